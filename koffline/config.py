@@ -17,6 +17,8 @@ from pydantic_core import PydanticCustomError
 from koffline.errors import ConfigError, nearest_name
 from koffline.untrusted.limits import Refused, parse_yaml, read_yaml_file
 
+ANY_GAMMA = 0.5  # where a gamma has to be given and makes no difference
+
 
 class Section(BaseModel):
     """Frozen settings. Refuses booleans where numbers are meant, and converts numeric strings.

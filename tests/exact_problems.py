@@ -6,6 +6,7 @@ policy (Lyapunov equation). Each entry of ``EXACT_PROBLEMS`` is called as ``make
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 from scripts.bench.embedded import EmbeddedMDP
 from scripts.bench.finite_worlds import chain, grid
 from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
-from scripts.bench.rollouts import as_transitions, log_episodes
+from scripts.bench.rollouts import EpisodeLog, as_transitions, log_episodes
 
 NO_LIMIT = 10_000  # steps; every terminating world here ends long before
 
@@ -56,14 +57,9 @@ class FiniteCase:
             log = log_episodes(
                 self.world, self.world.policy(self.behavior), n_rows, self.time_limit, generator
             )
-        return ExactProblem(
-            name=self.name,
-            transitions=as_transitions(log, self.world, with_episodes=self.time_limit is not None),
-            policy=DiscretePolicy(mdp.n_actions, self.world.policy(self.target), name=self.name),
-            gamma=self.gamma,
-            value=float(start @ values),
-            value_at_starts=float(values[log.start_states[:, 0].astype(np.int64)].mean()),
-        )
+        policy = DiscretePolicy(mdp.n_actions, self.world.policy(self.target), name=self.name)
+        at_starts = values[log.start_states[:, 0].astype(np.int64)]
+        return _problem(self, log, policy, start @ values, at_starts)
 
 
 @dataclass(frozen=True)
@@ -82,14 +78,14 @@ class LinearCase:
             self.world, self.behavior, n_rows, self.time_limit or 1, np.random.default_rng(seed)
         )
         sample = None if self.target.deterministic else self.target.sample
-        return ExactProblem(
-            name=self.name,
-            transitions=as_transitions(log, self.world, with_episodes=self.time_limit is not None),
-            policy=ContinuousPolicy(len(self.target.gain), self.target.mean, sample, name=self.name),
-            gamma=self.gamma,
-            value=self.world.policy_value(self.target, self.gamma),
-            value_at_starts=float(self.world.state_values(log.start_states, self.target, self.gamma).mean()),
-        )
+        policy = ContinuousPolicy(len(self.target.gain), self.target.mean, sample, name=self.name)
+        at_starts = self.world.state_values(log.start_states, self.target, self.gamma)
+        return _problem(self, log, policy, self.world.policy_value(self.target, self.gamma), at_starts)
+
+
+def _problem(case: Any, log: EpisodeLog, policy: Policy, value: float, at_starts: np.ndarray) -> ExactProblem:
+    rows = as_transitions(log, case.world, with_episodes=case.time_limit is not None)
+    return ExactProblem(case.name, rows, policy, case.gamma, float(value), float(at_starts.mean()))
 
 
 def _line() -> EmbeddedMDP:

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,13 @@ def hit_at(monkeypatch: pytest.MonkeyPatch, writer, number: int, also_after: boo
         if writer is not None:
             patch.setattr(*writer, counted(getattr(*writer)))
         yield
+
+
+def ended_process() -> int:
+    """The number of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def contents_of(folder: Path) -> dict[Path, bytes]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -37,10 +38,10 @@ def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
 
 
 @contextmanager
-def one_line(kind: type[KofflineError], *words: str, match: str | None = None) -> Iterator[None]:
+def one_line(kind: type[KofflineError], *words: str, match: str | None = None) -> Iterator[Any]:
     """Like pytest.raises(kind, match=match); the message is one line for a terminal and holds the words."""
     with pytest.raises(kind, match=match) as caught:
-        yield
+        yield caught
     assert str(caught.value).isprintable()
     assert all(word in str(caught.value) for word in words), str(caught.value)
 

@@ -12,42 +12,30 @@ import pytest
 from click.testing import Result
 
 import koffline
+from koffline.data.sources import write_transitions
 from koffline.store.files import digest_of
-from tests.data.logs import write_arrays
+from tests.ope.problems import AS_OPTIONS, discrete_log
 from tests.refusals import assert_refused, run_cli
 
-QUICK = ("--set", "steps=60", "--set", "full_replicas=1", "--set", "resampled_replicas=2")
 ROOT = Path(__file__).parents[1]
 
 
 def evaluate(log: Path, *arguments: str) -> Result:
     usual = () if "--policy" in arguments else ("--policy", "uniform")
-    return run_cli("evaluate", str(log), *usual, "--gamma", "0.9", *QUICK, *arguments)
-
-
-def columns(n: int = 120) -> dict[str, np.ndarray]:
-    """A small discrete log in six episodes of twenty steps, as NPZ or HDF5 keys."""
-    generator = np.random.default_rng(0)
-    states = generator.normal(size=(n, 2)).astype(np.float32)
-    last = np.arange(n) % 20 == 19
-    return {
-        "observations": states,
-        "actions": generator.integers(3, size=n),
-        "rewards": generator.normal(size=n).astype(np.float32),
-        "next_observations": states + 0.1,
-        "terminals": last & (np.arange(n) % 40 == 39),
-        "timeouts": last & (np.arange(n) % 40 != 39),
-    }
+    return run_cli("evaluate", str(log), *usual, "--gamma", "0.9", *AS_OPTIONS, *arguments)
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_arrays(tmp_path_factory.mktemp("log") / "log.hdf5", columns())
+    """Six episodes of twenty steps."""
+    path = tmp_path_factory.mktemp("log") / "log.hdf5"
+    write_transitions(discrete_log(120, 20), path)
+    return path
 
 
 def test_evaluate_prints_one_json_object_on_stdout(log: Path) -> None:
     command = [sys.executable, "-m", "koffline", "evaluate", str(log), "--policy", "uniform"]
-    words = ["--gamma", "0.9", "--json", *QUICK]
+    words = ["--gamma", "0.9", "--json", *AS_OPTIONS]
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=True)
     estimate = json.loads(done.stdout)
     assert {"value", "estimator", "diagnostics", "seed", "versions", "seconds"} <= set(estimate)
@@ -130,7 +118,7 @@ def test_the_record_names_and_digests_every_input(log, tmp_path, monkeypatch):
 def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with files that are refused, and a good one."""
     folder = tmp_path_factory.mktemp("bad")
-    np.savez(folder / "good.npz", **columns())
+    write_transitions(discrete_log(120, 20), folder / "good.npz")
     texts = {"typo": "gama: 0.9", "kind": "interval: foo", "wrong": "steps: many", "none": "estimator: klos"}
     for name, text in texts.items():
         (folder / f"{name}.yaml").write_text(f"{text}\n")

@@ -1,6 +1,5 @@
 """The manual: its notebooks run, its reference is whole, its tables say what results say, and it builds."""
 
-import importlib
 import json
 import os
 import re
@@ -41,7 +40,10 @@ QUICKER = {
 }
 
 
-@pytest.mark.parametrize("name", ["messy_csv", "d3rlpy_day", "paper_hour"])
+SAID = {"messy_csv": "proposal: estimate", "d3rlpy_day": "DiscreteCQL True", "paper_hour": "by chance, RG"}
+
+
+@pytest.mark.parametrize("name", SAID)
 def test_notebooks_run_as_programs(name: str, tmp_path: Path) -> None:
     (tmp_path / "datasets").symlink_to(ROOT / "datasets")
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "PYTHONWARNINGS": "ignore"}
@@ -52,12 +54,7 @@ def test_notebooks_run_as_programs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "notebook.py"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    said = {
-        "messy_csv": "proposal: estimate",
-        "d3rlpy_day": "DiscreteCQL True",
-        "paper_hour": "by chance, RG",
-    }
-    assert said[name] in done.stdout
+    assert SAID[name] in done.stdout
 
 
 def test_every_setting_has_a_meaning() -> None:
@@ -91,7 +88,7 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
 @pytest.mark.parametrize(("label", "symbol"), TABLE)
 def test_symbols_of_the_paper_carry_the_label(label: str, symbol: str) -> None:
     module, _, name = symbol.rpartition(".")
-    found = getattr(importlib.import_module(module), name)
+    found = getattr(import_module(module), name)
     assert f"(Feng et al. 2019, {label})" in (found.__doc__ or "")
 
 

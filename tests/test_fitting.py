@@ -8,16 +8,7 @@ from koffline.batches import BatchSchedule, Table
 from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
 from koffline.kernels import Linear
-from koffline.objectives import (
-    CopyTarget,
-    FittedIteration,
-    GradientTD2,
-    KernelLoss,
-    ResidualGradient,
-    SaddlePoint,
-    TemporalDifference,
-    fitted_q,
-)
+from koffline.objectives import CopyTarget, FittedIteration, GradientTD2, KernelLoss, SaddlePoint
 from koffline.replicas import ReplicaPlan, StackedMLP
 from tests.engine_problems import FORMS, OBJECTIVES, PLANS, SIZES, make_table, reference_loss
 from tests.refusals import refused
@@ -90,7 +81,7 @@ def test_fit_is_the_plain_loop_for_every_replica(name, plan, form):
         torch.testing.assert_close(record.losses[:, replica], means, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("objective", [fitted_q(0.2), TemporalDifference(), FittedIteration(CopyTarget(10))])
+@pytest.mark.parametrize("objective", [OBJECTIVES["fqe"], OBJECTIVES["td0"], FittedIteration(CopyTarget(10))])
 def test_fitted_evaluation_finds_the_exact_values(objective):
     """One weight per state and a table with every transition in proportion: the fixed point is V itself."""
     case = draw_finite_case(0, states=4, gamma=0.5)
@@ -112,7 +103,7 @@ def test_fitted_evaluation_finds_the_exact_values(objective):
 def test_a_diverged_replica_is_named_and_never_a_number(name, every):
     """Adam moves every weight by about its rate: 1e200 overflows the squared residual in the second step."""
     table, plan = make_table("state"), ReplicaPlan((1e-3, 1e200, 1e-3), (0, 1, 2))
-    objective = {"rg": ResidualGradient(), "gtd2": GradientTD2(), "sbeed": SaddlePoint(ascent_steps=2)}[name]
+    objective = {"rg": OBJECTIVES["rg"], "gtd2": GradientTD2(), "sbeed": SaddlePoint(ascent_steps=2)}[name]
     settings = FitSettings(steps=30, batch_size=9, record_every=every)
     record = fit(table, network_of("state", range(3)), objective, plan, settings)
     assert record.diverged_at == (None, 0 if name == "sbeed" else 1, None)  # SBEED's f moves before V
@@ -126,7 +117,7 @@ def test_a_diverged_replica_is_named_and_never_a_number(name, every):
 
 def test_a_last_step_that_breaks_a_replica_is_noticed():
     plan, settings = ReplicaPlan((1e-3, math.inf), (0, 1)), FitSettings(steps=1, batch_size=9)
-    record = fit(make_table("state"), network_of("state", range(2)), ResidualGradient(), plan, settings)
+    record = fit(make_table("state"), network_of("state", range(2)), OBJECTIVES["rg"], plan, settings)
     assert record.losses.isfinite().all()
     assert record.diverged_at == (None, 1)
     assert record.network.flat[1].isnan().all()
@@ -135,7 +126,7 @@ def test_a_last_step_that_breaks_a_replica_is_noticed():
 def fit_two(table=None, objective=None, seeds=range(2)):
     plan = ReplicaPlan.grid(range(2), [1e-3])
     return fit(
-        table or make_table("state"), network_of("state", seeds), objective or ResidualGradient(), plan, STEPS
+        table or make_table("state"), network_of("state", seeds), objective or OBJECTIVES["rg"], plan, STEPS
     )
 
 

@@ -62,9 +62,13 @@ def test_only_the_seams_know_d3rlpy_and_import_by_name() -> None:
     assert users == {"koffline", *(f"koffline.{file}" for file in by_name)}
 
 
-def test_import_is_silent_and_light() -> None:
-    code = "import sys, koffline; print({'torch', 'd3rlpy', 'matplotlib', 'minari'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+WORLD = "import gymnasium; gymnasium.make('koffline.envs:koffline/PuddleWorld-v0').reset()"
+
+
+@pytest.mark.parametrize("code", ["import koffline", WORLD])
+def test_import_is_silent_and_light(code) -> None:
+    code += "; import sys; print({'torch', 'd3rlpy', 'matplotlib', 'minari', 'pygame'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 
 

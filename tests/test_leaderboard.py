@@ -57,9 +57,7 @@ def test_every_problem_says_how_its_actions_were_drawn(name):
 
 
 def test_padded_episodes_change_no_importance_sum():
-    log = dataclasses.replace(
-        discrete_log(60, 10), behavior_log_probabilities=np.log(np.linspace(0.2, 0.6, 60))
-    )
+    log = discrete_log(60, 10, behavior_log_probabilities=np.log(np.linspace(0.2, 0.6, 60)))
     uneven = log.select(np.flatnonzero((log.episode_ids != 1) | (log.steps < 4)))
     policy = DiscretePolicy(3, lambda s: np.tile([0.2, 0.5, 0.3], (len(s), 1)))
     given = leaderboard_scope_rl.pad_episodes(uneven, policy, 0.9, q_values=lambda s: np.ones((len(s), 3)))

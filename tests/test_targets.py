@@ -107,11 +107,6 @@ def test_no_command_replaces_what_it_reads(place: Path, words: tuple[str, ...], 
     assert digest_of(place) == before
 
 
-def test_the_manifest_is_no_dataset(place: Path) -> None:
-    words = (*ROLLOUTS, "--policy", "uniform", "--format", "npz", "--out", "manifest.json")
-    assert_refused(run_cli(*words), "is the name")
-
-
 def test_words_that_are_names_by_chance_are_no_inputs(place: Path) -> None:
     """A second answer of the estimator `is` into the folder `is`; folders named as words and numbers."""
     words = (*EVALUATE, "--policy", "uniform", "--interval", "episodes-t", "--out", "is")

@@ -17,16 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from koffline.builders import POLICY_LEVELS
-from koffline.builders.control_learning import (
-    RECIPES,
-    Learned,
-    LearningSettings,
-    learn,
-    learning_settings,
-    medium_and_expert,
-    policy_returns,
-)
+from koffline.builders import POLICY_LEVELS, control_learning
+from koffline.builders.control_learning import RECIPES, Learned, LearningSettings
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, world_metadata
 from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.envs import closed_copies
@@ -80,14 +72,14 @@ def build_control(
             "give as many without train_steps, or none"
         )
     if anew or kind == "replay":
-        learning = learning_settings(env, settings.seed, settings.train_steps)
+        learning = control_learning.learning_settings(env, settings.seed, settings.train_steps)
         if kind == "replay":  # its snapshots are not used
             learning = dataclasses.replace(learning, evaluate_every=learning.steps)
         with progress_bar(f"learning in {env}", learning.steps, show_progress) as show:
-            learned = learn(learning, show)
+            learned = control_learning.learn(learning, show)
         if kind == "replay":
             return _described(replay_log(learned, learning, settings.n), kind=kind)
-        found = medium_and_expert(learned, random_return(env))
+        found = control_learning.medium_and_expert(learned, random_return(env))
         playing = [found[level].policy for level in levels]
         names = [f"learned in {found[level].step} steps" for level in levels]
     else:
@@ -123,7 +115,7 @@ def bundled_policy(env: str, level: str) -> Path:
 
 def random_return(env: str) -> float:
     """Mean undiscounted return of uniform actions."""
-    return float(policy_returns(env, "uniform", _RANDOM_EPISODES, _RANDOM_SEED).mean())
+    return float(control_learning.policy_returns(env, "uniform", _RANDOM_EPISODES, _RANDOM_SEED).mean())
 
 
 def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:

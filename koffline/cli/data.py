@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.options import Log, LogCommand, log_options, reading_options, whole
+from koffline.cli.options import INSIDE, Log, LogCommand, log_options, whole
 from koffline.cli.targets import claim, claim_log
 from koffline.data.sources import FORMATS
 from koffline.data.spaces import ACTIONS, ENCODINGS, NAMES
-from koffline.errors import ConfigError, printable
+from koffline.errors import ConfigError, counted, printable
 
 if TYPE_CHECKING:
     from koffline.data.table.inspection import Inspection
@@ -84,7 +84,7 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
 
 
 @data.command(cls=LogCommand)
-@log_options("source", reading_options)
+@log_options("source")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def info(log: Log, as_json: bool) -> None:
     """Summarise a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
@@ -161,7 +161,7 @@ def _text(spread: Mapping[str, float]) -> str:
 
 
 @data.command(cls=LogCommand)
-@log_options("source", reading_options)
+@log_options("source")
 def validate(log: Log) -> None:
     """Check a log: print all errors at once, then warnings. Exit code 2 on errors, else 0.
 
@@ -188,12 +188,12 @@ def validate(log: Log) -> None:
         click.echo(f"{finding.severity}: {finding.message}", err=finding.severity == "error")
     if any(finding.severity == "error" for finding in findings):
         click.get_current_context().exit(2)
-    warnings = {0: "no warnings", 1: "1 warning"}.get(len(findings), f"{len(findings)} warnings")
+    warnings = counted(len(findings), "warning") if findings else "no warnings"
     click.echo(f"{log.source}: {count} rows, no errors, {warnings}")
 
 
 @data.command(cls=LogCommand)
-@log_options("source")
+@log_options("source", in_parts=False)
 @click.argument("target")
 @click.option("--format", "format_", type=click.Choice(FORMATS), help="Format; else told by TARGET's name.")
 @whole("--shard-rows", metavar="N", help="Write shards of at most N rows, for logs larger than memory.")
@@ -223,15 +223,11 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
 
 
 @data.command(cls=LogCommand)
-@log_options("source")
+@log_options("source", in_parts=False)
 @click.argument("target")
 @click.argument("rest")
 @click.option(
-    "--held-out",
-    type=click.FloatRange(0.0, 1.0, True, True),
-    default=0.3,
-    show_default=True,
-    help="Share of the episodes that REST gets.",
+    "--held-out", type=INSIDE, default=0.3, show_default=True, help="Share of the episodes that REST gets."
 )
 @whole("--seed", 0, default=0, show_default=True, help="Seed of the draw.")
 @click.option("--force", is_flag=True, help="Replace TARGET and REST if they exist.")

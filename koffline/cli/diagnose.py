@@ -8,16 +8,7 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import (
-    THREADS,
-    Log,
-    LogCommand,
-    gamma_option,
-    log_options,
-    reading_options,
-    set_option,
-    whole,
-)
+from koffline.cli.options import THREADS, Log, LogCommand, gamma_option, log_options, set_option, whole
 from koffline.cli.targets import Result, result_options
 from koffline.errors import ConfigError
 
@@ -43,7 +34,7 @@ _ALTERNATIVE = "Report power against values off by X times the rms return; defau
 @set_option("One setting of kloss or fqe: steps=2000.")
 @THREADS
 @result_options("diagnosis.json")
-@log_options("data", reading_options)
+@log_options("data")
 def diagnose(
     log: Log,
     policy: str,
@@ -70,7 +61,7 @@ def diagnose(
 
     The exit code is 0 whether the test rejects or not; 'rejects' in the JSON says whether it does.
     """
-    from koffline.config import make_bellman_settings, make_settings, parse_assignments
+    from koffline.config import ANY_GAMMA, make_bellman_settings, make_settings, parse_assignments
     from koffline.ope.names import check_interval
     from koffline.ope.value_functions import check_named
     from koffline.policy_specs import check_spec
@@ -80,11 +71,11 @@ def diagnose(
     given = {"seed": 0} | {name: value for name, value in options.items() if value is not None}
     if not 0.0 < (level := given.get("level", _HIGHEST_LEVEL)) <= _HIGHEST_LEVEL:
         raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
-    make_bellman_settings(gamma=0.5, **{name: options[name] for name in ("level", "alternative")})
+    make_bellman_settings(gamma=ANY_GAMMA, **{name: options[name] for name in ("level", "alternative")})
     if model in _OWN:
         settings |= {name: options[name] for name in _SHARED if options[name] is not None}
         settings["estimator"] = model
-        chosen = make_settings({"gamma": 0.5}, settings)
+        chosen = make_settings({"gamma": ANY_GAMMA}, settings)
         check_interval(model, chosen.interval)
         if trained_on is not None:
             raise ConfigError(f"--trained-on is for models fitted elsewhere, {model} is fitted here; drop it")

@@ -9,15 +9,7 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import (
-    Log,
-    LogCommand,
-    gamma_option,
-    log_options,
-    reading_options,
-    settings_options,
-    whole,
-)
+from koffline.cli.options import Log, LogCommand, gamma_option, log_options, settings_options, whole
 from koffline.cli.targets import Given, Result, result_options
 from koffline.errors import ConfigError
 from koffline.untrusted.limits import read_json
@@ -39,7 +31,7 @@ _SEVERAL = "--policies"
 @click.option("--by", metavar="COLUMN", help="Also a value for each group of start states.")
 @settings_options
 @result_options("estimate.json")
-@log_options("data", reading_options)
+@log_options("data")
 def evaluate(
     log: Log, policy: str, settings: Any, initial_states: Given, truth: Given, by: Given, result: Result
 ) -> None:
@@ -155,7 +147,7 @@ class _Several(LogCommand):
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @settings_options
 @result_options("ranking.json")
-@log_options("data", reading_options)
+@log_options("data")
 def select(
     log: Log, specs: tuple[str, ...], settings: dict[str, Any], initial_states: str | None, result: Result
 ) -> None:

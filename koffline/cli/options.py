@@ -21,6 +21,7 @@ from koffline.untrusted.limits import one_line_errors
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 _PREFIX = "table_"  # of parameters about tables
+INSIDE = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
 _OF_LARGE_LOGS = ("sample_rows", "memory", "workers", "ray")
 
 
@@ -55,8 +56,7 @@ def gamma_option(
     text: str = "Discount factor; default: the log's. Advice where episodes end: 0.999.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
-    inside = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
-    return click.option("--gamma", type=inside, metavar="NUMBER", help=text, **more)
+    return click.option("--gamma", type=INSIDE, metavar="NUMBER", help=text, **more)
 
 
 def set_option(text: str, **more: Any) -> Option:
@@ -118,18 +118,18 @@ def settings_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(*args: Any, config: str | None, assignments: tuple[str, ...], **options: Any) -> Any:
-        from koffline.config import EvaluationSettings, make_settings, parse_assignments, read_yaml
+        from koffline.config import ANY_GAMMA, EvaluationSettings, make_settings, parse_assignments, read_yaml
         from koffline.ope.names import AUTO, DEFAULT, having
 
         own = {name: options.pop(name) for name in EvaluationSettings.model_fields if name in options}
         written, given = {} if config is None else read_yaml(config), parse_assignments(assignments)
         given |= {name: value for name, value in own.items() if value is not None}
         with one_line_errors(f"config file {config}", "a setting in it is wrong", "mend it", ConfigError):
-            left = make_settings({"gamma": 0.5}, {**written, **dict.fromkeys(given)})
+            left = make_settings({"gamma": ANY_GAMMA}, {**written, **dict.fromkeys(given)})
             names = map(str.strip, left.estimator.split(","))
             having(DEFAULT, [name for name in names if name not in ("", "all", AUTO)])
             having(left.interval)
-        make_settings({"gamma": 0.5}, given)
+        make_settings({"gamma": ANY_GAMMA}, given)
         settings = {name: value for name, value in {**written, **given}.items() if value is not None}
         return command(*args, settings=settings, **options)
 
@@ -153,7 +153,7 @@ def worker_options(command: Command) -> Command:
 
 _MEMORY = ("--memory", "SIZE", f"Limit for rows read at once; default {DEFAULT_MEMORY}.")
 _ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, hidden=True)  # older commands have it
-reading_options = added([_ON_DISK, *_named([_MEMORY]), worker_options])
+_READING = (_ON_DISK, *_named([_MEMORY]), worker_options)
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,11 @@ class Log:
         return open_labelled(self.source, self.space, self.mapping, by)
 
 
-def log_options(argument: str, *reading: Option) -> Option:
-    """Decorator for the log's argument and options; the command gets ``log: Log``."""
+def log_options(argument: str, in_parts: bool = True) -> Option:
+    """Decorator for the log's argument and options; the command gets ``log: Log``.
+
+    in_parts: there are also options for how a large log is read in parts.
+    """
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
@@ -209,7 +212,7 @@ def log_options(argument: str, *reading: Option) -> Option:
                 remove_saved(partial)
             return found
 
-        return click.argument(argument)(added([*_LOG, *reading])(run))
+        return click.argument(argument)(added([*_LOG, *(_READING if in_parts else ())])(run))
 
     return add
 

@@ -21,7 +21,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, listed
 from koffline.store import check_apart
-from koffline.store.files import MINARI, minari_folder, reading
+from koffline.store.files import MINARI, Location, minari_folder, reading
 from koffline.untrusted.arrays import open_npz, read_array
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from koffline.data.table.mapping import MappingRequest, TableMapping
 
-Location = str | os.PathLike[str]
 _Space: TypeAlias = SpaceRequest | None
 _Mapping: TypeAlias = "MappingRequest | None"
 LogSource = Location | AnyLog

@@ -48,6 +48,11 @@ class ColumnStatistics(Tally):
         return found
 
     @property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest value of a scalar column; (∞, −∞) without rows."""
+        return float(self.minimum), float(self.maximum)
+
+    @property
     def deviation(self) -> np.ndarray:
         """Standard deviation over all rows so far; at least one row is needed."""
         return np.asarray(np.sqrt(self._squares / self.count))

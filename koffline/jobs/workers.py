@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from koffline.errors import ConfigError, KofflineError
+from koffline.store.run_record import THREADS
 from koffline.untrusted.limits import one_line_errors
 
 
@@ -87,7 +88,7 @@ class Processes:
         if not hasattr(self._own, "executor"):
             # loky replaces a process that has grown by 300 MB between two items, and warns of it needlessly.
             warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-            one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+            one_thread = dict.fromkeys(THREADS, "1")
             new = ProcessPoolExecutor(1, initializer=_attend, initargs=(os.getpid(),), env=one_thread)
             self._own.executor = new
             self._all.append(new)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings, make_settings
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import AnyLog
 from koffline.data.spaces import ACTIONS
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
@@ -32,7 +32,7 @@ _FEW_ACTIONS = 8
 
 
 def evaluate(
-    transitions: Transitions | LazyTransitions,
+    transitions: AnyLog,
     policy: Any,
     gamma: float | None = None,
     *,
@@ -171,7 +171,7 @@ def _evidence(workspace: Workspace) -> Evidence:
 
 
 def merge_settings(
-    transitions: Transitions | LazyTransitions, settings: EvaluationSettings | None, given: dict[str, Any]
+    transitions: AnyLog, settings: EvaluationSettings | None, given: dict[str, Any]
 ) -> EvaluationSettings:
     """Merge settings: explicit arguments win, then ``settings``, then the log's hint, then the defaults."""
     own = {} if settings is None else settings.model_dump(exclude_unset=True)
@@ -180,7 +180,7 @@ def merge_settings(
 
 
 def estimate_all(
-    transitions: Transitions | LazyTransitions,
+    transitions: AnyLog,
     policy: Any,
     gamma: float | None = None,
     *,

@@ -6,13 +6,13 @@ The facts say whether the log supports an interval at all, and which values are 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from koffline.config import ANY_GAMMA
 from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Transitions
@@ -22,11 +22,10 @@ from koffline.ope.results import Interval, PointEstimate
 
 MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
 NOTABLE = 0.02  # smallest difference of estimates that is reported, in rms returns
-_ANY_GAMMA = 0.5
 _FEWEST_UNITS = 1.9  # allows two units of slightly different weight
 _MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode
 _WHERE = "where rewards like the log's put every value"
-_ADDED = ("rows", "episodes", "terminated", "truncated", "starts", "returns", "sizes", "beyond", "weights")
+_NOT_ADDED = {"gamma", "longest", "clusters"}
 _NEAR = (1e-2, 1e-3)  # tolerances relative to a bound and to the largest value
 
 
@@ -137,7 +136,7 @@ def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
         raise DataError(f"the log is a {type(log).__name__}; open a path with koffline.open_transitions")
     blocks = (block for shard in range(len(log.shard_names)) for block in log.shard_blocks(shard))
     if (gamma := log.metadata.gamma if given is None else given) is None:
-        return _ANY_GAMMA if all(block.terminated.all() for block in blocks) else None
+        return ANY_GAMMA if all(block.terminated.all() for block in blocks) else None
     return gamma
 
 
@@ -167,11 +166,6 @@ def value_bounds(
     return min(final[0], least), max(final[1], most)
 
 
-def reward_range(rewards: np.ndarray) -> tuple[float, float]:
-    """Smallest and largest reward; (∞, −∞) without rewards."""
-    return float(rewards.min(initial=math.inf)), float(rewards.max(initial=-math.inf))
-
-
 @dataclass(frozen=True)
 class LogFacts:
     """Facts of a log at a ``gamma`` that add up over its parts.
@@ -179,8 +173,8 @@ class LogFacts:
     ``returns``: discounted returns of episodes up to their cuts. ``sizes``: |return|. ``beyond``: share
     γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of each unit's rows.
     ``clusters``: their numbers (C,) and summed weights, if any. ``starts``: number of start states with
-    positive weight. ``going_on`` and ``final``: `reward_range` of rows with positive weight after which the
-    episode goes on, and of those that end it.
+    positive weight. ``going_on`` and ``final``: rewards of rows with positive weight after which the episode
+    goes on, and of those that end it.
     """
 
     gamma: float
@@ -190,8 +184,8 @@ class LogFacts:
     truncated: int
     starts: int
     longest: int
-    going_on: tuple[float, float]
-    final: tuple[float, float]
+    going_on: ColumnStatistics
+    final: ColumnStatistics
     returns: ColumnStatistics
     sizes: ColumnStatistics
     beyond: ColumnStatistics
@@ -201,8 +195,8 @@ class LogFacts:
     def bounds(self, given: tuple[float, float] | None = None) -> tuple[float, float]:
         """Bounds of every discounted sum of the log's rewards, or of rewards within the given bounds."""
         if given is None:
-            return value_bounds(self.going_on, self.final, self.gamma)
-        return value_bounds(given, given if self.final[0] <= self.final[1] else self.final, self.gamma)
+            return value_bounds(self.going_on.range, self.final.range, self.gamma)
+        return value_bounds(given, given if self.final.count else self.final.range, self.gamma)
 
     @property
     def units(self) -> float:
@@ -226,18 +220,14 @@ class LogFacts:
     @property
     def endings(self) -> int | None:
         """Number of terminated rows if their rewards are all equal, and all other rewards too; else None."""
-        tells = self.going_on[0] < self.going_on[1] or self.final[0] < self.final[1]
+        tells = any(each.minimum < each.maximum for each in (self.going_on, self.final))
         return None if tells else self.terminated
 
     def __add__(self, other: LogFacts) -> LogFacts:
-        return LogFacts(
-            gamma=self.gamma,
-            **{name: getattr(self, name) + getattr(other, name) for name in _ADDED},
-            longest=max(self.longest, other.longest),
-            going_on=_joined(self.going_on, other.going_on),
-            final=_joined(self.final, other.final),
-            clusters=self.clusters and _clusters(*map(np.append, self.clusters, other.clusters or ())),
-        )
+        added = {name: getattr(self, name) + getattr(other, name) for name in vars(self).keys() - _NOT_ADDED}
+        clusters = self.clusters and _clusters(*map(np.append, self.clusters, other.clusters or ()))
+        longest = max(self.longest, other.longest)
+        return dataclasses.replace(self, **added, longest=longest, clusters=clusters)
 
 
 def log_facts(part: Any, gamma: float) -> LogFacts:
@@ -257,8 +247,8 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
         truncated=int((log.truncated & ~terminated).sum()),
         starts=int(np.count_nonzero(weights[firsts])),
         longest=int(lengths.max()) if log.has_episodes else 0,
-        going_on=reward_range(rewards[counted & ~terminated]),
-        final=reward_range(rewards[counted & terminated]),
+        going_on=ColumnStatistics.of(rewards[counted & ~terminated]),
+        final=ColumnStatistics.of(rewards[counted & terminated]),
         returns=ColumnStatistics.of(returns),
         sizes=ColumnStatistics.of(np.abs(returns)),
         beyond=ColumnStatistics.of(np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]),
@@ -269,7 +259,3 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
 
 def _clusters(numbers: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
     return np.unique(numbers), cluster_sums(numbers, weights)
-
-
-def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    return min(one[0], other[0]), max(one[1], other[1])

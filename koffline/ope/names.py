@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from koffline.errors import ConfigError, nearest_name
 
 # Estimators over episodes.
-WITHOUT_MODEL = ("is", "pdis", "wis", "wpdis")
+WITHOUT_MODEL = ("is", "wis", "pdis", "wpdis")
 WITH_MODEL = ("dr", "wdr", "magic")
 OVER_EPISODES = WITHOUT_MODEL + WITH_MODEL
 WHOLE_WEIGHT = ("is", "wis")  # use the weight of the whole episode, not of each step
@@ -20,7 +20,7 @@ FITTED = ("kloss", "fqe", "lstd")  # heads of the trained networks, which share 
 ESTIMATORS = {  # estimator: family, in the order of tables
     **dict.fromkeys((*FITTED, "mql", "lstdq"), "value function"),
     **dict.fromkeys(("mwl", "dualdice"), "marginal weights"),
-    **dict.fromkeys(("is", "wis", "pdis", "wpdis"), "importance sampling"),
+    **dict.fromkeys(WITHOUT_MODEL, "importance sampling"),
     **dict.fromkeys((*WITH_MODEL, "drl"), "doubly robust"),
 }
 

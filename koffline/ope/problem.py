@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
-from koffline.ope.limits import reward_range, value_bounds
+from koffline.ope.limits import value_bounds
 from koffline.policies import DiscretePolicy, Policy
 
 _FAR = 10.0  # bound of standardised numbers, so that no outlier dominates a network
@@ -145,7 +146,12 @@ def prepare_problem(
     if history and not log.has_episodes:
         raise DataError(f"history is {history}, but rows stand alone in this log; leave it out")
     for name in ("observations", "actions", "rewards", "next_observations"):
-        _check_magnitude(name, getattr(log, name))
+        column = getattr(log, name)
+        if column.dtype == np.float64 and max(abs(float(column.min())), abs(float(column.max()))) > _LARGEST:
+            row = int(np.argmax(np.abs(column).reshape(len(column), -1).max(axis=1)))
+            raise DataError(
+                f"{name} reaches {np.abs(column[row]).max():.3g} in row {row}; rescale below 1e100"
+            )
     own, units = log.row_weights, log.unit_starts
     if like is None and given is None and not own[units].any():
         raise DataError(
@@ -250,7 +256,8 @@ def _measure(
     if largest > 0.0:
         scale = largest * math.sqrt(float(np.average(np.square(values / largest), weights=weights))) or 1.0
     counted, scaled = weights > 0.0, rewards / scale
-    going_on, final = (reward_range(scaled[counted & rows]) for rows in (~log.terminated, log.terminated))
+    kinds = (~log.terminated, log.terminated)
+    going_on, final = (ColumnStatistics.of(scaled[counted & rows]).range for rows in kinds)
     return Measures(
         input_location=mean,
         input_scale=np.where(spread <= 1e-8 * np.abs(mean), 1.0, spread),
@@ -280,13 +287,6 @@ def _spread(share: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray
             gap = values - mean[column]
             spread[column] = np.sqrt(own @ gap**2)
     return mean, spread
-
-
-def _check_magnitude(name: str, column: np.ndarray) -> None:
-    """Raise DataError for numbers whose squares would overflow."""
-    if column.dtype == np.float64 and max(abs(float(column.min())), abs(float(column.max()))) > _LARGEST:
-        row = int(np.argmax(np.abs(column).reshape(len(column), -1).max(axis=1)))
-        raise DataError(f"{name} reaches {np.abs(column[row]).max():.3g} in row {row}; rescale below 1e100")
 
 
 def _flat(observations: np.ndarray) -> np.ndarray:

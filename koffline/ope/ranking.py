@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from koffline.config import EvaluationSettings
-from koffline.data.disk.log import LazyTransitions
-from koffline.data.transitions import Transitions
+from koffline.data.disk.log import AnyLog
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
 from koffline.ope.comparisons import Comparison, compare_intervals, compare_replicas
@@ -98,7 +97,7 @@ class PolicyRanking(LogResult):
 
 
 def select_policies(
-    transitions: Transitions | LazyTransitions,
+    transitions: AnyLog,
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
@@ -134,7 +133,7 @@ def select_policies(
 
 
 def _estimate_each(
-    transitions: Transitions | LazyTransitions,
+    transitions: AnyLog,
     named: dict[str, Policy],
     progress: Callable[[str], Progress | None] | None,
     **options: Any,
@@ -216,9 +215,7 @@ def _warnings(names: list[str], found: list[Estimate], failed: dict[str, str]) -
     return (*(f"{name} is not ranked: {reason}" for name, reason in failed.items()), *shared, *own)
 
 
-def _named_policies(
-    policies: Sequence[Any] | Mapping[str, Any], log: Transitions | LazyTransitions
-) -> dict[str, Policy]:
+def _named_policies(policies: Sequence[Any] | Mapping[str, Any], log: AnyLog) -> dict[str, Policy]:
     """Policies by unique names, checked against the log before anything is fitted."""
     if isinstance(policies, (str, bytes)) or not isinstance(policies, Iterable):
         raise ConfigError(f"policies is {policies!r}; give a list of two or more policies")

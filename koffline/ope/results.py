@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.disk.log import LazyTransitions
-from koffline.data.transitions import Transitions
+from koffline.data.disk.log import AnyLog
 from koffline.errors import percent
 from koffline.ope.value_functions import ValueFunction
 from koffline.store.run_record import versions
@@ -191,7 +190,7 @@ class LogResult(Record):
         return found | {about.name: found.pop(about.name) for about in dataclasses.fields(LogResult)}
 
 
-def describe_log(log: Transitions | LazyTransitions, seed: int, started: float) -> dict[str, Any]:
+def describe_log(log: AnyLog, seed: int, started: float) -> dict[str, Any]:
     """Fields of a `LogResult` for this log, except gamma and settings. started: by `time.perf_counter`."""
     return {
         "n_transitions": len(log),

@@ -21,15 +21,8 @@ from koffline.errors import ConfigError
 from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
 from koffline.kernels import FourierFeatures
 from koffline.objectives import fitted_q
+from koffline.ope import last_layer as layers
 from koffline.ope.fitted import FittedValues, Fold, Summarise
-from koffline.ope.last_layer import (
-    best_level,
-    draw_instruments,
-    last_layer,
-    mean_values,
-    minimise_kernel_loss,
-    sum_starts,
-)
 from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.systems import LinearSystems, accumulate_systems, systems_of_part
@@ -89,7 +82,7 @@ class Training:
         settings, problem = self._settings, self._problem
         sizes = (problem.inputs.shape[1], *settings.hidden_units, problem.n_actions or 1)
         network = StackedMLP.initialise(sizes, self._resampling.seeds, device=self._whole.inputs.device)
-        level = float(np.clip(best_level(problem), *problem.value_bounds))
+        level = float(np.clip(layers.best_level(problem), *problem.value_bounds))
         network.layers(network.flat)[-1][1].add_(level)  # a view of the flat parameters
         rows = 0 if settings.steps is not None else int(np.count_nonzero(problem.row_weights))
         first, *others = rounds_of(settings.steps, rows, settings.batch_size)
@@ -132,9 +125,9 @@ class Training:
         """The networks with the last layer of least kernel loss, and whether training can stop."""
         scale = self._problem.reward_scale
         sums = accumulate_systems(network, self._table, self._instruments, self._weights)
-        solved = minimise_kernel_loss(network, sums.system, self._settings.ridge)
-        starts = sum_starts(network, self._resampling, None, self._problem).means[:, 0]
-        now = mean_values(starts, last_layer(solved), scale)[:, 0]
+        solved = layers.minimise_kernel_loss(network, sums.system, self._settings.ridge)
+        starts = layers.sum_starts(network, self._resampling, None, self._problem).means[:, 0]
+        now = layers.mean_values(starts, layers.last_layer(solved), scale)[:, 0]
         loss = self._held_out_loss(solved)
         before, self._before = self._before, (now, loss)
         if before is None:
@@ -183,7 +176,7 @@ def fit_value_functions(
     """
     width = (problem.inputs.shape[1], *settings.hidden_units)[-1]
     asked = settings.bandwidth, settings.instruments, (width + 1) * (problem.n_actions or 1), settings.seed
-    instruments, bandwidth = draw_instruments(problem, *asked)
+    instruments, bandwidth = layers.draw_instruments(problem, *asked)
     record = Training(problem, resampling, settings, instruments, progress).run()
     network = record.network
 
@@ -194,11 +187,11 @@ def fit_value_functions(
     of_part = partial(systems_of_part, network, instruments, resampling, settings.gamma, stops)
     sums: LinearSystems = reach(of_part)
     heads = {
-        "kloss": minimise_kernel_loss(network, sums.system, settings.ridge),
+        "kloss": layers.minimise_kernel_loss(network, sums.system, settings.ridge),
         "fqe": network.with_flat(network.flat.double()),
     }
     if problem.fixed_starts:  # start states of a part are meaningless then
-        sums = dataclasses.replace(sums, starts=sum_starts(network, resampling, None, problem))
+        sums = dataclasses.replace(sums, starts=layers.sum_starts(network, resampling, None, problem))
     return FittedValues(
         problem=problem,
         resampling=resampling,

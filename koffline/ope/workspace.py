@@ -25,7 +25,7 @@ from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.last_layer import hidden_features
 from koffline.ope.learning import Resampling
-from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
+from koffline.ope.limits import Limits, LogFacts, log_facts
 from koffline.ope.markov import Shift, drift_shift, memory_shift
 from koffline.ope.out_of_bag import PassOverRows, RowSums, reader_of
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
@@ -82,7 +82,7 @@ class Workspace:
         starts = self.initial_observations
         more: dict[str, Any] = {"history": settings.history or 0, "numbers": self.log.held.units}
         problem = prepare_problem(self.transitions, *asked, starts, **more)
-        low, high = value_bounds(facts.going_on, facts.final, settings.gamma)  # rewards of all rows
+        low, high = facts.bounds()  # by the rewards of all rows
         scale = problem.reward_scale
         return replace(problem, value_bounds=(low / scale, high / scale))
 

@@ -24,6 +24,7 @@ from koffline.errors import DataError, listed
 from koffline.untrusted.limits import one_line, one_line_errors
 
 _BLOCK = 1 << 20  # bytes
+Location = str | os.PathLike[str]
 MINARI = "minari:"  # prefix of Minari's dataset names
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import koffline
-from koffline.builders.control import policy_returns
+from koffline.builders.control_learning import policy_returns
 from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.fitting import threads

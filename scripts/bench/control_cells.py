@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 import koffline
-from koffline.builders.control import bundled_policy, policy_returns
+from koffline.builders.control import bundled_policy
+from koffline.builders.control_learning import policy_returns
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file

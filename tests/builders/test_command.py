@@ -59,6 +59,7 @@ BAD = [
     (UNIFORM[:5], "--policy"),
     ((*UNIFORM, "--out", "nowhere/x.hdf5"), "does not exist"),
     ((*UNIFORM, "--out", "there.hdf5"), "exists"),
+    ((*ROLLOUTS, "--format", "npz", "--out", "manifest.json"), "is the name of the manifest beside it"),
     ((*UNIFORM, "--out", "broken/x.hdf5"), "is not a manifest"),
     ((*UNIFORM[:4], "10000000000000", *UNIFORM[5:]), "not enough memory"),
     ((*ROLLOUTS[:6], "0"), "episodes"),

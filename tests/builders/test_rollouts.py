@@ -64,16 +64,11 @@ def lean(observations):
     return np.stack([1.0 - right, right], axis=1)
 
 
-def lean_one(observation):
-    right = 1.0 / (1.0 + np.exp(-9.0 * float(observation[-2])))
-    return [1.0 - right, right]
-
-
 @pytest.mark.parametrize(("num_envs", "workers"), [(1, 1), (3, 1), (None, 1), (3, 2)])
 def test_a_mixture_gives_the_rows_of_a_single_environment(num_envs, workers):
     settings = RolloutSettings("CartPole-v1", 7, (1.0, 3.0), time_limit=30, num_envs=num_envs, seed=5)
     log = build_rollouts(settings, ["uniform", lean], workers=workers)
-    choose = choose_from([lambda observation: [0.5, 0.5], lean_one])
+    choose = choose_from([lambda observation: [0.5, 0.5], lambda observation: lean(observation[None])[0]])
     expected = play_all("CartPole-v1", choose, (1.0, 3.0), 5, 7, time_limit=30)
     assert_same_rows(log, expected)
     np.testing.assert_allclose(log.behavior_log_probabilities, expected[6], rtol=1e-6)

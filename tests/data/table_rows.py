@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
-import pytest
 from hypothesis import strategies as st
 
 from koffline.data.sources import open_transitions
 from koffline.data.table.reading import TableStream
 from koffline.errors import DataError
+from tests.refusals import one_line
 
 MAPPING = {
     "observations": "x_*",
@@ -83,16 +83,18 @@ def write_text(text: str | bytes, path: Path) -> Path:
 
 
 def read(columns, folder, name="log.parquet", action_space=None, **changes):
-    """The log of these columns, by the mapping with changes."""
-    return open_transitions(write(columns, folder / name), action_space, mapping={**MAPPING, **changes})
+    """The log of these columns, by the mapping with changes; read in pieces it is the same."""
+    path, mapping = write(columns, folder / name), {**MAPPING, **changes}
+    log = open_transitions(path, action_space, mapping=mapping)
+    assert_same_in_pieces(path, mapping, log, action_space=action_space)
+    return log
 
 
 def refusal(source, folder=None, name="log.parquet", **changes):
     """The message, in one line, on columns that are written to a folder, or on a file."""
     path = source if folder is None else write(source, folder / name)
-    with pytest.raises(DataError) as caught:
+    with one_line(DataError) as caught:
         open_transitions(path, mapping={**MAPPING, **changes})
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -102,11 +104,11 @@ def assert_same(log, other):
         np.testing.assert_array_equal(getattr(log, name), getattr(other, name))
 
 
-def assert_same_in_pieces(path, mapping, whole, piece_rows=2):
+def assert_same_in_pieces(path, mapping, whole, piece_rows=2, action_space=None):
     """The rows, notes and extra of a log read at once, as those read in pieces; the stream."""
-    stream = TableStream(path, mapping, piece_rows=piece_rows)
+    stream = TableStream(path, mapping, action_space, piece_rows=piece_rows)
     pieces = list(stream)
-    for name in (*COLUMNS, *(["episode_ids"] if whole.has_episodes else [])):
+    for name in (*COLUMNS, "episode_ids") if whole.has_episodes else COLUMNS[:-1]:
         joined = np.concatenate([getattr(piece, name) for piece in pieces])
         np.testing.assert_array_equal(joined, getattr(whole, name))
     assert {piece.action_space for piece in pieces} == {whole.action_space}

@@ -13,7 +13,6 @@ from tests.data.logs import assert_same_rows, roll_out
 
 d3rlpy = import_d3rlpy()
 ENDS = ("truncated", "terminated", "truncated", "terminated", "neither")
-LENGTHS = (4, 3, 5, 1, 2)
 
 
 def load(path):
@@ -52,10 +51,10 @@ def assert_seen(buffer, row, expected):
 
 @pytest.mark.parametrize("discrete", [True, False])
 def test_dumps_of_d3rlpy_row_by_row(tmp_path, discrete):
-    rollout = roll_out(ENDS, LENGTHS, discrete=discrete)
+    rollout = roll_out(ENDS, discrete=discrete)
     buffer = d3rlpy.dataset.create_infinite_replay_buffer(list(recorded(rollout)))
     log = open_transitions(dump(buffer, tmp_path / "buffer.h5"))
-    kept = [row for row in rollout.rows if row.terminated or row.step < LENGTHS[row.episode] - 1]
+    kept = [row for row in rollout.rows if row.terminated or row.step < rollout.lengths[row.episode] - 1]
     assert len(log) == len(kept) == buffer.transition_count == 12
     for i, row in enumerate(kept):
         assert_seen(buffer, i, row)
@@ -73,7 +72,7 @@ def test_dumps_of_d3rlpy_row_by_row(tmp_path, discrete):
 
 @pytest.mark.parametrize("discrete", [True, False])
 def test_d3rlpy_reads_ours_without_losing_a_row(tmp_path, discrete):
-    rollout = roll_out(ENDS, LENGTHS, discrete=discrete)
+    rollout = roll_out(ENDS, discrete=discrete)
     log = rollout.transitions(metadata=Metadata(gamma=0.9), weights=np.ones(15))
     write_d3rlpy_dump(log, tmp_path / "buffer.h5")
     ours = open_transitions(tmp_path / "buffer.h5")

@@ -2,14 +2,13 @@
 
 import errno
 import os
-import subprocess
-import sys
 
 import pytest
 
 from koffline.errors import DataError
 from koffline.store import files
 from koffline.store.files import atomic_file, atomic_folder, remove_abandoned, temporary_beside
+from tests.interrupts import ended_process
 
 
 def names(folder):
@@ -55,18 +54,10 @@ def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, m
     assert (target / "old").exists()
 
 
-@pytest.fixture
-def dead():
-    """The id of a process that is no more."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-def test_only_what_is_ours_and_abandoned_goes(tmp_path, dead):
+def test_only_what_is_ours_and_abandoned_goes(tmp_path):
     target = tmp_path / "a"
     mine = temporary_beside(target)
-    gone = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{dead}-")
+    gone = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{ended_process()}-")
     elsewhere = tmp_path / gone.name.replace(files._this_place(), "00000000")
     of_another = tmp_path / gone.name.replace(".a.", ".a.b.")
     for path in (mine, gone, elsewhere, of_another, tmp_path / ".a.user.tmp", tmp_path / "a.tmp"):
@@ -76,10 +67,10 @@ def test_only_what_is_ours_and_abandoned_goes(tmp_path, dead):
     assert len(names(tmp_path)) == 5
 
 
-def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path, dead):
+def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
     target = tmp_path / "results"
     aside = temporary_beside(target, files._RETIRED)
-    aside = aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{dead}-"))
+    aside = aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{ended_process()}-"))
     aside.mkdir()
     (aside / "estimate.json").write_text("{}")
     remove_abandoned(target)

@@ -14,9 +14,6 @@ from koffline.data.statistics import ColumnStatistics, summarise
 from koffline.data.transitions import Metadata
 from tests.data.logs import drawn_logs, in_shards, leaves, numbered_log, roll_out
 
-ENDS = ("truncated", "terminated") * 6
-LENGTHS = (5, 3) * 6
-
 
 def raw_of(log, **changes) -> RawLog:
     space, metadata = changes.pop("action_space", log.action_space), changes.pop("metadata", log.metadata)
@@ -30,7 +27,7 @@ def said(raw: RawLog, severity: str) -> list[str]:
 
 @pytest.fixture
 def log():
-    return roll_out(ENDS, LENGTHS).transitions()
+    return roll_out(("truncated", "terminated") * 6, (5, 3) * 6).transitions()
 
 
 class TestSummary:

@@ -1,8 +1,6 @@
 """Logs at URLs: the rows of the local files, and no copies left behind."""
 
 import os
-import subprocess
-import sys
 import tempfile
 
 import fsspec
@@ -12,6 +10,8 @@ from koffline.data import remote
 from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, in_shards, roll_out
+from tests.interrupts import ended_process
+from tests.refusals import one_line
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,8 @@ def test_shards_in_a_storage(bucket, copies, log):
 
 
 def test_copies_of_killed_processes_go(bucket, copies, log):
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
     with remote.temporary_folder() as mine:
-        left = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{done.pid}-"))
+        left = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{ended_process()}-"))
         left.mkdir()
         (left / "shard-00000.hdf5").touch()
         list(open_transitions(f"{bucket}/shards", lazy=True).blocks())
@@ -96,10 +94,8 @@ def test_a_damaged_shard_is_named_by_its_address(bucket, copies):
 )
 @pytest.mark.parametrize("lazy", [False, True])
 def test_bad_addresses_are_one_line(address, message, lazy):
-    with pytest.raises(DataError, match=message) as caught:
+    with one_line(DataError, match=f"^{address}.*{message}"):
         open_transitions(address, lazy=lazy)
-    assert str(caught.value).startswith(address)
-    assert "\n" not in str(caught.value)
 
 
 def test_shards_are_written_here_alone(bucket):

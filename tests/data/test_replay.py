@@ -12,7 +12,6 @@ from tests.data.logs import assert_same_rows, roll_out
 
 d3rlpy = import_d3rlpy()
 ENDS = ("truncated", "terminated", "truncated", "terminated", "neither")
-LENGTHS = (4, 3, 5, 1, 2)
 ALONE = {"episode_ids": None, "steps": None}
 QUIET = {"show_progress": False, "logger_adapter": d3rlpy.logging.NoopAdapterFactory()}
 DISCRETE = pytest.mark.parametrize("discrete", [True, False])
@@ -20,7 +19,7 @@ EPISODES = pytest.mark.parametrize("episodes", [True, False])
 
 
 def make_log(discrete=True, **changes) -> Transitions:
-    return roll_out(ENDS, LENGTHS, discrete=discrete).transitions(**changes)
+    return roll_out(ENDS, discrete=discrete).transitions(**changes)
 
 
 def long_log(discrete=True, episodes=True) -> Transitions:

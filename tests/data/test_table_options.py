@@ -9,8 +9,8 @@ import koffline
 from koffline.data.sources import open_transitions
 from koffline.data.table.mapping import parse_formula
 from koffline.errors import DataError, PolicyError
-from tests.data.table_rows import MAPPING, assert_same_in_pieces, read, refusal, shuffled, walk, write_text
-from tests.refusals import succeed
+from tests.data.table_rows import MAPPING, read, refusal, shuffled, walk, write_text
+from tests.refusals import one_line, succeed
 
 N = 8  # rows of walk(): episodes of 3 (ends), 1 and 4
 CITY = ["b", "a", "c", "a", "b", "b", "c", "a"]
@@ -26,7 +26,6 @@ class TestCategories:
         assert log.feature_names == ("x_1", "city=a", "city=b", "city=c", "size")
         np.testing.assert_array_equal(log.observations[:3, 1:], [[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 2]])
         np.testing.assert_array_equal(log.next_observations[0, 1:], [1, 0, 0, 1])
-        assert_same_in_pieces(tmp_path / f"log.{suffix}", {**MAPPING, **mapping}, log)
 
     @pytest.mark.parametrize("name", ["a.hdf5", "a.npz", "a.parquet", "a.arrow", "shards", "minari:a/b-v0"])
     def test_names_survive_conversion(self, tmp_path, monkeypatch, name):
@@ -108,7 +107,6 @@ class TestFormulas:
         log = read(table, tmp_path, **mapping)
         expected = value(np.array(table["x_1"]), np.array(table["x_2"]))
         np.testing.assert_allclose(log.rewards, expected[[0, 1, 2, 4, 5, 6]])
-        assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, **mapping}, log)
 
     @pytest.mark.parametrize(
         "text",
@@ -137,7 +135,6 @@ class TestFormulas:
         log = read(table, tmp_path, f"log.{suffix}", **mapping)
         np.testing.assert_array_equal(log.terminated, plain.terminated)
         np.testing.assert_array_equal(log.rewards, plain.rewards - 5 * plain.terminated)
-        assert_same_in_pieces(tmp_path / f"log.{suffix}", {**MAPPING, **mapping}, log)
         found = [
             read(table, tmp_path, f"log.{suffix}", terminal=None, truncated=flag, last_row="cut").truncated
             for flag in ("done", "max(status == 'died', t > 90)")
@@ -167,7 +164,6 @@ class TestEndsOfEpisodes:
         assert not log.terminated.any()
         np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 2.5, 3.0])  # of the rows cut off
         assert "5 rows were left out: from a missing value on" in " ".join(log.metadata.notes)
-        assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, "impute": {"r": "cut"}}, log)
         # a missing observation cannot be the next one of the row above
         table = walk((4, 4), (True, True), x_1=[0, 1, 2, None, 4, 5, 6, 7])
         log = read(table, tmp_path, impute={"x_1": "cut"})
@@ -190,7 +186,6 @@ def test_which_of_repeated_rows_is_kept(tmp_path):
     log = read(doubled, tmp_path, drop_duplicates="exact")
     np.testing.assert_array_equal(log.rewards, table["r"])
     assert "2 repeated rows were dropped" in log.metadata.notes
-    assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, "drop_duplicates": "exact"}, log)
     doubled["r"][-1] = 99.0
     assert "1 row has the time of another row" in refusal(doubled, tmp_path, drop_duplicates="exact")
     for kept, reward in (("first", 5.0), ("last", 99.0)):
@@ -206,8 +201,6 @@ class TestRowsThatAreEpisodes:
         assert (log.n_episodes, len(log)) == (7, 7)
         assert log.terminated.all()
         np.testing.assert_array_equal(log.next_observations, log.observations)
-        mapping = {**MAPPING, **alone, "one_step": True, "impute": {"reward": "cut"}}
-        assert_same_in_pieces(tmp_path / "log.parquet", mapping, log)
         assert "leave such rows out" in refusal(table, tmp_path, **alone, one_step=True)
 
     @pytest.mark.parametrize("time", [None, "t"])
@@ -242,7 +235,5 @@ def test_refusals_name_all_that_is_wrong_with_the_mapping_then_with_the_rows(tmp
              "unknown key 'tme'; did you mean 'time'?", "gamma is 2", "lacks action, reward"],
         ),
     ):  # fmt: skip
-        with pytest.raises(DataError) as caught:
+        with one_line(DataError, *words):
             open_transitions(path, mapping=given)
-        assert "\n" not in str(caught.value)
-        assert [each for each in words if each not in str(caught.value)] == []

@@ -119,17 +119,13 @@ class Countdown:
         return state.astype(np.float32)
 
 
-def never(observations):
-    return np.tile([1.0, 0.0], (len(observations), 1))
-
-
-def sometimes(observations):
-    return np.tile([0.5, 0.5], (len(observations), 1))
+def skips(chance):
+    return lambda observations: np.tile([1.0 - chance, chance], (len(observations), 1))
 
 
 def test_value_of_a_deterministic_countdown_is_exact():
     start = np.array([[0.0, 3.0], [0.0, 1.0]])
-    value = monte_carlo_value(Countdown(), never, 0.5, start, np.random.default_rng(0))
+    value = monte_carlo_value(Countdown(), skips(0.0), 0.5, start, np.random.default_rng(0))
     # 3 + 2/2 + 1/4 = 4.25 and 1
     assert value.value == pytest.approx((4.25 + 1.0) / 2)
     assert value.error_given_starts == 0.0
@@ -139,7 +135,7 @@ def test_value_of_a_deterministic_countdown_is_exact():
 
 def test_value_separates_noise_from_starts():
     start = np.tile([[0.0, 6.0]], (4000, 1))
-    value = monte_carlo_value(Countdown(), sometimes, 0.9, start, np.random.default_rng(0), repeats=4)
+    value = monte_carlo_value(Countdown(), skips(0.5), 0.9, start, np.random.default_rng(0), repeats=4)
     # by hand: U(l) = l + 0.9 (U(l-1) + U(l-2)) / 2, U(l ≤ 0) = 0
     exact = [0.0, 1.0]
     for left in range(2, 7):

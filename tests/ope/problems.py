@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from scipy.special import softmax
 
 import koffline
 from koffline.data.transitions import Metadata
@@ -47,34 +48,22 @@ def discrete_log(n: int = 60, length: int = 10, **changes: object) -> koffline.T
 
 
 def continuous_log() -> koffline.Transitions:
-    n, generator = 50, np.random.default_rng(4)
-    states = generator.normal(size=(n, 2))
-    return koffline.Transitions(
-        observations=states,
-        actions=generator.uniform(-1.0, 1.0, size=(n, 1)),
-        rewards=generator.normal(size=n),
-        next_observations=states * 0.5,
-        terminated=np.zeros(n, bool),
-        truncated=np.zeros(n, bool),
-        action_space=koffline.Continuous(1, -1.0, 1.0),
-    )
+    """Fifty rows without episodes."""
+    actions, space = np.random.default_rng(4).uniform(-1.0, 1.0, (50, 1)), koffline.Continuous(1, -1.0, 1.0)
+    alone = {"terminated": np.zeros(50, bool), "truncated": np.zeros(50, bool), "episode_ids": None}
+    return discrete_log(50, actions=actions, action_space=space, steps=None, **alone)
 
 
 def facts_of(log: koffline.Transitions, gamma: float) -> LogFacts:
     return log_facts(LogPart(log, np.arange(log.n_episodes)), gamma)
 
 
-SOFT = DiscretePolicy(3, lambda s: _softmax(np.stack([s[:, 0], s[:, 1], 0.0 * s[:, 0]], axis=1)))
+SOFT = DiscretePolicy(3, lambda s: softmax(np.stack([s[:, 0], s[:, 1], 0.0 * s[:, 0]], axis=1), axis=1))
 NOISY = ContinuousPolicy(
     1,
     lambda s: np.tanh(s[:, :1]),
     lambda s, generator: np.clip(np.tanh(s[:, :1]) + 0.2 * generator.normal(size=(len(s), 1)), -1.0, 1.0),
 )
-
-
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def prepared(kind: str, gamma: float = 0.9, draws: int = 3) -> EvaluationProblem:

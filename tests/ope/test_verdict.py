@@ -25,7 +25,7 @@ from tests.refusals import run_cli, succeed
 NINE = ColumnStatistics.of(np.full(100, 9.0))
 FACTS = dataclasses.replace(facts_of(discrete_log(2000, 20), 0.9), sizes=NINE)
 LIMITS = Limits(FACTS, (-99.0, 99.0))
-ALIKE = {"going_on": (1.0, 1.0), "final": (0.0, 0.0)}  # ranges of rewards
+ALIKE = {"going_on": ColumnStatistics.of(np.ones(9)), "final": ColumnStatistics.of(np.zeros(9))}
 WEIGHTS = {"effective_units": 60.0, "mass": 1.02, "negative_share": 0.1}
 FOUND = PointEstimate("kloss", 10.0, interval=Interval(9.0, 11.0, 0.95, "bootstrap"))
 ROBUST = PointEstimate("drl", 10.2, diagnostics=WEIGHTS)

@@ -7,14 +7,13 @@ import pytest
 
 from koffline.data.sources import write_transitions
 from tests.data.logs import in_shards
-from tests.ope.problems import discrete_log
+from tests.ope.problems import AS_OPTIONS, discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
 
 MODEL = "print('hello')\ndef q(s, a):\n    return s[:, 0] + a\n\ndef v(s):\n    return s[:, 0]\n"
 DIAGNOSE = ("diagnose", "log.npz", "--policy", "uniform", "--model", "values_here:q", "--gamma", "0.9")
 TWO = ("--policies", "uniform", "epsilon:0.5:uniform")
 SELECT = ("select", "log.npz", "--gamma", "0.9")
-QUICK = ("--set", "steps=40", "--set", "full_replicas=1", "--set", "resampled_replicas=2")
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +28,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (DIAGNOSE, "diagnosis", ("rejected", "power", "kernel loss", "coverage", "not known which"),
          {"map", "by_value", "by_step", "residuals", "coverage"}),
-        ((*SELECT, *TWO, *QUICK), "ranking", ("May be the best", "uplift"), {"ranking"}),
-        (("evaluate", *SELECT[1:], "--policy", "uniform", "--estimator", "all", *QUICK), "estimates",
+        ((*SELECT, *TWO, *AS_OPTIONS), "ranking", ("May be the best", "uplift"), {"ranking"}),
+        (("evaluate", *SELECT[1:], "--policy", "uniform", "--estimator", "all", *AS_OPTIONS), "estimates",
          ("kloss", "mwl", "wpdis", "drl", "kernel-certified"), {"forest"}),
     ],
 )  # fmt: skip
@@ -49,7 +48,7 @@ def test_table_and_report(command, name, words, plots) -> None:
 
 def test_a_selection_has_every_policy_and_pair() -> None:
     null = ("--set", "estimator=", "--set", "interval=")  # the defaults
-    found = json.loads(succeed(*SELECT, *TWO, "--json", *QUICK, *null))
+    found = json.loads(succeed(*SELECT, *TWO, "--json", *AS_OPTIONS, *null))
     assert {policy["name"] for policy in found["policies"]} == {"uniform", "epsilon:0.5:uniform"}
     assert len(found["comparisons"]) == 1
     for policy in found["policies"]:
@@ -59,7 +58,7 @@ def test_a_selection_has_every_policy_and_pair() -> None:
 
 def test_what_a_model_was_fitted_to() -> None:
     """Own estimators are cross-fitted, training rows can be allowed; what a model prints is no result."""
-    own = ("--model", "fqe", "--cross-fit", "3", *QUICK, "--set", "gamma=0.8", "--set", "seed=3")
+    own = ("--model", "fqe", "--cross-fit", "3", *AS_OPTIONS, "--set", "gamma=0.8", "--set", "seed=3")
     found = json.loads(succeed(*DIAGNOSE[:-2], *own, "--json"))
     assert (found["model"], found["gamma"], found["seed"]) == ("fqe (cross-fitted, 3 folds)", 0.8, 3)
     assert found["test"]["held_out"] is True

@@ -26,7 +26,7 @@ from koffline.data.raw import METADATA, describe_columns, metadata_to_json, spac
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS, Metadata, Transitions
 from koffline.errors import DataError
-from koffline.store.files import atomic_folder, digest_of
+from koffline.store.files import Location, atomic_folder, digest_of
 from koffline.untrusted.hdf5 import new_hdf5, write_text
 from koffline.untrusted.limits import TEXT_BYTES, one_line_errors, parse_json, shown_bytes
 
@@ -36,7 +36,7 @@ MOST_SHARDS = 80_000
 _CHUNK_BYTES = 2**18
 
 
-def open_lazy(source: str | os.PathLike[str], action_space: SpaceRequest | None = None) -> LazyTransitions:
+def open_lazy(source: Location, action_space: SpaceRequest | None = None) -> LazyTransitions:
     """Open a folder of shards from its manifest alone. Raises DataError for anything else."""
     name = os.fspath(source)
     if is_shard_folder(name):
@@ -124,7 +124,7 @@ class ShardWriter:
     appended. force: replace a folder of shards with that name. Raises DataError.
     """
 
-    def __init__(self, target: str | os.PathLike[str], shard_rows: int, force: bool = False) -> None:
+    def __init__(self, target: Location, shard_rows: int, force: bool = False) -> None:
         if shard_rows < 1:
             raise DataError(f"shard_rows is {shard_rows}; give at least one row per shard")
         self.target, self.shard_rows = os.fspath(target), shard_rows

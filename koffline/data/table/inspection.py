@@ -21,6 +21,7 @@ from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.values import TRUE, Problems, is_pattern
 from koffline.errors import DataError, counted, listed, printable
+from koffline.store.files import Location
 
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:
@@ -83,7 +84,7 @@ class Inspection:
         return "\n".join(lines) + "\n"
 
 
-def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspection:
+def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
     """Look at the first rows of a table and guess a mapping. Raises DataError, also if none is needed."""
     name = os.fspath(source)
     has_roles = is_log_source(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import pydantic
 from koffline.data.flat import KEYS
 from koffline.data.spaces import ONE_HOT, ORDINAL, Encoding
 from koffline.errors import DataError, nearest_name
+from koffline.store.files import Location
 from koffline.untrusted.limits import read_yaml_file
 
 # Names of the columns that koffline writes.
@@ -188,7 +188,7 @@ def _contradictions(given: Mapping[str, Any]) -> list[str]:
 
 
 # Types that open_transitions accepts as a mapping.
-MappingRequest = TableMapping | Mapping[str, Any] | str | os.PathLike[str]
+MappingRequest = TableMapping | Mapping[str, Any] | Location
 
 
 def as_mapping(given: MappingRequest) -> TableMapping:

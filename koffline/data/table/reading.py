@@ -26,7 +26,7 @@ from koffline.data.table.values import TableCounts, hashed, read_flags
 from koffline.data.transitions import Metadata, Transitions
 from koffline.data.units import without_late_ends
 from koffline.errors import DataError
-from koffline.store.files import atomic_file
+from koffline.store.files import Location, atomic_file
 
 # Limit of open files; a table of more parts gets larger parts.
 _MOST_PARTS = 256
@@ -35,9 +35,7 @@ _SPLIT = "give its longest episodes several ids"
 
 
 def read_table(
-    source: str | os.PathLike[str],
-    mapping: MappingRequest | None = None,
-    action_space: SpaceRequest | None = None,
+    source: Location, mapping: MappingRequest | None = None, action_space: SpaceRequest | None = None
 ) -> RawLog:
     """A whole table (a file, folder, pattern or URL) as aligned columns. Raises DataError in one line.
 
@@ -46,7 +44,7 @@ def read_table(
     derived, left out or replaced; ``metadata.extra["action_names"]`` are the values of a categorical action
     in the order of their numbers.
     """
-    table = prepare_table(source, mapping, action_space, in_memory=True)
+    table = prepare_table(os.fspath(source), mapping, action_space, in_memory=True)
     assert table.rows.held is not None, "asked for"
     with faults(table.source, table.rows.kind):
         (found,) = _assembled(table, [table.rows.held])
@@ -76,13 +74,13 @@ class TableStream:
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        source: Location,
         mapping: MappingRequest | None = None,
         action_space: SpaceRequest | None = None,
         *,
         piece_rows: int | None = None,
     ) -> None:
-        self._table = prepare_table(source, mapping, action_space, in_memory=False)
+        self._table = prepare_table(os.fspath(source), mapping, action_space, in_memory=False)
         self._table.problems.refuse()
         self._piece_rows = piece_rows or self._table.rows.batch_rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -90,19 +89,19 @@ class Table:
 
 
 def prepare_table(
-    source: str | os.PathLike[str],
+    name: str,
     mapping: mappings.MappingRequest | None,
     action_space: SpaceRequest | None,
     *,
     in_memory: bool,
     first: int | None = None,
 ) -> Table:
-    """Find the files, apply the mapping, and pass over the rows once; errors are in ``problems``.
+    """Find the files of a name, apply the mapping, and pass over the rows once; errors are in ``problems``.
 
     Without ``in_memory``, rows are read from the files in every pass, and episodes are counted. first: the
     most rows to read into memory. Raises DataError for all that is wrong with the mapping.
     """
-    name, is_own = os.fspath(source), mapping is None
+    is_own = mapping is None
     kind, files = find_tables(name, is_table=not is_own)
     file = header_of(files[0], kind)
     stored = dict(file.fields)

@@ -9,14 +9,9 @@ import numpy as np
 from koffline.errors import DataError
 from koffline.ope import names
 from koffline.ope.importance import episode_intervals as intervals
+from koffline.ope.importance import statistics
 from koffline.ope.importance.problem import EpisodeProblem, RowValues
-from koffline.ope.importance.statistics import (
-    EpisodeStatistic,
-    StepwiseMean,
-    magic,
-    make_statistic,
-    standard_error,
-)
+from koffline.ope.importance.statistics import EpisodeStatistic, StepwiseMean, make_statistic
 from koffline.ope.results import PointEstimate, Uplift
 
 BOOTSTRAP_DRAWS = 1000
@@ -50,7 +45,7 @@ def estimate_one(
     reward_range: possible rewards, for certified kinds (default: the log's range). Raises DataError if the
     estimator does not apply.
     """
-    if reason := _why_not(name, problem, model):
+    if reason := _why_not(name, problem):
         raise DataError(reason)
     own = None
     if name in names.WITH_MODEL:
@@ -58,11 +53,11 @@ def estimate_one(
         rows, episodes = problem.counted
         own = RowValues(model.now[rows], model.later[rows], model.starts[episodes])
     whole = make_statistic(name, problem, own)
-    value, error, mixed = whole.value, standard_error(whole.deviations), {}
+    value, error, mixed = whole.value, statistics.standard_error(whole.deviations), {}
     if name == "magic":
         assert isinstance(whole, StepwiseMean)
         numbers = np.arange(problem.n_episodes) if problem.clusters is None else problem.clusters
-        cuts, mix = magic(whole, intervals.resample(whole, numbers, draws, seed))
+        cuts, mix = statistics.magic(whole, intervals.resample(whole, numbers, draws, seed))
         value, error = float(mix @ whole.partial_values(cuts)), None
         mixed = {"blend_steps": cuts, "blend_shares": mix.tolist()}
     if not np.isfinite(value):
@@ -113,10 +108,8 @@ def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size
     return Uplift(gap, more, logged.value, worth)
 
 
-def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str | None:
+def _why_not(name: str, problem: EpisodeProblem) -> str | None:
     """Reason why an estimator does not apply; None if it does."""
-    if name in names.WITH_MODEL and model is None:
-        return f"{name} needs a value function of the policy; give q, for instance one fitted by kloss or fqe"
     if name == "magic" and problem.n_episodes < 2:
         return f"{name} weighs bias against variance over episodes, this log has one; give more, or use wdr"
     gone = problem.weightless_from

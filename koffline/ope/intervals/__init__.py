@@ -20,21 +20,8 @@ from koffline.config import read_section
 from koffline.data.units import poisson_counts
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
-from koffline.ope.intervals.base import (
-    RIDGE,
-    IntervalResult,
-    KernelIntervalSettings,
-    describe_misspecified,
-    describe_starts,
-    enough_draws,
-    instruments,
-    invert_test,
-    make_profile,
-    ridge_sizes,
-    ridged_fit,
-    studentised_quantile,
-    wild_threshold,
-)
+from koffline.ope.intervals import base
+from koffline.ope.intervals.base import RIDGE, IntervalResult, KernelIntervalSettings, ridged_fit
 from koffline.ope.intervals.kernel_sets import feature_interval
 from koffline.ope.names import BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, SYSTEM_KINDS
 from koffline.ope.results import Interval
@@ -66,7 +53,7 @@ def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalR
     if kind not in SYSTEM_KINDS:
         raise ConfigError(f"interval is '{kind}'; give one of {', '.join(SYSTEM_KINDS)}")
     settings = read_section(KernelIntervalSettings, options)
-    settings = settings.model_copy(update={"draws": enough_draws(settings.level, settings.draws)})
+    settings = settings.model_copy(update={"draws": base.enough_draws(settings.level, settings.draws)})
     made = {KERNEL_CALIBRATED: calibrated_interval, BOOTSTRAP_PIVOT: pivot_interval}
     return made[kind](system, settings) if kind in made else feature_interval(system, kind, settings)
 
@@ -81,16 +68,16 @@ def calibrated_interval(
     are scaled for leverage (HC2). check_class: warn if the smallest kernel loss in the class exceeds what the
     wild bootstrap explains, an alarm that the class may not contain Q^π.
     """
-    profile, level = make_profile(system), settings.level
-    quantile, counted = studentised_quantile(profile.influences, settings)
-    below, above = invert_test(profile.influences, profile.slopes, quantile)
+    profile, level = base.make_profile(system), settings.level
+    quantile, counted = base.studentised_quantile(profile.influences, settings)
+    below, above = base.invert_test(profile.influences, profile.slopes, quantile)
     bounds = settings.values_within(system)
-    text = _ASSUMPTIONS.format(starts=describe_starts(system.fixed_starts, "start states"))
+    text = _ASSUMPTIONS.format(starts=base.describe_starts(system.fixed_starts, "start states"))
     interval = Interval(profile.value + below, profile.value + above, level, KERNEL_CALIBRATED, text)
     interval, threshold = interval.within(bounds), math.inf
     if check_class:
-        draws = enough_draws(level, min(settings.draws, _ALARM_DRAWS))
-        threshold = wild_threshold(system, profile, draws, settings.seed, level)
+        draws = base.enough_draws(level, min(settings.draws, _ALARM_DRAWS))
+        threshold = base.wild_threshold(system, profile, draws, settings.seed, level)
     starts = int((system.start_weights > 0.0).sum())
     sentences = {
         f"the interval rests on {counted:.0f} rows or start states that count; with so few the level "
@@ -101,7 +88,7 @@ def calibrated_interval(
         "the log says too little: the interval is all that rewards and γ allow": (
             (interval.low, interval.high) == bounds
         ),
-        describe_misspecified(profile.loss, threshold): profile.loss > threshold,
+        base.describe_misspecified(profile.loss, threshold): profile.loss > threshold,
     }
     return IntervalResult(
         KERNEL_CALIBRATED,
@@ -140,7 +127,7 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
         text = _PIVOT_ASSUMPTIONS.format(
             units=kind,
             matrix="its matrix too" if is_exact else "its matrix held: the first order",
-            starts=describe_starts(system.fixed_starts, "start states resampled with them"),
+            starts=base.describe_starts(system.fixed_starts, "start states resampled with them"),
         )
         interval = Interval(value - float(high), value - float(low), settings.level, BOOTSTRAP_PIVOT, text)
         interval = interval.within(settings.values_within(system))
@@ -156,8 +143,8 @@ def resample_values(
     Start states are resampled with their units unless they are given; draws without start states are NaN.
     """
     matrix, theta = system.projected[:, :-1], ridged_fit(system, RIDGE)
-    omega = torch.cat([psi @ matrix for _, psi in instruments(system)]) * system.row_weights[:, None]
-    ridge = torch.diag(ridge_sizes(matrix.mT @ matrix, system.free, RIDGE))
+    omega = torch.cat([psi @ matrix for _, psi in base.instruments(system)]) * system.row_weights[:, None]
+    ridge = torch.diag(base.ridge_sizes(matrix.mT @ matrix, system.free, RIDGE))
     size = theta.numel() ** 2 * len(counts)
     is_exact = len(system.unit_starts) * size <= _MOST_PRODUCTS and size <= _MOST_NUMBERS
     weights = counts @ _by_unit(system, system.row_weights.numpy())  # Σw per draw

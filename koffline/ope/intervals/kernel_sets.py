@@ -17,15 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
-from koffline.ope.intervals.base import (
-    IntervalResult,
-    KernelIntervalSettings,
-    best_constant,
-    describe_misspecified,
-    describe_starts,
-    make_profile,
-    wild_threshold,
-)
+from koffline.ope.intervals import base
+from koffline.ope.intervals.base import IntervalResult, KernelIntervalSettings
 from koffline.ope.names import KERNEL_SIMULTANEOUS
 from koffline.ope.results import Interval
 
@@ -69,7 +62,7 @@ class Feasible:
     @classmethod
     def of(cls, system: FeatureSystem) -> Feasible:
         """The system's constraints around its best constant."""
-        centre = best_constant(system)
+        centre = base.best_constant(system)
         instruments, columns = system.projected.shape
         # With more parameters than instruments, empty instruments complete the basis.
         missing = max(columns - 1 - instruments, 0)
@@ -182,7 +175,7 @@ def feature_interval(system: FeatureSystem, kind: str, settings: KernelIntervalS
     norm = settings.norm_bound or NORM_FACTOR * feasible.fitted_norm(NORM_RIDGE)
     threshold, margin = _chances(system, kind, settings)
     least, ends = feasible.least_loss(norm), feasible.value_range(threshold, norm)
-    interval, alarm = None, describe_misspecified(least, threshold)
+    interval, alarm = None, base.describe_misspecified(least, threshold)
     if ends is not None:
         low, high, alarm = ends[0] - margin, ends[1] + margin, _BEYOND.format(*bounds)
         if low <= bounds[1] and high >= bounds[0]:
@@ -192,7 +185,7 @@ def feature_interval(system: FeatureSystem, kind: str, settings: KernelIntervalS
                 source=f"{NORM_FACTOR:g} times the fit's: a guess"
                 if settings.norm_bound is None
                 else "given",
-                starts=describe_starts(system.fixed_starts, "start states drawn independently"),
+                starts=base.describe_starts(system.fixed_starts, "start states drawn independently"),
                 rewards="those seen in the log" if settings.reward_bounds is None else "given bounds",
                 values="what these and γ imply" if settings.value_bounds is None else "given",
             )
@@ -215,10 +208,10 @@ def _chances(system: FeatureSystem, kind: str, settings: KernelIntervalSettings)
     if kind == KERNEL_SIMULTANEOUS:
         from scipy import stats
 
-        profile = make_profile(system)
+        profile = base.make_profile(system)
         starts = profile.influences[len(system) :]
         margin = float(starts.square().sum()) ** 0.5 * float(stats.norm.ppf(1.0 - half / 2.0))
-        threshold = wild_threshold(system, profile, settings.draws, settings.seed, 1.0 - delta)
+        threshold = base.wild_threshold(system, profile, settings.draws, settings.seed, 1.0 - delta)
     else:
         values, may_end = settings.values_within(system), bool((system.discounts == 0.0).any())
         length = target_range(settings.rewards_within(system), values, system.gamma, may_end)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.ope.names import HOEFFDING, OVER_EPISODES, WITH_MODEL, WITHOUT_MODEL
+from koffline.ope.names import HOEFFDING, OVER_EPISODES, WITHOUT_MODEL
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
@@ -61,7 +61,6 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
         ("chain_tuples", {}, "this log's rows stand alone; add episode_ids"),
         ("chain_off", {"behavior": "log"}, "no behavior_log_probabilities"),
         ("linear_off_deterministic", {}, "it is deterministic: its actions have no density"),
-        ("chain_off", {"names": WITH_MODEL}, "needs a value function"),
     ],
 )
 def test_what_does_not_apply_has_a_reason(name: str, options: dict, reason: str) -> None:
