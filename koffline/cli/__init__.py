@@ -22,17 +22,17 @@ class KofflineGroup(click.Group):
 
     # Module and short help of each command; listing the commands imports none of them.
     lazy: ClassVar = {
-        "build": ("build", "Build datasets and target policies."),
+        "build": ("build", "Make logs, and policies to evaluate."),
         "d3rlpy": ("models", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
-        "data": ("data", "Show, check and convert logs."),
-        "diagnose": ("diagnose", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
-        "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
-        "export": ("models", "Export a model's greedy policy as TorchScript or ONNX."),
-        "online": ("learn", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
+        "data": ("data", "Show, check, convert and split logs."),
+        "diagnose": ("diagnose", "Test a value function, and show where it is wrong."),
+        "evaluate": ("evaluate", "Estimate what a policy is worth, from a log."),
+        "export": ("models", "Write a trained policy as a TorchScript or ONNX file."),
+        "online": ("learn", "Train a policy by playing in a Gymnasium environment."),
         "reproduce": ("learn", "Reproduce a figure of the paper, or the table of its claims."),
-        "select": ("evaluate", "Which of several POLICIES is worth most?"),
-        "sweep": ("learn", "Train CONFIG with every combination of --grid values and seeds."),
-        "train": ("learn", "Train a policy from a log, as CONFIG says."),
+        "select": ("evaluate", "Compare several policies, and find the best."),
+        "sweep": ("learn", "Train with several settings and seeds, and compare."),
+        "train": ("learn", "Train a policy from a log."),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

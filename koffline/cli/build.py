@@ -19,7 +19,7 @@ from koffline.store.run_record import full_command
 
 _FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 _POSITIVE = click.FloatRange(0.0, min_open=True)
-_FORMAT = "Format; else by TARGET's name."
+_FORMAT = "Format; default: by TARGET's name."
 _TARGET = (
     SEED,
     click.option("--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>."),
@@ -76,16 +76,16 @@ def _target_options(command: Command) -> Command:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def build() -> None:
-    """Build datasets and target policies."""
+    """Make logs, and policies to evaluate."""
 
 
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, … or chain.")
-@whole("--n", required=True, help="Number of independent tuples.")
+@whole("--n", required=True, help="Number of rows.")
 @click.option("--policy", help="The policy that acts: a file or a name; the chain needs none.")
 @_target_options
 def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget) -> None:
-    """Build independent transitions: states uniform over the state space, actions of a policy.
+    """Make independent rows: states uniform over the state space, actions of a policy.
 
     \b
     Examples:
@@ -108,26 +108,26 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
 
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="Any Gymnasium id, or package:id to import it first.")
-@click.option("--policy", "policies", multiple=True, required=True, help="A policy; repeat it for a mixture.")
-@click.option("--weight", "weights", multiple=True, type=float, help="Share of each policy of a mixture.")
+@click.option("--policy", "policies", multiple=True, required=True, help="A policy; repeat it for several.")
+@click.option("--weight", "weights", multiple=True, type=float, help="Share of each of several policies.")
 @click.option("--episodes", type=int, required=True, help="Number of episodes.")
 @click.option("--time-limit", type=int, help="Steps until truncation; default: the environment's.")
 @click.option("--num-envs", type=int, help="Copies played side by side; rows do not depend on it.")
-@click.option("--gamma", type=float, help="Discount to note in the log as a hint.")
+@click.option("--gamma", type=float, help="Discount factor to note in the log.")
 @QUIET
 @worker_options
 @_target_options
 def rollouts(
     policies: Any, weights: Any, quiet: bool, workers: int, ray: Any, target: BuildTarget, **given: Any
 ) -> None:
-    """Build whole episodes of a policy or a mixture; time limits truncate, log-probabilities are stored.
+    """Play episodes with one or several policies, and log them.
 
-    Each episode of a mixture is played by one policy, drawn by weight; log-probabilities of actions are that
-    policy's. Continuous actions have none; those outside the action space are clipped to it and stored as
-    played. An environment without a time limit of its own may need --time-limit to end.
+    With several policies each episode is played by one, drawn by weight. The log holds this policy's
+    log-probabilities of discrete actions. Continuous actions are clipped to the action space. An environment
+    without a time limit of its own may need --time-limit to end.
 
-    An episode depends only on the seed and its own number: rows are the same with --workers or --ray. An
-    interrupted build leaves TARGET.parts; the same command continues it, with the same rows.
+    The rows are the same with --workers or --ray. An interrupted build leaves TARGET.parts; the same
+    command continues it, with the same rows.
 
     \b
     Examples:
@@ -158,13 +158,13 @@ def rollouts(
 @click.option("--env", required=True, help="CartPole-v1, … or any id with --policy, --train-steps.")
 @click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays; see above.")
 @whole("--n", help="Rows; default: 10,000, of a replay all.")
-@click.option("--policy", "policies", multiple=True, help="Instead of the bundled; medium-expert has two.")
-@click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
+@click.option("--policy", "policies", multiple=True, help="Instead of the bundled; medium-expert needs two.")
+@click.option("--noise", type=float, help="Share of uniform actions; continuous: deviation in half ranges.")
 @whole("--train-steps", help="Train the policies, or the replay's learner, for so many steps.")
 @QUIET
 @_target_options
 def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any) -> None:
-    """Build logs for learning control, from uniform actions and from policies trained by playing.
+    """Make logs of known quality, to train from.
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
     replay: all steps that the learner saw until it was medium. medium-expert: episodes of both. The policies
@@ -185,11 +185,11 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
 @gamma_option("Discount factor.", default=0.98, show_default=True)
-@click.option("--temperature", type=_POSITIVE, help="Of the softmax; default: the world's.")
+@click.option("--temperature", type=_POSITIVE, help="Of the softmax; default: the environment's.")
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")
 @_FORCE
 def policy(env: str, gamma: float, temperature: float | None, out: str, force: bool) -> None:
-    """Build a good stochastic policy for one of koffline's environments; always the same file.
+    """Make a good policy for one of koffline's environments (stochastic; always the same file).
 
     \b
     Examples:

@@ -28,19 +28,19 @@ def data() -> None:
 
     \b
     SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder
-    of shards, a Minari folder or minari:<id>, recognised by its content (CSV: by its name).
+    of shards, a Minari folder or minari:<id>. Its content tells which (CSV: its name).
     Options under "Tables" say what the columns of a table are.
     """
 
 
 @data.command()
 @click.argument("source")
-@click.option("--out", metavar="FILE", help="Write the guessed mapping there (YAML), to be edited and used.")
+@click.option("--out", metavar="FILE", help="Write the guessed mapping there (YAML), for you to edit.")
 @whole("--rows", default=100_000, show_default=True, help="Look at the first N rows.")
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool) -> None:
-    """Inspect a table: its columns, what each may be, all problems, and a mapping to edit.
+    """Show a table's columns, what each may be, all problems, and a mapping to edit.
 
     \b
     Examples:

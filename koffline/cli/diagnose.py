@@ -17,7 +17,7 @@ _FOLDS = 2
 _SHARED = ("gamma", "seed", "threads")  # of fitting and of testing
 _SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
 _HIGHEST_LEVEL = 0.5
-_ALTERNATIVE = "Report power against values off by X times the rms return; default 0.1."
+_ALTERNATIVE = "Report power against values off by X times the root mean square return; default 0.1."
 
 
 @click.command(cls=LogCommand, no_args_is_help=True)
@@ -26,9 +26,9 @@ _ALTERNATIVE = "Report power against values off by X times the rms return; defau
 @gamma_option()
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
 @click.option("--alternative", type=float, metavar="X", help=_ALTERNATIVE)
-@whole("--regions", default=5, help="How many regions of largest error to list; default 5.")
+@whole("--regions", default=5, help="How many regions of large error to list; default 5.")
 @click.option("--trained-on", metavar="LOG", help="The log MODEL was trained on, if not stored with it.")
-@click.option("--allow-training-rows", is_flag=True, help="Allow rows MODEL was trained on.")
+@click.option("--allow-training-rows", is_flag=True, help="Test on rows MODEL was trained on, too.")
 @whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @set_option("One setting of kloss or fqe: steps=2000.")
@@ -45,12 +45,12 @@ def diagnose(
     cross_fit: int | None,
     **options: Any,
 ) -> None:
-    """Is MODEL the value function of POLICY, as far as DATA can tell, and where is it wrong?
+    """Test whether MODEL is the value function of POLICY, and show where it is wrong.
 
-    MODEL is a d3rlpy .d3 file (FQE of ours, SAC, CQL, DQN, …), a TorchScript file, package.module:name of a
-    function (observations, actions) -> values, or 'kloss' or 'fqe'. For the last two koffline fits the model,
-    and tests each row with a model that has not seen its episode. DATA must hold rows that MODEL was not
-    trained on. POLICY and DATA are as in 'koffline evaluate'.
+    DATA must hold rows that MODEL was not trained on. MODEL is a d3rlpy .d3 file (FQE, SAC, CQL, DQN, …), a
+    TorchScript file, package.module:name of a function (observations, actions) -> values, or 'kloss' or
+    'fqe'. The last two are fitted here: each row is tested with a model that has not seen its episode.
+    POLICY and DATA are as in 'koffline evaluate'.
 
     \b
     Examples:

@@ -25,17 +25,17 @@ _SEVERAL = "--policies"
 @click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
-@click.option("--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value'.")
-@whole("--sample-rows", 2, help="Train networks on at most about so many rows; default 200,000.")
+@click.option("--truth", metavar="NUMBER|FILE", help="A value to compare with, or a JSON file's 'value'.")
+@whole("--sample-rows", 2, help="Train networks on about so many rows at most; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
-@click.option("--by", metavar="COLUMN", help="Also a value for each group of start states.")
+@click.option("--by", metavar="COLUMN", help="Also give the value of each group of start states.")
 @settings_options
 @result_options("estimate.json")
 @log_options("data")
 def evaluate(
     log: Log, policy: str, settings: Any, initial_states: Given, truth: Given, by: Given, result: Result
 ) -> None:
-    """What is POLICY worth from the initial states of DATA?
+    """Estimate what POLICY is worth, from the log DATA alone.
 
     DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a Minari folder or
     minari:<id>, or a Parquet, Arrow or CSV table with options that say what its columns are. POLICY is a
@@ -151,10 +151,10 @@ class _Several(LogCommand):
 def select(
     log: Log, specs: tuple[str, ...], settings: dict[str, Any], initial_states: str | None, result: Result
 ) -> None:
-    """Which of several POLICIES is worth most from the initial states of DATA?
+    """Compare several POLICIES on the log DATA, and find the best.
 
-    All policies are evaluated from the same resampled episodes with the same seeds, so their differences are
-    compared in pairs: a difference can be significant although the intervals overlap.
+    Policies are evaluated on the same resampled episodes with the same seeds, and compared in pairs. So a
+    difference can be significant although the intervals overlap.
 
     \b
     Examples:

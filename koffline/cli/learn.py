@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from koffline.report import Row
 
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
-_of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
-_GRID = "Values of one setting, e.g. algo.params.gamma=0.98,0.99; may be given several times."
+_of_mujoco = partial(click.option, help="Only this of figure-mujoco.")
+_GRID = "Values of one setting, e.g. algo.params.gamma=0.98,0.99; repeatable."
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 
 
@@ -37,11 +37,11 @@ _DEVICE: Option = click.option("--device", default="cpu", show_default=True, hel
 def train(
     config: str, assignments: tuple[str, ...], data: Given, out: Given, device: str, resume: bool, quiet: bool
 ) -> None:
-    """Train the algorithm of CONFIG, d3rlpy's or koffline's, on a log.
+    """Train a policy from a log, by an algorithm of d3rlpy or koffline.
 
-    CONFIG is a YAML file with the sections data, algo, train, evaluators and logger; it states only what
-    differs from the defaults. configs/ has one per algorithm. The folder of the run has d3rlpy's files
-    (params.json, a CSV per metric, model_*.d3) plus config.yaml, run.json and checkpoint.pt.
+    CONFIG is a YAML file with the sections data, algo, train, evaluators and logger. It states only what
+    differs from the defaults; configs/ has one per algorithm. The run's folder gets d3rlpy's files
+    (params.json, a CSV per metric, model_*.d3), config.yaml, run.json and checkpoint.pt.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def train(
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
 @click.option("--metric", help="Compare by this evaluator or loss; default the return in an environment.")
-@click.option("--maximize/--minimize", default=None, help="Default: minimise errors, losses, distances.")
+@click.option("--maximize/--minimize", default=None, help="Default: minimise errors, losses, distances only.")
 @worker_options
 @_DEVICE
 @click.option("--resume/--force", "resume", default=True, help="Go on in --out (default) or delete its runs.")
@@ -83,13 +83,12 @@ def train(
 def sweep(
     config: str, out: str | None, workers: int, ray: Any, device: str, resume: bool, quiet: bool, **asked: Any
 ) -> None:
-    """Train CONFIG with every combination of the --grid values and several seeds.
+    """Train CONFIG with every combination of --grid values and several seeds, and compare.
 
-    Writes DIR/runs/NAME (a run folder each), summary.json, summary.md (interquartile mean over seeds with a
-    bootstrap interval, the best setting first) and best.yaml. The same command continues a killed sweep; with
-    another grid, seeds or settings in the same DIR it trains only the missing runs. If a run fails, the
-    others go on, and the summary says why. The metric is that of the last epoch; after a change of --metric
-    nothing is trained again.
+    DIR gets runs/NAME (a run's folder each), best.yaml, summary.json and summary.md: the last epoch's metric,
+    interquartile mean over seeds with a bootstrap interval, the best setting first. The same command
+    continues a killed sweep. With another grid, seeds or settings it trains only the missing runs, with
+    another --metric nothing. If a run fails, the others go on, and the summary says why.
 
     \b
     Examples:
@@ -140,14 +139,14 @@ def online(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
+    """Train a policy by playing in a Gymnasium environment: Trust-PCL, several seeds at once.
 
-    CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of
+    CONFIG is a YAML file that states only what differs from the defaults. configs/online/ has one for each of
     the paper's environments, and paper.yaml with the paper's own settings. --set env=NAME can replace it. The
-    critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds are trained together in one stack.
+    critic is kloss, kloss_slow, memory, fvi, td0 or rg.
 
-    The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
-    metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over
+    The run's folder gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
+    metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train); summary.json over
     the seeds, config.yaml, learning_curve.png and checkpoints. --resume continues a killed run exactly.
 
     \b
@@ -210,7 +209,7 @@ def _print_numbers(title: str, columns: Row, parts: Sequence[Any], right: Row, *
 
 @click.command(no_args_is_help=True)
 @click.argument("name", metavar="NAME", type=click.Choice(NAMES))
-@click.option("--quick", is_flag=True, help="A twentieth of the epochs, three seeds: minutes.")
+@click.option("--quick", is_flag=True, help="Take minutes: a twentieth of the epochs, three seeds.")
 @click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
 @SEED
 @worker_options
@@ -223,11 +222,11 @@ def reproduce(
 ) -> None:
     """Reproduce a figure of the paper, the ablation, or the table of its claims.
 
-    NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, figure-mujoco or claims. Writes
-    DIR/NAME.json, .png, .svg, .md and the curves; the same command continues a killed run.
+    NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, figure-mujoco or claims. DIR gets
+    NAME.json, .png, .svg, .md and the curves. The same command continues a killed run.
 
-    figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final,
-    noise, paper-search, paper). All finished parts in DIR are shown.
+    figure-mujoco takes many hours: choose environments (--only) and parts (--part search, final, noise,
+    paper-search, paper). It shows all finished parts in DIR.
 
     \b
     Examples:

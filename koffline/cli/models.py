@@ -24,10 +24,10 @@ _OF_MODELS = ("d3rlpy.algos", "d3rlpy.base", "d3rlpy.metrics.utility", "gymnasiu
 @click.argument("output_path")
 @click.option("--force", is_flag=True, help="Replace OUTPUT_PATH if it exists.")
 def export(model_path: str, output_path: str, force: bool) -> None:
-    """Export the greedy policy of a .d3 model as TorchScript (.pt) or ONNX (.onnx), scalers included.
+    """Write the policy of a .d3 model as a TorchScript (.pt) or ONNX (.onnx) file.
 
-    The exported file takes any number of observations at once and needs neither koffline nor d3rlpy. For
-    algorithms whose predict draws actions (BCQ, BEAR, CRR), the file draws them, too, and a line says so.
+    The file takes the best action, of any number of observations at once. It includes scalers, and needs
+    neither koffline nor d3rlpy. For BCQ, BEAR and CRR it draws actions, and a line says so.
 
     \b
     Examples:

@@ -53,7 +53,7 @@ def whole(flag: str, least: int = 1, **more: Any) -> Option:
 
 
 def gamma_option(
-    text: str = "Discount factor; default: the log's. Advice where episodes end: 0.999.", **more: Any
+    text: str = "Discount factor; default: the log's. If episodes end: try 0.999.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
     return click.option("--gamma", type=INSIDE, metavar="NUMBER", help=text, **more)
@@ -74,29 +74,29 @@ _SETTINGS = (
     ("--config", "FILE", "YAML file of settings (see --set); options override it."),
 )
 _TABLE = (
-    ("--observations", "COLUMNS", "Columns of the state; 'x_*' takes all that fit, repeatable."),
+    ("--observations", "COLUMNS", "Columns of the state; 'x_*' takes all that fit; repeatable."),
     ("--action", "COLUMN", "Column of the action; several make a vector."),
     ("--reward", "COLUMN", "Column of the reward, or a formula: 'spend - 0.1 * cost'."),
     ("--episode", "COLUMN", "Column that tells episodes apart."),
     ("--time", "COLUMN", "Column that orders the rows of an episode."),
     ("--terminal", "COLUMN", "Column, true where an episode really ended; or a formula: status == 'died'."),
     ("--truncated", "COLUMN", "Column, true where only the recording stopped; or a formula."),
-    ("--last-row", "terminal|cut", "Last rows without a flag: the episode ended, or was cut."),
-    ("--drop-duplicates", "exact|first|last", "Of rows at one time keep one, if equal; the first; the last."),
+    ("--last-row", "terminal|cut", "Last rows without a flag: terminal (ended) or cut."),
+    ("--drop-duplicates", "exact|first|last", "Of rows at one time keep one if equal, the first, the last."),
     ("--behavior-probability", "COLUMN", "Probability of the logged action."),
     ("--behavior-log-probability", "COLUMN", "Logarithm of that probability."),
     ("--weight", "COLUMN", "Weight of the row."),
-    ("--cluster", "COLUMN", "Id of what several episodes share (a user): resampled together."),
+    ("--cluster", "COLUMN", "Column of what several episodes share, such as a user."),
     ("--next-observations", "COLUMNS", "Columns of the next state, if the table has them."),
-    ("--action-names", "A,B,…", "Values of the action in the order of their numbers."),
-    ("--encode", "COLUMN=HOW", "Categories as one-hot or ordinal, or ordinal:s,m,l; repeatable."),
-    ("--impute", "[COLUMN=]HOW", "Missing values: zero, mean, forward, a number, or cut the episode there."),
+    ("--action-names", "A,B,…", "Values of the action, in the order of a policy's outputs."),
+    ("--encode", "COLUMN=HOW", "Make categories numbers: one-hot, ordinal or ordinal:s,m,l; repeatable."),
+    ("--impute", "[COLUMN=]HOW", "Fill missing values: zero, mean, forward, a number; or cut the episode."),
     ("--mapping", "FILE", "YAML file with these options; options override it."),
 )
 _SEVERAL = ("--observations", "--action", "--next-observations", "--impute", "--encode")
 _COMMA = "Read the text 1,5 as the number 1.5."
 _ONE_STEP = "Each row is an episode (any log); or all rows are one (tables)."
-_LOW_HIGH = "Declare continuous actions within these bounds."
+_LOW_HIGH = "Actions are continuous, within these bounds."
 
 
 def _named(rows: Sequence[tuple[str, str, str]], prefix: str = "") -> list[Option]:
@@ -137,7 +137,7 @@ def settings_options(command: Command) -> Command:
 
 
 _LOG = (
-    click.option("--discrete", type=int, metavar="N", help="Declare the N discrete actions 0 … N − 1."),
+    click.option("--discrete", type=int, metavar="N", help="Actions are discrete, 0 … N − 1."),
     click.option("--continuous", nargs=2, type=float, metavar="LOW HIGH", help=_LOW_HIGH),
     *_named(_TABLE, _PREFIX),
     click.option("--decimal-comma", f"{_PREFIX}decimal_comma", is_flag=True, default=None, help=_COMMA),
@@ -151,7 +151,7 @@ def worker_options(command: Command) -> Command:
     return WORKERS(ray(command))
 
 
-_MEMORY = ("--memory", "SIZE", f"Limit for rows read at once; default {DEFAULT_MEMORY}.")
+_MEMORY = ("--memory", "SIZE", f"Memory for rows read at once; default {DEFAULT_MEMORY}.")
 _ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, hidden=True)  # older commands have it
 _READING = (_ON_DISK, *_named([_MEMORY]), worker_options)
 

@@ -187,23 +187,23 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
     lines = [
         "# Choose a trained policy from the log alone",
         "",
-        "You trained many policies from a log. Can the same log say which one to run? This experiment tests "
-        "it. The candidates: on each log every algorithm of [Control](control.md) is trained once, the TD "
-        "original at its own settings, the kernel-loss version at its defaults and with a slow copy (tau). "
-        "`koffline.evaluate`, at its defaults, evaluates each final network on the same log. The choice: "
-        "among the candidates with an answer (verdict *supported* or *with care*), the one whose interval "
-        "has the highest lower end. Then the environment gives the true values. Scores: uniform actions 0, "
-        "the expert 100.",
+        "You trained many policies from a log. Which one should run? Evaluate each on the same log. Among "
+        "those with an answer (verdict *supported* or *with care*) take the one whose interval has the "
+        "highest lower end.",
         "",
-        f"**The chosen policies score {lost:.0f} points less than the best candidate, on average over "
-        f"{len(judged)} logs; a candidate drawn at random scores {luck:.0f} less.** If a *supported* "
-        f"candidate is preferred to one *with care*, the choice scores {safe:.0f} less than the best (last "
-        f"columns). Of {total} candidates {answered} got an answer. The 95 % interval held the true value "
-        f"for {sum(row['held'] for row in rows)} of these, and for {sum(map(_holds, supported))} of the "
+        f"**The policies chosen so score {lost:.0f} points less than the best candidate, on average over "
+        f"{len(judged)} logs; a candidate drawn at random scores {luck:.0f} less** (uniform actions 0, the "
+        "expert 100). If a *supported* candidate is preferred to one *with care*, the choice scores "
+        f"{safe:.0f} less (last columns).",
+        "",
+        "On each log every algorithm of [Control](control.md) was trained once: the TD original at its own "
+        "settings, the kernel-loss version at its defaults and with a slow copy (tau). Of these "
+        f"{total} candidates {answered} got an answer. The 95 % interval held the true value for "
+        f"{sum(row['held'] for row in rows)} of these, and for {sum(map(_holds, supported))} of the "
         f"{len(supported)} *supported* ones. Two reasons for the misses: a policy trained on the log was "
-        "selected for what its critic overestimates, and the candidates of a log share its episodes. The "
-        "Pendulum logs begin in lucky states (under uniform actions 200 steps from there are worth −498 ± "
-        "16, from fresh starts −530 ± 5), so most estimates there are too high.",
+        "selected for what its critic overestimates, and the candidates of a log share its episodes. On "
+        "Pendulum most estimates are too high, because the logs begin in lucky states (under uniform actions "
+        "200 steps from there are worth −498 ± 16, from fresh starts −530 ± 5).",
         "",
         "| log | candidates | answered | hold | chosen | its score | best score | mean score "
         "| chosen, supported first | its score |",
