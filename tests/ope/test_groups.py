@@ -1,6 +1,7 @@
 """Values by group of start states: by one set of networks, the same wherever labels come from."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from scipy import stats
 import koffline
 from koffline.errors import ConfigError, DataError
 from koffline.ope import evaluation
+from koffline.policies import DiscretePolicy
+from koffline.report.words import group_rows
 from tests.data.logs import in_shards
 from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, SOFT, discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
@@ -80,6 +83,23 @@ def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
         found = koffline.evaluate(rows, "uniform", 0.5, **settings, by={"it": label}).groups
         assert all((row.value is None) == (paid > 0.0) for row in found)
         assert all(row.value is not None or "add it to these" in row.reason for row in found)
+
+
+@pytest.mark.parametrize(("often", "given"), [(1.0, False), (1.0, True), (0.05, False)])
+def test_groups_where_the_log_never_acts_as_the_policy_does(often: float, given: bool) -> None:
+    kind, log = np.arange(300) % 15 == 0, discrete_log(3000)
+    states, following, rows = log.observations.copy(), log.next_observations.copy(), np.repeat(kind, 10)
+    states[:, 0], following[:, 0] = 4.0 * rows, 4.0 * rows
+    log = log.replace(observations=states, next_observations=following, actions=log.actions % 2 * ~rows)
+    starts = states[::10] if given else None
+    policy = DiscretePolicy(3, lambda s: np.tile([1.0 - often, often, 0.0], (len(s), 1)))
+    found = koffline.evaluate(log, policy, 0.9, **QUICK, by=0, initial_observations=starts)
+    one, other = found.groups
+    assert (one.reason, other.starts, other.value is None) == (None, 20, often > 0.1)
+    answer = "not answerable: about (9.|100)" if often > 0.1 else "with care: about [3-7]"
+    assert re.match(f"{answer}% of the policy's visits", other.reason)
+    shown = group_rows(found)[1][3]
+    assert (other.reason in shown, "…" in shown) == (True, often < 0.1)
 
 
 def test_copies_and_given_starts_keep_their_groups() -> None:
