@@ -79,7 +79,7 @@ def judge(
     if hopeless := _why_not(found, coverage, scale):
         what = "result" if hopeless.kind == "interval" else "log"
         why = f"This {what} does not say what the policy is worth: {hopeless.text}."
-        return Verdict(NOT_ANSWERABLE, (hopeless,), why)
+        return Verdict(NOT_ANSWERABLE, (hopeless, *(gap for gap in gaps if gap.kind == "training")), why)
     doubts = [*gaps, *_doubts(found, limits, coverage, scale, robust)]
     near = f"{coverage.fraction:.0%}"
     more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""

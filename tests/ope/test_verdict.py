@@ -57,7 +57,7 @@ def robust(**changed: float) -> PointEstimate:
         (WITH_CARE, "support", {"holes": 0.05}),
         (NOT_ANSWERABLE, "support", {"holes": 0.2}),
         (WITH_CARE, "support", {"of_starts": 0.4}),
-        (NOT_ANSWERABLE, "support", {"of_starts": 0.1}),
+        (NOT_ANSWERABLE, "support training", {"of_starts": 0.1, "gaps": [Reason("training", "was here")]}),
         (WITH_CARE, "gaps", {"gaps": [Reason("gaps", "3 steps are longer than others")]}),
         (WITH_CARE, "horizon", {"limits": limits(longest=10)}),
         (SUPPORTED, "", {"limits": limits(longest=10, terminated=200)}),  # all end after 10 steps
@@ -76,7 +76,7 @@ def test_what_is_missing_decides(answer, missing, changed) -> None:
     given["coverage"] = Coverage(given["coverage"], near, shares, starts, holes=holes)
     verdict = judge(**given)
     assert verdict.answer == answer
-    assert [reason.kind for reason in verdict.reasons] == ([missing] if missing else [])
+    assert [reason.kind for reason in verdict.reasons] == missing.split()
 
 
 def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval() -> None:
