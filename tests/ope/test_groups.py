@@ -20,10 +20,10 @@ from tests.refusals import assert_refused, run_cli, succeed
 KIND = np.arange(30) % 3 == 0
 
 
-def log_of_two_kinds() -> koffline.Transitions:
-    """30 episodes; the first feature is 2 all along in every third of them, where rewards are larger."""
-    log = discrete_log(300)
-    rows = np.repeat(KIND, 10)
+def log_of_two_kinds(n: int = 300, every: int = 3) -> koffline.Transitions:
+    """Episodes of ten rows; the first feature is 2 all along in some of them, where rewards are larger."""
+    log = discrete_log(n)
+    rows = np.repeat(np.arange(n // 10) % every == 0, 10)
     states, following = log.observations.copy(), log.next_observations.copy()
     states[:, 0], following[:, 0] = np.where(rows, 2.0, -1.0), np.where(rows, 2.0, -1.0)
     return log.replace(observations=states, next_observations=following, rewards=log.rewards + 3.0 * rows)
@@ -87,11 +87,9 @@ def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
 
 @pytest.mark.parametrize(("often", "given"), [(1.0, False), (1.0, True), (0.05, False)])
 def test_groups_where_the_log_never_acts_as_the_policy_does(often: float, given: bool) -> None:
-    kind, log = np.arange(300) % 15 == 0, discrete_log(3000)
-    states, following, rows = log.observations.copy(), log.next_observations.copy(), np.repeat(kind, 10)
-    states[:, 0], following[:, 0] = 4.0 * rows, 4.0 * rows
-    log = log.replace(observations=states, next_observations=following, actions=log.actions % 2 * ~rows)
-    starts = states[::10] if given else None
+    log = log_of_two_kinds(3000, every=15)
+    log = log.replace(actions=log.actions % 2 * (log.observations[:, 0] < 0.0))
+    starts = log.observations[::10] if given else None
     policy = DiscretePolicy(3, lambda s: np.tile([1.0 - often, often, 0.0], (len(s), 1)))
     found = koffline.evaluate(log, policy, 0.9, **QUICK, by=0, initial_observations=starts)
     one, other = found.groups
