@@ -19,10 +19,11 @@ from koffline.policies.base import pick_actions
 
 NO_COVERAGE = 0.5  # below it the log does not answer
 LOW_START, _NO_START = 0.5, 0.2  # the same of start states, few as they are; below the first: with care
-_MUCH_UNLOGGED = 0.1  # above it the log does not answer
+MUCH_UNLOGGED = 0.1  # above it the log does not answer
 _FEW_ROWS, _OVERUSED = 30, 3.0  # limits below which the log says too little about an action
 _REFERENCE_ROWS, _QUERY_ROWS = 20_000, 2_000
 _NEAR_QUANTILE = 0.95
+_HOLES, _HOLES_MATTER = 0x686F6C65, (0.02, 0.06)  # key of draws; limits for discrete, continuous actions
 _AT_ONCE = 32  # queries: their products fit the cache
 _SAME = 1e-6  # relative difference of numbers that are the same
 _LIKE, _EXPECTED = 0.5, 5.0  # deviations of like actions; expected number of rows with them
@@ -47,16 +48,11 @@ class Coverage:
     @property
     def reasons(self) -> list[str]:
         """Clause for a verdict if the log covers too little of the policy; else empty."""
-        if max(self.unlogged, self.holes) > _MUCH_UNLOGGED:
-            return [self.told if self.unlogged > self.holes else self.told_of_holes]
+        if max(self.unlogged, self.holes) > MUCH_UNLOGGED:
+            return [self.told if self.unlogged > self.holes else told_of_holes(self.holes)]
         if self.fraction < NO_COVERAGE:
             return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
         return [self.told_of_starts] if self.of_starts < _NO_START else []
-
-    @property
-    def told_of_holes(self) -> str:
-        """Clause on states where the log does not take the policy's actions."""
-        return f"about {self.holes:.0%} of the policy's visits are where the log hardly ever takes its action"
 
     @property
     def told_of_starts(self) -> str:
@@ -139,8 +135,15 @@ def measure_coverage(
     return replace(found, of_starts=starts.fraction)
 
 
-def visited_holes(problem: EvaluationProblem, visits: Any, generator: np.random.Generator) -> float:
+def told_of_holes(share: float) -> str:
+    """Clause on visits to states where the log does not take the policy's actions."""
+    return f"about {share:.0%} of the policy's visits are where the log hardly ever takes its action"
+
+
+def visited_holes(problem: EvaluationProblem, visits: Any, seed: int) -> float:
     """Share of the policy's visits to states near which the log has rows, but none with the policy's action.
+
+    0 for a share that is no reason for care.
 
     visits (N,): marginal importance weights of the rows, None if unknown: then only start states count. Rows
     with the policy's action (continuous: within half a deviation in each dimension) have a share p of the
@@ -151,6 +154,7 @@ def visited_holes(problem: EvaluationProblem, visits: Any, generator: np.random.
     often.
     """
     own = len(problem.input_scale) - (problem.history > 0)
+    generator = np.random.default_rng([seed, _HOLES])
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
     later = np.zeros(problem.n_rows) if visits is None else np.maximum(visits, 0.0) * problem.row_weights
     later = later * problem.discounts / problem.row_weights.sum()
@@ -178,7 +182,7 @@ def visited_holes(problem: EvaluationProblem, visits: Any, generator: np.random.
         expected = (gaps < nearest[:, None]).sum(axis=1) * same.mean(axis=1)
         reach = np.sqrt(np.maximum(2.0 * nearest + np.square(asked[block, :own]).sum(axis=1), 0.0))
         holes += int(((expected > _EXPECTED) & (reach > spacing) | ~same.any(axis=1)).sum())
-    return holes / len(some)
+    return holes / len(some) * (holes > _HOLES_MATTER[problem.n_actions is None] * len(some))
 
 
 def _spacing(groups: list[np.ndarray], generator: np.random.Generator) -> float:

@@ -16,6 +16,7 @@ from koffline.data.columns import natural_key
 from koffline.data.spaces import Features
 from koffline.data.units import cluster_sums
 from koffline.errors import ConfigError, DataError, counted, nearest_name
+from koffline.ope.coverage import MUCH_UNLOGGED, told_of_holes, visited_holes
 from koffline.ope.last_layer import last_layer, mean_values, sum_starts
 from koffline.ope.markov import group_shift
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
@@ -31,9 +32,10 @@ _BEYOND = "groups differ beyond the observations; add {0} to these if it is know
 
 @dataclass(frozen=True)
 class GroupValue(Record):
-    """Value of a policy from the ``starts`` start states of a group, or the ``reason`` why there is none.
+    """Value of a policy from the ``starts`` start states of a group.
 
-    ``interval``: the intervals of all groups together have the stated level.
+    ``reason``: why there is no value, or why to take it with care. ``interval``: the intervals of all groups
+    together have the stated level.
     """
 
     group: str
@@ -104,6 +106,8 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
             rows.append(GroupValue(name, starts, reason=few))
         elif found.interval is None:
             rows.append(GroupValue(name, starts, reason="the log does not answer for all start states"))
+        elif (holes := _holes_of(workspace, groups, group)) > MUCH_UNLOGGED:
+            rows.append(GroupValue(name, starts, reason=f"not answerable: {told_of_holes(holes)}"))
         else:
             values = by_group[:, :, group]
             interval, note = workspace.limits.cut(fitted.interval(values, level, size))
@@ -116,11 +120,24 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
                     return tuple(GroupValue(one, starts, reason=told) for one, (starts, _) in pairs)
             if interval is not None:
                 said = f"{interval.assumptions} Level {settings.level:.10g} for {count} groups together."
-                interval, note = replace(interval, level=settings.level, assumptions=said), None
+                interval = replace(interval, level=settings.level, assumptions=said)
+                note = f"with care: {told_of_holes(holes)}" if holes else None
             low, high = workspace.limits.bounds
             value = min(max(fitted.summarise(values).value, low), high)
             rows.append(GroupValue(name, starts, value, interval, note))
     return tuple(rows)
+
+
+def _holes_of(workspace: Workspace, groups: Groups, group: int) -> float:
+    """`visited_holes` of the visits from a group's start states, taken to be those in its own episodes."""
+    problem, visits = workspace.problem, workspace.held_values.weights
+    members = groups.codes[problem.start_units] == group
+    weights = problem.start_weights * members
+    if not (share := weights.sum() / problem.start_weights.sum()):  # none among the rows in memory
+        return 0.0
+    if visits is not None:  # of given start states no episode is known
+        visits = None if problem.fixed_starts else visits * np.repeat(members, problem.lengths) / share
+    return visited_holes(replace(problem, start_weights=weights), visits, workspace.settings.seed)
 
 
 def groups_of(workspace: Workspace, by: By) -> Groups:

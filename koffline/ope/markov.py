@@ -37,9 +37,10 @@ _FEATURES = 200  # random features of x, and of (x, h)
 _RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6
 _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all taken, with probabilities
 _FAR = 5.0  # standard deviations of a reward
-_BLOCK, _MOST_ROWS = 2048, 10_000
+_BLOCK, _MOST_ROWS, _MORE_ROWS = 2048, 10_000, 50_000  # more if p is small but not small enough
 _LEAST_UNITS = 20
 _MATTERS, _MATTERS_MORE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
+_MAY_MATTER = 0.05
 _FURTHER, _WIDE, _MOST_OF_IT = (2, 3, 5), 200, 0.8
 _STEP = -1  # used in place of a number of previous rows
 
@@ -76,20 +77,23 @@ class Shift:
         return self.p_value < self.limit and abs(self.value) > 0.25 * interval.width
 
 
-def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
+def memory_shift(
+    problem: EvaluationProblem, values: RowValues, seed: int, most: int = _MOST_ROWS
+) -> Shift | None:
     """Estimate the effect of earlier rows on J; None without episodes of several rows, or with few of them.
 
     Tests the previous row, the number of earlier rows (the step) and, for inputs of moderate width, the 2, 3
     and 5 previous rows and sums over all earlier rows. Returns the smallest extension that is significant (p
     < 1e-4) and shows most of the change. If only last rows have rewards, p < 0.01 is enough for the sums,
     because few rows inform about them. values: at the rows, by networks that did not see their episode, in
-    units of the return. Of more than 10,000 rows every second, third, … is used.
+    units of the return. Of more than ``most`` rows every second, third, … is used; again of more than 50,000
+    if p-values are below 0.05 and none is small enough.
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None
     reward = problem.rewards - problem.rewards.mean()
     reward = np.clip(reward / (reward.std() or 1.0), -_FAR, _FAR)
-    rows, width = _looked_at(problem), problem.kernel_inputs.shape[1]
+    rows, width = _looked_at(problem, most), problem.kernel_inputs.shape[1]
     steps, ends = problem.steps[rows, None], problem.episode_starts + problem.lengths - 1
 
     def memory_of(rows: np.ndarray) -> np.ndarray:
@@ -117,9 +121,13 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
         limit = _MATTERS_MORE if late and count == 0 else _MATTERS
         is_step = count == _STEP
         found.append(replace(one, rows=max(count, 0), of_step=is_step, tests=len(pairs), limit=limit))
-    told = [one for one in found if one.p_value < one.limit] or found[:1]
-    most = max(abs(one.value) for one in told)
-    return next(one for one in told if abs(one.value) >= _MOST_OF_IT * most)
+    told = [one for one in found if one.p_value < one.limit]
+    if told:
+        largest = max(abs(one.value) for one in told)
+        return next(one for one in told if abs(one.value) >= _MOST_OF_IT * largest)
+    if most < min(problem.n_rows, _MORE_ROWS) and min(one.p_value for one in found) < _MAY_MATTER:
+        return memory_shift(problem, values, seed, _MORE_ROWS)
+    return found[0]
 
 
 def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
@@ -147,10 +155,10 @@ def group_shift(
     return found and replace(found, tests=tests, limit=_MATTERS_MORE)
 
 
-def _looked_at(problem: EvaluationProblem) -> Int[np.ndarray, " some"]:
-    """Numbers of the rows with weight, thinned to about 10,000."""
+def _looked_at(problem: EvaluationProblem, most: int = _MOST_ROWS) -> Int[np.ndarray, " some"]:
+    """Numbers of the rows with weight, thinned to about ``most``."""
     unit = np.repeat(np.arange(len(problem.lengths)), problem.lengths)
-    stride = math.ceil(problem.n_rows / _MOST_ROWS)
+    stride = math.ceil(problem.n_rows / most)
     return np.flatnonzero(((problem.steps + unit) % stride == 0) & (problem.row_weights > 0.0))
 
 

@@ -123,7 +123,9 @@ def pass_over_rows(
     table = make_table(problem, str(network.flat.device))
     own = torch.as_tensor(problem.row_weights)
     left_out = torch.as_tensor(resampling.row_counts(problem) == 0)  # (R', N)
-    share, held_out = _shares(left_out.double()), (left_out & (own > 0.0)).double()
+    held_out = (left_out & (own > 0.0)).double()
+    share = torch.where(left_out.any(dim=0), left_out.double(), 1.0)  # of networks; all where each saw a row
+    share = share / share.sum(dim=0)
     parts: list[Tensor] = []
     projected, squares = torch.zeros_like(duals), duals.new_zeros(len(duals))
     compared = table.compared
@@ -152,12 +154,6 @@ def pass_over_rows(
     }
     arrays = {name: column.numpy() for name, column in columns.items()}
     return PassOverRows(Columns((arrays,)), projected.cpu(), squares.cpu(), held_out.sum(dim=1))
-
-
-def _shares(left_out: Tensor) -> Tensor:
-    """Weights (R', N) that average over the replicas that left a row out, or over all if none did."""
-    weights = torch.where(left_out.sum(dim=0, keepdim=True) > 0, left_out, 1.0)
-    return weights / weights.sum(dim=0, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from koffline.ope.coverage import (
     Coverage,
     describe_coverage,
     doubts_of_weights,
+    told_of_holes,
     visited_holes,
 )
 from koffline.ope.cross_fit import share_seen
@@ -37,7 +38,6 @@ from koffline.ope.results import (
 from koffline.ope.workspace import Workspace
 
 _LOW_COVERAGE, _UNLOGGED = 0.8, 0.001
-_HOLES, _HOLES_MATTER = 0x686F6C65, (0.02, 0.06)  # key of draws; limits for discrete, continuous actions
 _FEW_EPISODES = 20.0
 _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
@@ -57,8 +57,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)
     problem, visits = workspace.problem, None if robust is None else workspace.held_values.weights
-    holes = visited_holes(problem, visits, np.random.default_rng([workspace.settings.seed, _HOLES]))
-    holes *= holes > _HOLES_MATTER[problem.n_actions is None]
+    holes = visited_holes(problem, visits, workspace.settings.seed)
     coverage = dataclasses.replace(workspace.coverage, holes=holes)
     return judge(found, workspace.limits, coverage, problem.reward_scale, robust, gaps)
 
@@ -80,7 +79,7 @@ def judge(
     if hopeless := _why_not(found, coverage, scale):
         what = "result" if hopeless.kind == "interval" else "log"
         why = f"This {what} does not say what the policy is worth: {hopeless.text}."
-        return Verdict(NOT_ANSWERABLE, (hopeless,), why)
+        return Verdict(NOT_ANSWERABLE, (hopeless, *(gap for gap in gaps if gap.kind == "training")), why)
     doubts = [*gaps, *_doubts(found, limits, coverage, scale, robust)]
     near = f"{coverage.fraction:.0%}"
     more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""
@@ -136,7 +135,7 @@ def _doubts(
     if coverage.of_starts < LOW_START:
         yield Reason("support", coverage.told_of_starts)
     if coverage.holes:
-        yield Reason("support", coverage.told_of_holes)
+        yield Reason("support", told_of_holes(coverage.holes))
     if coverage.unlogged > _UNLOGGED:
         yield Reason("support", f"{coverage.told}; it is valued as if it took its others there")
     if limits.facts.units < _FEW_EPISODES:

@@ -70,11 +70,10 @@ def uplift(more: Uplift | None) -> str:
 
 
 def group_rows(found: Any) -> list[tuple[str, str, str, str]]:
-    """Cells for each group of start states: name, start states, value, interval or the reason for none."""
-    return [
-        (row.group, f"{row.starts:,}", number(row.value), within(row.interval).strip(" ()") or row.reason)
-        for row in found.groups
-    ]
+    """Cells for each group of start states: name, start states, value; interval, reason for care or none."""
+    texts = [(within(row.interval).strip(" ()"), row.reason) for row in found.groups]
+    rows = zip(found.groups, ("; ".join(filter(None, both)) for both in texts), strict=True)
+    return [(row.group, f"{row.starts:,}", number(row.value), text) for row, text in rows]
 
 
 def within(interval: Interval | None) -> str:

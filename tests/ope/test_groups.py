@@ -1,6 +1,7 @@
 """Values by group of start states: by one set of networks, the same wherever labels come from."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from scipy import stats
 import koffline
 from koffline.errors import ConfigError, DataError
 from koffline.ope import evaluation
+from koffline.policies import DiscretePolicy
+from koffline.report.words import group_rows
 from tests.data.logs import in_shards
 from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, SOFT, discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
@@ -17,10 +20,10 @@ from tests.refusals import assert_refused, run_cli, succeed
 KIND = np.arange(30) % 3 == 0
 
 
-def log_of_two_kinds() -> koffline.Transitions:
-    """30 episodes; the first feature is 2 all along in every third of them, where rewards are larger."""
-    log = discrete_log(300)
-    rows = np.repeat(KIND, 10)
+def log_of_two_kinds(n: int = 300, every: int = 3) -> koffline.Transitions:
+    """Episodes of ten rows; the first feature is 2 all along in some of them, where rewards are larger."""
+    log = discrete_log(n)
+    rows = np.repeat(np.arange(n // 10) % every == 0, 10)
     states, following = log.observations.copy(), log.next_observations.copy()
     states[:, 0], following[:, 0] = np.where(rows, 2.0, -1.0), np.where(rows, 2.0, -1.0)
     return log.replace(observations=states, next_observations=following, rewards=log.rewards + 3.0 * rows)
@@ -80,6 +83,21 @@ def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
         found = koffline.evaluate(rows, "uniform", 0.5, **settings, by={"it": label}).groups
         assert all((row.value is None) == (paid > 0.0) for row in found)
         assert all(row.value is not None or "add it to these" in row.reason for row in found)
+
+
+@pytest.mark.parametrize(("often", "given"), [(1.0, False), (1.0, True), (0.05, False)])
+def test_groups_where_the_log_never_acts_as_the_policy_does(often: float, given: bool) -> None:
+    log = log_of_two_kinds(3000, every=15)
+    log = log.replace(actions=log.actions % 2 * (log.observations[:, 0] < 0.0))
+    starts = log.observations[::10] if given else None
+    policy = DiscretePolicy(3, lambda s: np.tile([1.0 - often, often, 0.0], (len(s), 1)))
+    found = koffline.evaluate(log, policy, 0.9, **QUICK, by=0, initial_observations=starts)
+    one, other = found.groups
+    assert (one.reason, other.starts, other.value is None) == (None, 20, often > 0.1)
+    answer = "not answerable: about (9.|100)" if often > 0.1 else "with care: about [3-7]"
+    assert re.match(f"{answer}% of the policy's visits", other.reason)
+    shown = group_rows(found)[1][3]
+    assert (other.reason in shown, "…" in shown) == (True, often < 0.1)
 
 
 def test_copies_and_given_starts_keep_their_groups() -> None:

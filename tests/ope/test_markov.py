@@ -261,6 +261,8 @@ def test_rows_of_long_logs_are_thinned_not_episodes() -> None:
     shift = shift_of(log, counted_values(log)[0])
     assert shift.units > 1100  # some have one row, which is not drawn
     assert abs(shift.value - (true_value(0.5) - counted_values(log)[1])) < 0.25
+    slight = ring(0.02, 0, episodes=1200)
+    assert shift_of(slight, counted_values(slight)[0]).p_value < 1e-4  # 0.005 by every second row
 
 
 def test_a_value_function_of_states_knows_no_history() -> None:
