@@ -24,6 +24,7 @@ from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
 from koffline.algos.paths import first_steps
+from koffline.data.replay import ColumnarReplayBuffer
 from koffline.errors import ConfigError, refuse
 from koffline.kernel_loss import state_value_residual
 from koffline.store.files import atomic_file
@@ -35,10 +36,10 @@ _LONGEST_HORIZON = 10_000.0  # in steps; applies when gamma is near 1 and no row
 class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     """A d3rlpy algorithm whose critic minimises the kernel Bellman loss.
 
-    All of d3rlpy's features work as for its own algorithms. The kernel's bandwidth and scales are computed
-    from rows of the log before the first gradient step (with ``fit_online``, from the first mini-batch),
-    saved with the model, and never change afterwards. The number of gradient steps is saved, too. Raises
-    ConfigError for contradictory options.
+    All of d3rlpy's features work as for its own algorithms. The kernel's bandwidth and scales and the mean
+    absolute reward are computed from the log before the first gradient step (with ``fit_online``, from the
+    first mini-batch), saved with the model, and never change afterwards. The number of gradient steps is
+    saved, too. Raises ConfigError for contradictory options.
 
     A subclass defines its action type, its implementation, d3rlpy's function that creates its actor (if it
     has one), and its other modules (`make_parts`).
@@ -52,6 +53,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         check_values(config)
         refuse(config.contradictions(self.is_discrete), kind=ConfigError)
         self._kernel_rows: TransitionMiniBatch | None = None
+        self._rewards: np.ndarray | None = None
         self._is_copied = False
         super().__init__(config, device, enable_ddp, impl)
 
@@ -88,6 +90,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch is trained"
         refuse({f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch}, kind=ConfigError)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
+        self._rewards = _rewards_of(dataset)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
     def copy_q_function_from(self, algo: Any) -> None:
@@ -101,15 +104,23 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return super().update(batch)
 
     def fix_kernel_before(self, batch: TransitionMiniBatch) -> None:
-        """Fix the kernel once, from rows of the log or else from this mini-batch."""
-        if self._impl is None or not self._impl.modules.kernel.bandwidth.isnan():
+        """Fix the kernel and the size of rewards once, from the log or else from this mini-batch."""
+        if self._impl is None:
             return
+        kernel = self._impl.modules.kernel
         whole, self._kernel_rows = self._kernel_rows or batch, None
+        rewards, self._rewards = self._rewards, None
+        if kernel.reward_size.isnan():  # also as long as all rewards were zero
+            per_step = batch.rewards / batch.intervals if rewards is None else rewards
+            size = float(self._scaled("reward", per_step).abs().mean())
+            kernel.reward_size.fill_(size or math.nan)
+        if not kernel.bandwidth.isnan():
+            return
         rows = first_steps(whole)
         with torch.no_grad():
             observations = self._scaled("observation", np.asarray(rows.observations))
             actions = self._scaled("action", rows.actions)
-            self._impl.modules.kernel.fix(observations, actions, self._config.batch_size)
+            kernel.fix(observations, actions, self._config.batch_size)
             if not self._is_copied:
                 shift_values(self._impl.modules, self._initial_value(whole))
 
@@ -136,7 +147,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """Create the implementation with new networks."""
-        modules = modules_of(**self.make_parts(shape, size))
+        modules = modules_of(self.make_parts(shape, size))
         self._impl = self.impl_class(self._config, shape, size, modules, self._device)
 
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
@@ -189,6 +200,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return float((taken * rewards).sum(dim=1).mean() / max(lost, 1.0 / _LONGEST_HORIZON))
 
 
+def _rewards_of(dataset: ReplayBufferBase) -> np.ndarray:
+    """All rewards of a log as a column."""
+    if isinstance(dataset, ColumnarReplayBuffer):
+        return dataset.transitions.rewards.reshape(-1, 1)
+    return np.concatenate([np.asarray(episode.rewards).reshape(-1, 1) for episode in dataset.episodes])
+
+
 class KernelForwarder:
     """d3rlpy's ensemble of critics, with the kernel loss as its error."""
 
@@ -196,7 +214,7 @@ class KernelForwarder:
         self._forwarder, self._kernel = forwarder, kernel
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._forwarder, name)
+        return getattr(self.__dict__.get("_forwarder"), name)  # none yet while it is being copied
 
     def compute_error(
         self, observations: Tensor, actions: Tensor, rewards: Tensor, target: Tensor, terminals: Tensor,
@@ -241,6 +259,6 @@ class ComposedAlgo(KernelCriticAlgo):
         super(KernelCriticAlgo, self).inner_create_impl(shape, size)
         impl: Any = self._impl
         kernel = self.make_kernel(shape, size)
-        impl._modules = modules_of(**asdict_without_copy(impl.modules), kernel=kernel)
+        impl._modules = modules_of({**asdict_without_copy(impl.modules), "kernel": kernel})
         impl._checkpointer = impl.modules.create_checkpointer(self._device)
         impl._q_func_forwarder = KernelForwarder(impl._q_func_forwarder, kernel)

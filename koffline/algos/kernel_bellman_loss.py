@@ -149,6 +149,7 @@ class KernelBellmanLoss(nn.Module):
     inverse_scale: Tensor
     bandwidth: Tensor
     factor: Tensor
+    reward_size: Tensor
     step: Tensor
 
     def __init__(self, config: KernelCriticConfig, observation_size: int, action_size: int, n_actions: int):
@@ -162,6 +163,7 @@ class KernelBellmanLoss(nn.Module):
         self.register_buffer("inverse_scale", torch.ones(columns))
         self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN until it is fixed
         self.register_buffer("factor", torch.tensor(1.0))
+        self.register_buffer("reward_size", torch.tensor(math.nan))  # mean |reward| of a step; NaN: unknown
         self._random_features = MemoryLoss(self._kernel, features=_FEATURES)  # type: ignore[arg-type]
         self.looks_back = False  # whether residuals belong to the previous step's parameters
         self._memory: Memory | None = None  # not saved with the model
@@ -177,6 +179,11 @@ class KernelBellmanLoss(nn.Module):
         if self._weight is None:
             return v_statistic(residual, gram) * self.factor
         return kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0) * self.factor
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load buffers; in files of earlier versions the unit of reward was one."""
+        state_dict.setdefault(f"{prefix}reward_size", torch.tensor(1.0))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _remembered(self, residual: Residual, psi: Float[Tensor, "row feature"]) -> Loss:
         """(1 − w) mᵀψᵀδ/n + w mean δ², whose gradient is that of (1 − w) ‖E ψδ‖² + w E δ²."""

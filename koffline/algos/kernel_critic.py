@@ -22,9 +22,13 @@ from koffline.kernel_loss import state_value_residual
 Losses = dict[str, Tensor]  # scalars by their names in a run's logs; the first one is minimised
 
 
-def modules_of(**parts: Any) -> Any:
+def modules_of(parts: dict[str, Any]) -> Any:
     """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel with its buffers."""
-    return dataclasses.make_dataclass("KernelModules", list(parts), bases=(Modules,), frozen=True)(**parts)
+    again = {"__reduce__": lambda self: (modules_of, (vars(self),))}  # it can be pickled
+    kind = dataclasses.make_dataclass(
+        "KernelModules", list(parts), bases=(Modules,), frozen=True, namespace=again
+    )
+    return kind(**parts)
 
 
 class KernelImpl(QLearningAlgoImplBase):
@@ -218,11 +222,23 @@ class KernelImpl(QLearningAlgoImplBase):
         return self._modules.q_funcs
 
     @property
+    def q_function_optim(self) -> Any:
+        """The critics' optimiser."""
+        return self._modules.critic_optim.optim
+
+    @property
     def policy(self) -> Any:
         """The actor; without one raises as in d3rlpy."""
         if not hasattr(self._modules, "policy"):
             raise NotImplementedError
         return self._modules.policy
+
+    @property
+    def policy_optim(self) -> Any:
+        """The actor's optimiser; without an actor raises as in d3rlpy."""
+        if not hasattr(self._modules, "policy"):
+            raise NotImplementedError
+        return self._modules.actor_optim.optim
 
 
 def shift_values(modules: Any, value: float) -> None:

@@ -246,7 +246,7 @@ class KLossFQE(KernelCriticAlgo):
                 f"{log[1]}; give the log that it was trained for"
             )
         target = nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device)
-        modules = modules_of(**self.make_parts(shape, size), target=target)
+        modules = modules_of({**self.make_parts(shape, size), "target": target})
         self._impl = KLossFQEImpl(algo, self._config, shape, size, modules, self._device)
 
     def predict(self, x: Any) -> Any:

@@ -1,7 +1,9 @@
 """What d3rlpy's users do with its algorithms works on ours: the checks of its own algorithms, and more."""
 
+import copy
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,29 @@ def test_a_saved_model_goes_on_as_if_it_had_never_stopped(name, run, load):
         torch.manual_seed(11)
         learner.update(batch)
     assert makers.same(makers.parameters(loaded), makers.parameters(whole))
+
+
+def test_pickles_and_copies_go_on_alike(name: str, run: tuple[Any, Path]) -> None:
+    algo, batch = run[0], makers.make_buffer(name).sample_transition_batch(16)
+    before, copies = makers.parameters(algo), [pickle.loads(pickle.dumps(run[0])), copy.deepcopy(run[0])]
+    for each in copies:
+        torch.manual_seed(11)
+        each.update(batch)
+    assert makers.same(*map(makers.parameters, copies))
+    assert not makers.same(makers.parameters(copies[0]), before)
+    assert makers.same(makers.parameters(algo), before)
+
+
+def test_states_of_optimisers_are_copied(name: str, run: tuple[Any, Path]) -> None:
+    fresh, parts = make(name, build=True), ["q_function_optim"]
+    fresh.copy_q_function_optim_from(run[0])
+    if "policy" in run[0].impl.modules.get_torch_modules():
+        fresh.copy_policy_optim_from(run[0])
+        parts.append("policy_optim")
+    for part in parts:
+        states = [getattr(each.impl, part).state_dict()["state"] for each in (fresh, run[0])]
+        assert states[0]
+        torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ACTING, scope="module")

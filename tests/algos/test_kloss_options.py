@@ -9,6 +9,7 @@ import torch
 
 import koffline.algos as ours
 from koffline import ColumnarReplayBuffer, Discrete
+from koffline.data.replay import to_d3rlpy
 from koffline.errors import ConfigError
 from koffline.policy_specs import as_policy
 from tests.algos import makers
@@ -171,3 +172,32 @@ def test_the_mean_start_is_what_the_logs_own_policy_is_worth() -> None:
     algo.fix_kernel_before(type(batch)(**rows))
     moved = algo.impl.q_function[0]._fc.bias.detach() - before
     torch.testing.assert_close(moved, torch.full((ACTIONS,), 1.0 / (1.0 - 0.9 * 0.75)))
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_the_soft_maximum_follows_the_units_of_reward(scale: float, tmp_path) -> None:
+    """Its temperature is a tenth of the log's mean absolute reward, saved, and the same for later logs."""
+    log = makers.make_log(discrete=True)
+    scaled = dataclasses.replace(log, rewards=log.rewards * scale)
+    algo = make("KLossDQN", temperature=0.1)
+    makers.fit(algo, to_d3rlpy(scaled) if scale == 1.0 else ColumnarReplayBuffer(scaled, seed=0))
+    expected = 0.1 * scale * np.abs(log.rewards).sum() / (len(log) + (scale == 1.0) * 5)  # five added steps
+    assert float(algo.impl.temperature) == pytest.approx(expected, rel=1e-5)
+    values = torch.tensor([[[1.0, 1.3, 0.9]]])
+    soft = expected * torch.logsumexp(values * scale / expected, dim=2)
+    torch.testing.assert_close(algo.impl.greatest(values * scale), soft, rtol=1e-4, atol=0.0)
+    algo.save(str(tmp_path / "model.d3"))
+    loaded = d3rlpy.load_learnable(str(tmp_path / "model.d3"))
+    makers.fit(loaded, ColumnarReplayBuffer(log, seed=0))
+    assert float(loaded.impl.temperature) == pytest.approx(expected, rel=1e-5)
+    kernel = loaded.impl.modules.kernel
+    kernel.load_state_dict({key: held for key, held in kernel.state_dict().items() if key != "reward_size"})
+    assert float(loaded.impl.temperature) == pytest.approx(0.1), "files without it were in units of reward"
+
+
+def test_without_rewards_the_soft_maximum_waits_for_one() -> None:
+    algo, batch = make("KLossDQN", build=True), makers.make_buffer("KLossDQN").sample_transition_batch(16)
+    algo.update(dataclasses.replace(batch, rewards=np.zeros_like(batch.rewards)))
+    assert float(algo.impl.temperature) == pytest.approx(0.1)
+    algo.update(batch)
+    assert float(algo.impl.temperature) == pytest.approx(0.1 * np.abs(batch.rewards).mean(), rel=1e-5)
