@@ -20,17 +20,11 @@ from torch import Tensor, nn
 from koffline.algos.options import median_factor
 from koffline.errors import ConfigError, DataError
 from koffline.kernel_loss import Loss, Residual, kernel_loss, v_statistic
-from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian, Linear
+from koffline.kernels import KERNELS
 from koffline.objectives import MemoryLoss
 from koffline.steps import Memory
 
 _Algo = TypeVar("_Algo", bound=Callable[..., Any])
-_KERNELS: dict[str, Kernel] = {
-    "gaussian": Gaussian(1.0),
-    "laplacian": Laplacian(1.0),
-    "inverse_multiquadric": InverseMultiquadric(1.0),
-    "linear": Linear(),
-}
 _MOST_ROWS = 1000  # half a million distances are enough for a median
 _SMALLEST = 1e-6
 _FEATURES, _REMEMBERED_WEIGHT = 500, 0.003
@@ -42,7 +36,8 @@ _LOG = logging.getLogger(__name__)
 class KernelCriticConfig(LearnableConfig):
     """Options of a critic that minimises the kernel Bellman loss.
 
-    kernel: gaussian, laplacian, inverse_multiquadric or linear, over the rows (s, a).
+    kernel: gaussian, laplacian, inverse_multiquadric or linear, over the rows (s, a), or the name of a kernel
+        of your own in `koffline.kernels.KERNELS`.
     bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
         rows (sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed before
         the first gradient step and saved with the model.
@@ -154,7 +149,7 @@ class KernelBellmanLoss(nn.Module):
 
     def __init__(self, config: KernelCriticConfig, observation_size: int, action_size: int, n_actions: int):
         super().__init__()
-        self._config, self._kernel, self.n_actions = config, _KERNELS[config.kernel], n_actions
+        self._config, self._kernel, self.n_actions = config, KERNELS[config.kernel], n_actions
         self._weight = config.diag_weight
         if config.memory > 0.0 and self._weight is None:
             self._weight = _REMEMBERED_WEIGHT

@@ -231,6 +231,9 @@ class KLossFQE(KernelCriticAlgo):
         if not isinstance(algo, QLearningAlgoBase) or isinstance(algo, KLossFQE):
             received = f"received a {type(algo).__name__}"
             raise ConfigError(f"KLossFQE evaluates an algorithm, {received}; koffline.load(path) reads one")
+        if algo.config.get_type() in ("random_policy", "discrete_random_policy"):
+            what = f"a {type(algo).__name__} has no networks that could be saved with their evaluator"
+            raise ConfigError(f"{what}; koffline.evaluate(log, 'uniform') values uniform actions")
         self.algo, self.action_type = algo, algo.get_action_type()
         super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
 

@@ -26,7 +26,8 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("KLossDQN", {"kernel": "gausian"}, "should be 'gaussian'"),
+        ("KLossDQN", {"kernel": "gausian"}, "known are gaussian"),
+        ("KLossDQN", {"kernel": "cosine"}, "koffline.kernels.KERNELS"),
         ("KLossDQN", {"bandwidth": -1.0}, "give a positive number or a multiple"),
         ("KLossDQN", {"bandwidth": "0.5 mean"}, "0.5 median"),
         ("KLossDQN", {"diag_weight": 1.5}, "less than or equal to 1"),
@@ -62,6 +63,7 @@ def test_options_out_of_range_are_refused(name: str, settings: dict, says: str) 
         (lambda: make("KLossDQN").create_impl(((4,), (5,)), ACTIONS), "one vector per observation"),
         (lambda: make("KLossDQN").fit(makers.make_buffer("KLossDQN"), n_steps=5), "not one epoch"),
         (lambda: ours.KLossFQE("model.d3"), r"received a str; koffline\.load"),
+        (lambda: ours.KLossFQE(d3rlpy.algos.DiscreteRandomPolicyConfig().create()), "evaluate.*'uniform'"),
         (lambda: make("KLossDQN").config.create(enable_ddp=True), "enable_ddp"),
         (lambda: ours.KLossFQE(make_target(discrete=False)).create_impl((5,), ACTIONS), "the policy is for"),
     ],

@@ -151,8 +151,17 @@ def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
 def test_what_needs_rows_in_memory_says_so() -> None:
     for ask in (koffline.bellman_test, koffline.diagnose, koffline.cross_fit):
         unchecked = getattr(ask, "__wrapped__", ask)  # types are checked in tests alone
-        with one_line(DataError, match="the log is a type; give rows in memory"):
+        with one_line(DataError, match="the log is a type; koffline.open_transitions"):
             unchecked(*((sum, type, "uniform") if "q" in inspect.signature(ask).parameters else (type, sum)))
+    for ask, words in (
+        (
+            lambda: getattr(koffline.diagnose, "__wrapped__", koffline.diagnose)(LOG, sum, "uniform"),
+            "the first argument is a log; give the value",
+        ),
+        (lambda: koffline.diagnose("kloss", LOG, "uniform"), r"to fit one: koffline\.cross_fit"),
+    ):
+        with one_line(DataError, match=words):
+            ask()
 
 
 def test_a_function_that_writes_into_its_input_leaves_the_log_as_it_is() -> None:
