@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Generator, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Optional
 
@@ -25,11 +26,12 @@ from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
 from koffline.algos.paths import first_steps
 from koffline.data.replay import ColumnarReplayBuffer
-from koffline.errors import ConfigError, refuse
+from koffline.errors import ConfigError, DataError, refuse
 from koffline.kernel_loss import state_value_residual
 from koffline.store.files import atomic_file
 
 _KERNEL_ROWS = 1024
+_NO_REWARD = 1e-30  # smaller ones are zero in float32
 _LONGEST_HORIZON = 10_000.0  # in steps; applies when gamma is near 1 and no row is terminal
 
 
@@ -87,11 +89,18 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
         """d3rlpy's `fitter`. Raises ConfigError for less than one epoch, which d3rlpy would skip."""
-        numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch is trained"
-        refuse({f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch}, kind=ConfigError)
+        given = f"n_steps is {n_steps!r}, n_steps_per_epoch {n_steps_per_epoch!r}"
+        counts = [int(each) if isinstance(each, Real) else -1 for each in (n_steps, n_steps_per_epoch)]
+        wrong = {
+            f"fit takes a replay buffer, received a {type(dataset).__name__}; koffline.ColumnarReplayBuffer"
+            "(log) makes one": not isinstance(dataset, ReplayBufferBase),
+            f"{given}; give whole numbers": counts != [n_steps, n_steps_per_epoch],
+            f"{given}: not one epoch is trained; lower n_steps_per_epoch": counts[0] < counts[1],
+        }
+        refuse(wrong, kind=ConfigError)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         self._rewards = _rewards_of(dataset)
-        yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
+        yield from super().fitter(dataset, *counts, **options)
 
     def copy_q_function_from(self, algo: Any) -> None:
         """d3rlpy's `copy_q_function_from`; fixing the kernel then leaves the values as they are."""
@@ -113,7 +122,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         if kernel.reward_size.isnan():  # also as long as all rewards were zero
             per_step = batch.rewards / batch.intervals if rewards is None else rewards
             size = float(self._scaled("reward", per_step).abs().mean())
-            kernel.reward_size.fill_(size or math.nan)
+            if not math.isfinite(size):
+                raise DataError("rewards are not all finite; check the log")
+            kernel.reward_size.fill_(size if size > _NO_REWARD else math.nan)
         if not kernel.bandwidth.isnan():
             return
         rows = first_steps(whole)

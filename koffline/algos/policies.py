@@ -235,7 +235,10 @@ class KLossFQE(KernelCriticAlgo):
             what = f"a {type(algo).__name__} has no networks that could be saved with their evaluator"
             raise ConfigError(f"{what}; koffline.evaluate(log, 'uniform') values uniform actions")
         self.algo, self.action_type = algo, algo.get_action_type()
-        super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
+        config = KLossFQEConfig() if config is None else config
+        if not isinstance(config, KLossFQEConfig):
+            raise ConfigError(f"KLossFQE received a {type(config).__name__}; give it a KLossFQEConfig")
+        super().__init__(dataclasses.replace(config, policy=algo.config), device)
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """Create networks, optimiser, kernel and any missing networks of the policy. Raises ConfigError."""

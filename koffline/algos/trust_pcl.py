@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from d3rlpy.constants import ActionSpace
+from d3rlpy.dataset import ReplayBufferBase
 from d3rlpy.models.builders import create_categorical_policy, create_normal_policy, create_value_function
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.torch import ActionOutput, build_gaussian_distribution, compute_output_size
@@ -219,7 +220,8 @@ class TrustPCL(KernelCriticAlgo):
         self, dataset: Any, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
         """d3rlpy's `fitter` over paths of the dataset. Raises DataError for a log without episodes."""
-        if self._config.path_length > 1 and not isinstance(dataset, PathReplayBuffer):
+        is_rows = isinstance(dataset, ReplayBufferBase) and not isinstance(dataset, PathReplayBuffer)
+        if self._config.path_length > 1 and is_rows:
             dataset = PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 

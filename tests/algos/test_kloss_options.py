@@ -10,7 +10,7 @@ import torch
 import koffline.algos as ours
 from koffline import ColumnarReplayBuffer, Discrete
 from koffline.data.replay import to_d3rlpy
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
 from koffline.policy_specs import as_policy
 from tests.algos import makers
 from tests.algos.makers import ACTIONS, ALL, d3rlpy, is_discrete, make, make_target, observations
@@ -62,6 +62,9 @@ def test_options_out_of_range_are_refused(name: str, settings: dict, says: str) 
         (lambda: make("TrustPCL").create_impl((3, 84, 84), ACTIONS), "embedding"),
         (lambda: make("KLossDQN").create_impl(((4,), (5,)), ACTIONS), "one vector per observation"),
         (lambda: make("KLossDQN").fit(makers.make_buffer("KLossDQN"), n_steps=5), "not one epoch"),
+        (lambda: makers.fit(make("KLossDQN"), makers.make_buffer("KLossDQN"), 4.5), "give whole numbers"),
+        (lambda: makers.fit(make("TrustPCL"), makers.make_log(False)), "a Transitions; koffline.Columnar"),
+        (lambda: ours.KLossFQE(make_target(True), d3rlpy.ope.FQEConfig()), "give it a KLossFQEConfig"),
         (lambda: ours.KLossFQE("model.d3"), r"received a str; koffline\.load"),
         (lambda: ours.KLossFQE(d3rlpy.algos.DiscreteRandomPolicyConfig().create()), "evaluate.*'uniform'"),
         (lambda: make("KLossDQN").config.create(enable_ddp=True), "enable_ddp"),
@@ -201,5 +204,7 @@ def test_without_rewards_the_soft_maximum_waits_for_one() -> None:
     algo, batch = make("KLossDQN", build=True), makers.make_buffer("KLossDQN").sample_transition_batch(16)
     algo.update(dataclasses.replace(batch, rewards=np.zeros_like(batch.rewards)))
     assert float(algo.impl.temperature) == pytest.approx(0.1)
+    with pytest.raises(DataError, match="rewards are not all finite"):
+        algo.update(dataclasses.replace(batch, rewards=batch.rewards * np.nan))
     algo.update(batch)
     assert float(algo.impl.temperature) == pytest.approx(0.1 * np.abs(batch.rewards).mean(), rel=1e-5)
