@@ -98,9 +98,14 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             f"{given}: not one epoch is trained; lower n_steps_per_epoch": counts[0] < counts[1],
         }
         refuse(wrong, kind=ConfigError)
+        dataset = self.rows_of(dataset)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         self._rewards = _rewards_of(dataset)
         yield from super().fitter(dataset, *counts, **options)
+
+    def rows_of(self, dataset: Any) -> Any:
+        """The buffer that mini-batches are drawn from."""
+        return dataset
 
     def copy_q_function_from(self, algo: Any) -> None:
         """d3rlpy's `copy_q_function_from`; fixing the kernel then leaves the values as they are."""
@@ -255,9 +260,7 @@ class ComposedConfig(ActorCriticConfig):
         """Contradictions of the kernel's options, and options that d3rlpy's algorithm cannot use."""
         return super().contradictions(is_discrete) | {
             NO_SLOW_COPY: self.tau == 0.0,
-            f"backup is '{self.backup}', but {self.kind} backs up what d3rlpy's does; leave it out": (
-                self.backup != "own"
-            ),
+            f"backup is '{self.backup}', {self.kind} backs up as d3rlpy's; drop it": self.backup != "own",
         }
 
 

@@ -150,7 +150,8 @@ class KernelBellmanLoss(nn.Module):
     def forward(self, residual: Residual, observations: Tensor, actions: Tensor) -> Loss:
         """One loss per critic. observations (N, d); actions (N, k), or (N, 1) indices."""
         with torch.no_grad():
-            gram = self._gram_of(self._rows(observations, actions), actions)
+            rows = (self._columns(observations, actions) - self.mean) * self.inverse_scale
+            gram = self._gram_of(rows, actions)
         if self._weight is None:
             return v_statistic(residual, gram) * self.factor
         return kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0) * self.factor
@@ -159,9 +160,6 @@ class KernelBellmanLoss(nn.Module):
         """Load buffers; in files of earlier versions the unit of reward was one."""
         state_dict.setdefault(f"{prefix}reward_size", torch.tensor(1.0))
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def _rows(self, observations: Tensor, actions: Tensor) -> Tensor:
-        return (self._columns(observations, actions) - self.mean) * self.inverse_scale
 
     def fix(self, observations: Tensor, actions: Tensor, batch_size: int) -> None:
         """Compute centre, scale, bandwidth and factor from rows of the log. Raises DataError.

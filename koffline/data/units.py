@@ -220,8 +220,7 @@ def split_transitions(
     Clusters and episodes stay whole; those with the smallest hashes for the seed are held out. Raises
     ConfigError.
     """
-    is_share = isinstance(held_out, Real) and 0.0 < held_out < 1.0
-    if not (isinstance(log, Transitions) and is_share):
+    if not (isinstance(log, Transitions) and isinstance(held_out, Real) and 0.0 < held_out < 1.0):
         given = f"a {type(log).__name__} and a share of {held_out!r}"
         raise ConfigError(f"to split is {given}; give a log in memory and a share between 0 and 1")
     unit_of = log.units if log.clusters is None else np.unique(log.clusters, return_inverse=True)[1]

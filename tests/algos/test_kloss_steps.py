@@ -10,6 +10,8 @@ from tests.algos import makers
 from tests.algos.hand_steps import ROWS, batch_of, bellman_residual, critics, in_float64, row_values
 from tests.algos.makers import ACTIONS, COLUMNS, COMPOSED, d3rlpy, make, make_target
 
+AT_03 = {"initial_temperature": 0.3, "temp_learning_rate": 0.0, "actor_learning_rate": by_hand.RATE}
+
 
 @pytest.mark.parametrize("weight", by_hand.WEIGHTS)
 @pytest.mark.parametrize("action_kernel", ["joint", "indicator", "none"])
@@ -35,9 +37,8 @@ def test_soft_dqn_and_cql_with_an_ensemble(backup: str, alpha: float) -> None:
     soft = 0.4 * torch.log(torch.exp(shared / 0.4).sum(dim=2))
     value = row_values(values, batch)
     gap = torch.log(torch.exp(values).sum(dim=2)) - value
-    by_hand.assert_critic_step(
-        algo, batch, bellman_residual(batch, soft, value), alpha * gap.mean(dim=1).sum()
-    )
+    residual = bellman_residual(batch, soft, value)
+    by_hand.assert_critic_step(algo, batch, residual, alpha * gap.mean(dim=1).sum())
 
 
 def test_discrete_fqe_takes_the_expectation_over_a_stochastic_policy() -> None:
@@ -84,9 +85,7 @@ def test_sac(weight: float | None, kernel: str, tau: float) -> None:
         tau=tau,
         backup="min" if weight is None else "own",
         conservative_weight=0.0 if weight is None else 0.7,
-        initial_temperature=0.3,
-        actor_learning_rate=by_hand.RATE,
-        temp_learning_rate=0.0,
+        **AT_03,
     )
     batch = batch_of(discrete=False)
     torch.manual_seed(9)
@@ -111,13 +110,7 @@ def test_sac(weight: float | None, kernel: str, tau: float) -> None:
 
 
 def test_discrete_sac_critic_and_actor() -> None:
-    algo = in_float64(
-        "KLossDiscreteSAC",
-        backup="min",
-        initial_temperature=0.3,
-        actor_learning_rate=by_hand.RATE,
-        temp_learning_rate=0.0,
-    )
+    algo = in_float64("KLossDiscreteSAC", backup="min", **AT_03)
     batch = batch_of(discrete=True)
     policy = algo.impl.policy
 
@@ -167,8 +160,7 @@ def test_iql_critic_and_value() -> None:
             [q(batch.observations, batch.actions).q_value[:, 0] for q in algo.impl.modules.slow_q_funcs]
         )
     gap = slow.min(dim=0).values - value_func(batch.observations)[:, 0]
-    weights = torch.where(gap > 0, 0.8, 0.2)
-    value_loss = (weights * gap.square()).mean()
+    value_loss = (torch.where(gap > 0, 0.8, 0.2) * gap.square()).mean()
     expected_v = by_hand.stepped(value_func, value_loss)
     by_hand.assert_critic_step(algo, batch, residual, value_loss)
     by_hand.assert_stepped(value_func, expected_v)
@@ -196,12 +188,8 @@ def test_continuous_cql_critic() -> None:
     residual = bellman_residual(batch, next_value, value)
     terms = []
     for k in range(draws):
-        for action, log_density in (
-            (own[k], own_log[k]),
-            (others[k], others_log[k]),
-            (uniform[:, k], -ACTIONS * math.log(2.0)),
-        ):
-            terms.append(torch.exp(critics(algo, batch.observations, action) - log_density))
+        drawn = (own[k], own_log[k]), (others[k], others_log[k]), (uniform[:, k], -ACTIONS * math.log(2.0))
+        terms += [torch.exp(critics(algo, batch.observations, action) - density) for action, density in drawn]
     soft_maximum = torch.log(sum(terms) / len(terms))
     gap = weight * (soft_maximum - value).mean(dim=1).sum()
     by_hand.assert_critic_step(algo, batch, residual, gap, rtol=1e-8, atol=1e-10)
