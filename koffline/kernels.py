@@ -174,3 +174,13 @@ def median_bandwidth(
     low, high = (len(distances) - 1) // 2, len(distances) // 2
     distances.partition((low, high))  # in place: a copy with its indices takes three times the memory
     return max(float(distances[low] + distances[high]) / 2.0, _SMALLEST_BANDWIDTH)
+
+
+# By their names in configurations. A kernel of your own goes here, too: KERNELS["mine"] = Mine(), a `Kernel`
+# with values up to 1 whose rows arrive divided by the bandwidth.
+KERNELS: dict[str, Kernel] = {
+    "gaussian": Gaussian(1.0),
+    "laplacian": Laplacian(1.0),
+    "inverse_multiquadric": InverseMultiquadric(1.0),
+    "linear": Linear(),
+}

@@ -8,31 +8,14 @@ from koffline.data import import_d3rlpy
 
 import_d3rlpy()  # silently, before any module here imports it
 
-from koffline.algos.actor_critic import (  # noqa: E402
-    KLossAWAC,
-    KLossAWACConfig,
-    KLossBCQ,
-    KLossBCQConfig,
-    KLossCalQL,
-    KLossCalQLConfig,
-    KLossCQL,
-    KLossCQLConfig,
-    KLossIQL,
-    KLossIQLConfig,
-    KLossReBRAC,
-    KLossReBRACConfig,
-    KLossSAC,
-    KLossSACConfig,
-    KLossTD3PlusBC,
-    KLossTD3PlusBCConfig,
-)
-from koffline.algos.discrete import (  # noqa: E402
-    KLossDiscreteCQL,
-    KLossDiscreteCQLConfig,
-    KLossDiscreteSAC,
-    KLossDiscreteSACConfig,
-    KLossDQN,
+from koffline.algos.actor_critic import (
+    KLossAWAC, KLossAWACConfig, KLossBCQ, KLossBCQConfig, KLossCalQL, KLossCalQLConfig, KLossCQL,
+    KLossCQLConfig, KLossIQL, KLossIQLConfig, KLossReBRAC, KLossReBRACConfig, KLossSAC, KLossSACConfig,
+    KLossTD3PlusBC, KLossTD3PlusBCConfig,
+)  # fmt: skip
+from koffline.algos.discrete import (
+    KLossDiscreteCQL, KLossDiscreteCQLConfig, KLossDiscreteSAC, KLossDiscreteSACConfig, KLossDQN,
     KLossDQNConfig,
-)
-from koffline.algos.policies import DiscreteKLossFQE, KLossFQE, KLossFQEConfig  # noqa: E402
-from koffline.algos.trust_pcl import DiscreteTrustPCL, DiscreteTrustPCLConfig, TrustPCL, TrustPCLConfig  # noqa: E402
+)  # fmt: skip
+from koffline.algos.policies import DiscreteKLossFQE, KLossFQE, KLossFQEConfig
+from koffline.algos.trust_pcl import DiscreteTrustPCL, DiscreteTrustPCLConfig, TrustPCL, TrustPCLConfig

@@ -44,10 +44,14 @@ class KLossDQNImpl(KernelImpl):
 
     def greatest(self, values: Float[Tensor, "critic row action"]) -> Float[Tensor, "critic row"]:
         """Maximum over actions, or the soft maximum: temperature · log Σ_a exp(Q / temperature)."""
-        temperature = self._config.temperature
-        if temperature == 0.0:
+        if self._config.temperature == 0.0:
             return values.amax(dim=2)
-        return temperature * torch.logsumexp(values / temperature, dim=2)
+        return self.temperature * torch.logsumexp(values / self.temperature, dim=2)
+
+    @property
+    def temperature(self) -> Tensor:
+        """The option `temperature` in units of scaled reward; while all rewards were zero, as it is."""
+        return self._config.temperature * self._modules.kernel.reward_size.nan_to_num(1.0)
 
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
         """Greedy actions (N,)."""
@@ -61,7 +65,7 @@ class KLossDQNImpl(KernelImpl):
 
     def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
         """Probabilities softmax(Q / temperature); only for a positive temperature."""
-        return torch.softmax(self.q_values(x).mean(dim=0) / self._config.temperature, dim=1)
+        return torch.softmax(self.q_values(x).mean(dim=0) / self.temperature, dim=1)
 
 
 @dataclasses.dataclass()
@@ -69,10 +73,13 @@ class KLossDQNConfig(CriticConfig):
     """Config of KLossDQN: discrete control.
 
     temperature: 0 gives the maximum, as in Bellman's equation; above 0 the soft (entropy-regularised)
-        maximum, with this entropy coefficient in units of scaled reward. With a hard maximum the gradient at
-        s' reaches one action only, which flattens the differences between actions; a small temperature
-        distributes it and makes training steadier. The policy that is sampled and evaluated is
-        softmax(Q / temperature); `predict` is greedy.
+        maximum. Its entropy coefficient T is this number times the mean absolute (scaled) reward of a step
+        in the log, which is measured before the first gradient step and saved with the model
+        (`impl.temperature`). The soft maximum adds at most T log n / (1 − gamma) to the values of n actions:
+        a share temperature · log n of what the mean absolute reward is worth. With a hard maximum the
+        gradient at s' reaches one action only, which flattens the differences between actions; a small
+        temperature distributes it and makes training steadier. The policy that is sampled and evaluated is
+        softmax(Q / T); `predict` is greedy.
     Other fields as in d3rlpy's DQNConfig; the kernel's in KernelCriticConfig.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Generator, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Optional
 
@@ -24,21 +25,23 @@ from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
 from koffline.algos.paths import first_steps
-from koffline.errors import ConfigError, refuse
+from koffline.data.replay import ColumnarReplayBuffer
+from koffline.errors import ConfigError, DataError, refuse
 from koffline.kernel_loss import state_value_residual
 from koffline.store.files import atomic_file
 
 _KERNEL_ROWS = 1024
+_NO_REWARD = 1e-30  # smaller ones are zero in float32
 _LONGEST_HORIZON = 10_000.0  # in steps; applies when gamma is near 1 and no row is terminal
 
 
 class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     """A d3rlpy algorithm whose critic minimises the kernel Bellman loss.
 
-    All of d3rlpy's features work as for its own algorithms. The kernel's bandwidth and scales are computed
-    from rows of the log before the first gradient step (with ``fit_online``, from the first mini-batch),
-    saved with the model, and never change afterwards. The number of gradient steps is saved, too. Raises
-    ConfigError for contradictory options.
+    All of d3rlpy's features work as for its own algorithms. The kernel's bandwidth and scales and the mean
+    absolute reward are computed from the log before the first gradient step (with ``fit_online``, from the
+    first mini-batch), saved with the model, and never change afterwards. The number of gradient steps is
+    saved, too. Raises ConfigError for contradictory options.
 
     A subclass defines its action type, its implementation, d3rlpy's function that creates its actor (if it
     has one), and its other modules (`make_parts`).
@@ -52,6 +55,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         check_values(config)
         refuse(config.contradictions(self.is_discrete), kind=ConfigError)
         self._kernel_rows: TransitionMiniBatch | None = None
+        self._rewards: np.ndarray | None = None
         self._is_copied = False
         super().__init__(config, device, enable_ddp, impl)
 
@@ -85,10 +89,23 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
         """d3rlpy's `fitter`. Raises ConfigError for less than one epoch, which d3rlpy would skip."""
-        numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch is trained"
-        refuse({f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch}, kind=ConfigError)
+        given = f"n_steps is {n_steps!r}, n_steps_per_epoch {n_steps_per_epoch!r}"
+        counts = [int(each) if isinstance(each, Real) else -1 for each in (n_steps, n_steps_per_epoch)]
+        wrong = {
+            f"fit takes a replay buffer, received a {type(dataset).__name__}; koffline.ColumnarReplayBuffer"
+            "(log) makes one": not isinstance(dataset, ReplayBufferBase),
+            f"{given}; give whole numbers": counts != [n_steps, n_steps_per_epoch],
+            f"{given}: not one epoch is trained; lower n_steps_per_epoch": counts[0] < counts[1],
+        }
+        refuse(wrong, kind=ConfigError)
+        dataset = self.rows_of(dataset)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
-        yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
+        self._rewards = _rewards_of(dataset)
+        yield from super().fitter(dataset, *counts, **options)
+
+    def rows_of(self, dataset: Any) -> Any:
+        """The buffer that mini-batches are drawn from."""
+        return dataset
 
     def copy_q_function_from(self, algo: Any) -> None:
         """d3rlpy's `copy_q_function_from`; fixing the kernel then leaves the values as they are."""
@@ -101,15 +118,25 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return super().update(batch)
 
     def fix_kernel_before(self, batch: TransitionMiniBatch) -> None:
-        """Fix the kernel once, from rows of the log or else from this mini-batch."""
-        if self._impl is None or not self._impl.modules.kernel.bandwidth.isnan():
+        """Fix the kernel and the size of rewards once, from the log or else from this mini-batch."""
+        if self._impl is None:
             return
+        kernel = self._impl.modules.kernel
         whole, self._kernel_rows = self._kernel_rows or batch, None
+        rewards, self._rewards = self._rewards, None
+        if kernel.reward_size.isnan():  # also as long as all rewards were zero
+            per_step = batch.rewards / batch.intervals if rewards is None else rewards
+            size = float(self._scaled("reward", per_step).abs().mean())
+            if not math.isfinite(size):
+                raise DataError("rewards are not all finite; check the log")
+            kernel.reward_size.fill_(size if size > _NO_REWARD else math.nan)
+        if not kernel.bandwidth.isnan():
+            return
         rows = first_steps(whole)
         with torch.no_grad():
             observations = self._scaled("observation", np.asarray(rows.observations))
             actions = self._scaled("action", rows.actions)
-            self._impl.modules.kernel.fix(observations, actions, self._config.batch_size)
+            kernel.fix(observations, actions, self._config.batch_size)
             if not self._is_copied:
                 shift_values(self._impl.modules, self._initial_value(whole))
 
@@ -136,7 +163,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """Create the implementation with new networks."""
-        modules = modules_of(**self.make_parts(shape, size))
+        modules = modules_of(self.make_parts(shape, size))
         self._impl = self.impl_class(self._config, shape, size, modules, self._device)
 
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
@@ -189,6 +216,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return float((taken * rewards).sum(dim=1).mean() / max(lost, 1.0 / _LONGEST_HORIZON))
 
 
+def _rewards_of(dataset: ReplayBufferBase) -> np.ndarray:
+    """All rewards of a log as a column."""
+    if isinstance(dataset, ColumnarReplayBuffer):
+        return dataset.transitions.rewards.reshape(-1, 1)
+    return np.concatenate([np.asarray(episode.rewards).reshape(-1, 1) for episode in dataset.episodes])
+
+
 class KernelForwarder:
     """d3rlpy's ensemble of critics, with the kernel loss as its error."""
 
@@ -196,7 +230,7 @@ class KernelForwarder:
         self._forwarder, self._kernel = forwarder, kernel
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._forwarder, name)
+        return getattr(self.__dict__.get("_forwarder"), name)  # none yet while it is being copied
 
     def compute_error(
         self, observations: Tensor, actions: Tensor, rewards: Tensor, target: Tensor, terminals: Tensor,
@@ -216,7 +250,7 @@ class KernelForwarder:
 class ComposedConfig(ActorCriticConfig):
     """Options of the kernel loss in one of d3rlpy's algorithms, beside that algorithm's own options.
 
-    tau: rate of d3rlpy's target networks; it must be positive. memory and backup do not apply.
+    tau: rate of d3rlpy's target networks; it must be positive. backup does not apply.
     """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045  (d3rlpy reads the annotations)
@@ -226,10 +260,7 @@ class ComposedConfig(ActorCriticConfig):
         """Contradictions of the kernel's options, and options that d3rlpy's algorithm cannot use."""
         return super().contradictions(is_discrete) | {
             NO_SLOW_COPY: self.tau == 0.0,
-            f"memory is set, which {self.kind} does not have; leave it out": self.memory > 0.0,
-            f"backup is '{self.backup}', but {self.kind} backs up what d3rlpy's does; leave it out": (
-                self.backup != "own"
-            ),
+            f"backup is '{self.backup}', {self.kind} backs up as d3rlpy's; drop it": self.backup != "own",
         }
 
 
@@ -241,6 +272,6 @@ class ComposedAlgo(KernelCriticAlgo):
         super(KernelCriticAlgo, self).inner_create_impl(shape, size)
         impl: Any = self._impl
         kernel = self.make_kernel(shape, size)
-        impl._modules = modules_of(**asdict_without_copy(impl.modules), kernel=kernel)
+        impl._modules = modules_of({**asdict_without_copy(impl.modules), "kernel": kernel})
         impl._checkpointer = impl.modules.create_checkpointer(self._device)
         impl._q_func_forwarder = KernelForwarder(impl._q_func_forwarder, kernel)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,8 @@ _LOG = logging.getLogger(__name__)
 # Allowance for target networks and other parameters that an algorithm builds but does not save.
 _COPIES, _SLACK_NUMBERS, _SLACK_TENSORS = 8, 1_000_000, 500
 _OPSET = 17
+_PART = r'"(\w+)":\s*{"type":\s*"([^"]*)",\s*"params"'  # an encoder, a scaler, … in a configuration
+_IMPORT_IT = "import the module that registers it, or export the policy as TorchScript"
 _EXAMPLE_ROWS = 2  # in a trace of one row the batch size easily becomes a constant
 
 
@@ -72,7 +75,10 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
     known = CONFIG_STORAGE[LearnableConfig].config_list
     if file.algorithm not in known:
         what = f"the algorithm '{file.algorithm}' is unknown; {nearest_name(file.algorithm, sorted(known))}"
-        raise PolicyError(f"{file.name}: {what}; import the package that defines it, or export TorchScript")
+        raise PolicyError(f"{file.name}: {what}; {_IMPORT_IT}")
+    kinds = {kind for registry in CONFIG_STORAGE.values() for kind in registry.config_list} | {"none"}
+    for name, kind in re.findall(_PART, file.config):
+        refuse({f"its {name} '{kind}' is unknown; {_IMPORT_IT}": kind not in kinds}, file.name)
     doing = f"d3rlpy cannot rebuild the {file.algorithm} networks"
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

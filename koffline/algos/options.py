@@ -22,7 +22,8 @@ from pydantic import AfterValidator, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from koffline.config import Section, describe_error, read_section
-from koffline.errors import ConfigError, nearest_name, refuse
+from koffline.errors import ConfigError, listed, nearest_name, refuse
+from koffline.kernels import KERNELS
 
 Params = Mapping[str, Any]
 _HISTORIES = ("decision_transformer", "discrete_decision_transformer", "tacr")
@@ -60,6 +61,13 @@ def _numbers(value: Any) -> Any:
     raise PydanticCustomError("numbers", "give a list of numbers")
 
 
+def _kernel(name: str) -> str:
+    if name not in KERNELS:
+        said = f"known are {listed(KERNELS)}; add one of your own to koffline.kernels.KERNELS"
+        raise PydanticCustomError("kernel", said)
+    return name
+
+
 _SHARE = Annotated[float, Field(ge=0.0, le=1.0)]
 _NOT_NEGATIVE = Annotated[float, Field(ge=0.0)]
 _COUNT = Annotated[int, Field(ge=1)]
@@ -76,7 +84,7 @@ _RULES: dict[str, Any] = {
     "activation": Literal["relu", "gelu", "tanh", "swish", "none", "geglu"],
     "initial_temperature": Annotated[float, Field(gt=0.0)],
     "expectile": Annotated[float, Field(gt=0.0, lt=1.0)],
-    "kernel": Literal["gaussian", "laplacian", "inverse_multiquadric", "linear"],
+    "kernel": Annotated[str, AfterValidator(_kernel)],
     "bandwidth": _number_or(
         median_factor,
         lambda number: 0.0 < number < math.inf,
@@ -84,7 +92,6 @@ _RULES: dict[str, Any] = {
     ),
     "initial_value": _number_or(lambda word: word == "mean", math.isfinite, "give a number or 'mean'"),
     "diag_weight": _SHARE | None,
-    "memory": Annotated[float, Field(ge=0.0, lt=1.0)],
     "action_kernel": Literal["joint", "indicator", "none"],
     "backup": Literal["own", "min", "mean"],
     "critic": Literal["kloss", "fvi", "td0", "rg", "kloss_slow"],

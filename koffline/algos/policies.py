@@ -231,8 +231,14 @@ class KLossFQE(KernelCriticAlgo):
         if not isinstance(algo, QLearningAlgoBase) or isinstance(algo, KLossFQE):
             received = f"received a {type(algo).__name__}"
             raise ConfigError(f"KLossFQE evaluates an algorithm, {received}; koffline.load(path) reads one")
+        if algo.config.get_type() in ("random_policy", "discrete_random_policy"):
+            what = f"a {type(algo).__name__} has no networks that could be saved with their evaluator"
+            raise ConfigError(f"{what}; koffline.evaluate(log, 'uniform') values uniform actions")
         self.algo, self.action_type = algo, algo.get_action_type()
-        super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
+        config = KLossFQEConfig() if config is None else config
+        if not isinstance(config, KLossFQEConfig):
+            raise ConfigError(f"KLossFQE received a {type(config).__name__}; give it a KLossFQEConfig")
+        super().__init__(dataclasses.replace(config, policy=algo.config), device)
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """Create networks, optimiser, kernel and any missing networks of the policy. Raises ConfigError."""
@@ -246,7 +252,7 @@ class KLossFQE(KernelCriticAlgo):
                 f"{log[1]}; give the log that it was trained for"
             )
         target = nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device)
-        modules = modules_of(**self.make_parts(shape, size), target=target)
+        modules = modules_of({**self.make_parts(shape, size), "target": target})
         self._impl = KLossFQEImpl(algo, self._config, shape, size, modules, self._device)
 
     def predict(self, x: Any) -> Any:

@@ -57,7 +57,9 @@ def make_algorithm(
     device, evaluates = device_name(device), kind in EVALUATORS
     missing = f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy"
     needless = f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out"
-    refuse({missing: evaluates and not policy, needless: policy and not evaluates}, kind=ConfigError)
+    absent = f"algo.policy is {policy}, which does not exist; train the policy first, or name its .d3 file"
+    wrong = {missing: evaluates and not policy, needless: policy and not evaluates}
+    refuse(wrong | {absent: policy and not Path(policy).exists()}, kind=ConfigError)
     target = None if policy is None else load(policy, device=device)
     with _making(kind):
         config = CONFIG_STORAGE[LearnableConfig].config_list[kind].deserialize_from_dict(dict(params))
@@ -113,8 +115,15 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
             scaler.fit_with_transition_picker(buffer.episodes, buffer.transition_picker)
         some = np.asarray(column[:_ROWS_CHECKED], dtype=np.float32)
         with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
-            if np.isfinite(scaler.transform_numpy(some)).all():
-                continue
+            try:
+                if np.isfinite(scaler.transform_numpy(some)).all():
+                    continue
+            except (AssertionError, ValueError):
+                what = f"algo.params.{name}_scaler '{kind}' is for other {name}s than the log's"
+                remedy = (
+                    f"leave its params out (--set algo.params.{name}_scaler={kind}): they come from the log"
+                )
+                raise ConfigError(f"{what}, of shape {some.shape[1:]}; {remedy}") from None
         what = f"algo.params.{name}_scaler '{kind}' gives {name}s that are not finite"
         raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
 

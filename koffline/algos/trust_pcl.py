@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -188,12 +188,8 @@ class TrustPCLConfig(KernelCriticConfig):
     def contradictions(self, is_discrete: bool) -> dict[str, bool]:
         """Contradictions of the kernel's options, and of those of path consistency."""
         return super().contradictions(is_discrete) | {
-            "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
-                self.tau > 0.0
-            ),
-            "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value": (
-                self.entropy_coef + self.kl_coef <= 0.0
-            ),
+            "tau is set; for slow copies use critic 'fvi' and target_decay": self.tau > 0.0,
+            "entropy_coef and kl_coef are both 0; raise one": self.entropy_coef + self.kl_coef <= 0.0,
         }
 
 
@@ -215,13 +211,11 @@ class TrustPCL(KernelCriticAlgo):
         partial(create_normal_policy, min_logstd=-4.0, max_logstd=2.0, use_std_parameter=True)
     )
 
-    def fitter(
-        self, dataset: Any, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
-    ) -> Generator[tuple[int, dict[str, float]], None, None]:
-        """d3rlpy's `fitter` over paths of the dataset. Raises DataError for a log without episodes."""
-        if self._config.path_length > 1 and not isinstance(dataset, PathReplayBuffer):
-            dataset = PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length)
-        yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
+    def rows_of(self, dataset: Any) -> Any:
+        """The dataset as paths. Raises DataError for a log without episodes."""
+        if self._config.path_length == 1 or isinstance(dataset, PathReplayBuffer):
+            return dataset
+        return PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length)
 
     def update(self, batch: Any) -> dict[str, float]:
         """Take one gradient step on paths or, from an ordinary mini-batch, on single steps."""

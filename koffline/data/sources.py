@@ -18,7 +18,7 @@ from koffline.data.kinds import HDF5, NPZ, data_folder, is_shard_folder, is_tabl
 from koffline.data.minari import read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
-from koffline.data.transitions import Transitions
+from koffline.data.transitions import Transitions, check_in_memory, no_log
 from koffline.errors import DataError, listed
 from koffline.store import check_apart
 from koffline.store.files import MINARI, Location, minari_folder, reading
@@ -103,6 +103,8 @@ def _digested(log: Transitions) -> Transitions:
 
 def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = None) -> RawLog:
     """Open a log with unchecked values, to list all of its errors. Raises DataError."""
+    if not isinstance(source, (str, os.PathLike)):
+        raise no_log(source)
     name = os.fspath(source)
     if _is_table(name, mapping):
         from koffline.data.table.reading import read_table
@@ -167,6 +169,7 @@ def write_transitions(
     .feather Arrow, .csv CSV (which stores the rows but no action space and no metadata). Minari takes a
     folder or ``minari:<id>``. Raises DataError, also if the target exists without ``force``.
     """
+    check_in_memory(transitions)
     name = os.fspath(target)
     chosen = target_format(name, format)
     if chosen == "minari":

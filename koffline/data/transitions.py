@@ -288,5 +288,10 @@ class Transitions:
 def check_in_memory(log: Any) -> None:
     """Raise DataError if ``log`` is on disk or no log."""
     if not isinstance(log, Transitions):
-        remedy = "give rows in memory: koffline.open_transitions(path, lazy=False)"
-        raise DataError(f"the log is a {type(log).__name__}; {remedy}")
+        raise no_log(log)
+
+
+def no_log(log: object) -> DataError:
+    """Error that says which function makes a log in memory of something else."""
+    open_it = "koffline.open_transitions(path), koffline.data.replay.from_d3rlpy(buffer)"
+    return DataError(f"the log is a {type(log).__name__}; {open_it} or koffline.Transitions(…) makes one")

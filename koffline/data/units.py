@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -219,8 +220,8 @@ def split_transitions(
     Clusters and episodes stay whole; those with the smallest hashes for the seed are held out. Raises
     ConfigError.
     """
-    if not (isinstance(log, Transitions) and 0.0 < held_out < 1.0):
-        given = f"a {type(log).__name__} and a share of {held_out}"
+    if not (isinstance(log, Transitions) and isinstance(held_out, Real) and 0.0 < held_out < 1.0):
+        given = f"a {type(log).__name__} and a share of {held_out!r}"
         raise ConfigError(f"to split is {given}; give a log in memory and a share between 0 and 1")
     unit_of = log.units if log.clusters is None else np.unique(log.clusters, return_inverse=True)[1]
     return _divide(log, unit_of, held_out, seed)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.copies import without_copies
-from koffline.data.transitions import Discrete, Transitions, check_in_memory
+from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_late_ends
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
@@ -18,7 +18,7 @@ from koffline.ope.coverage import Coverage, describe_coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import LogResult, describe_log, plain
-from koffline.ope.value_functions import as_value_function
+from koffline.ope.value_functions import as_value_function, check_arguments
 from koffline.policy_specs import as_policy
 
 _MOST_NUMBERS = 6  # numbers shown of a state
@@ -91,7 +91,7 @@ def diagnose(
     a log on disk).
     """
     started = time.perf_counter()
-    check_in_memory(transitions)
+    check_arguments(q, transitions)
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)

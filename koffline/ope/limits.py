@@ -15,9 +15,8 @@ import numpy as np
 from koffline.config import ANY_GAMMA
 from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.statistics import ColumnStatistics
-from koffline.data.transitions import Transitions
+from koffline.data.transitions import Transitions, no_log
 from koffline.data.units import cluster_sums
-from koffline.errors import DataError
 from koffline.ope.results import Interval, PointEstimate
 
 MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
@@ -133,7 +132,7 @@ def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
     no log.
     """
     if not isinstance(log, (Transitions, LazyTransitions)):
-        raise DataError(f"the log is a {type(log).__name__}; open a path with koffline.open_transitions")
+        raise no_log(log)
     blocks = (block for shard in range(len(log.shard_names)) for block in log.shard_blocks(shard))
     if (gamma := log.metadata.gamma if given is None else given) is None:
         return ANY_GAMMA if all(block.terminated.all() for block in blocks) else None

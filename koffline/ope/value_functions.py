@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped, UInt64
 
-from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
+from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions, check_in_memory
 from koffline.data.units import hash_rows
 from koffline.errors import DataError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
@@ -114,6 +114,13 @@ def counted_rows(transitions: Transitions) -> Fingerprints:
     return rows if transitions.weights is None else rows[transitions.weights > 0.0]
 
 
+def check_arguments(q: Any, transitions: Any) -> None:
+    """Raise DataError if the second argument is no log in memory, or the first one is a log."""
+    if isinstance(q, Transitions):
+        raise DataError("the first argument is a log; give the value function, the log, the policy")
+    check_in_memory(transitions)
+
+
 def as_value_function(
     q: Any,
     action_space: ActionSpace,
@@ -185,6 +192,8 @@ def check_named(spec: str | Path, own: Sequence[str] = ()) -> Path:
         what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"
         meant = nearest_name(str(spec), own)
         remedy = meant if meant.endswith("?") else f"a value function is {_ACCEPTED}"
+        if spec in ("kloss", "fqe"):
+            remedy = "to fit one: koffline.cross_fit(log, lambda rows: koffline.evaluate(rows, policy, …))"
         raise DataError(f"{str(spec)!r}: {what}; {remedy}")
     return path
 

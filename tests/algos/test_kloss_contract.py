@@ -1,7 +1,9 @@
 """What d3rlpy's users do with its algorithms works on ours: the checks of its own algorithms, and more."""
 
+import copy
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,28 @@ def test_a_saved_model_goes_on_as_if_it_had_never_stopped(name, run, load):
     assert makers.same(makers.parameters(loaded), makers.parameters(whole))
 
 
+def test_pickles_and_copies_go_on_alike(name: str, run: tuple[Any, Path]) -> None:
+    algo, batch = run[0], makers.make_buffer(name).sample_transition_batch(16)
+    before, copies = makers.parameters(algo), [pickle.loads(pickle.dumps(run[0])), copy.deepcopy(run[0])]
+    for each in copies:
+        torch.manual_seed(11)
+        each.update(batch)
+    assert makers.same(*map(makers.parameters, copies))
+    assert not makers.same(makers.parameters(copies[0]), before)
+    assert makers.same(makers.parameters(algo), before)
+
+
+def test_states_of_optimisers_are_copied(name: str, run: tuple[Any, Path]) -> None:
+    fresh, parts = make(name, build=True), ["q_function_optim", "policy_optim"]
+    if "policy" not in run[0].impl.modules.get_torch_modules():
+        with pytest.raises(NotImplementedError):  # as in d3rlpy
+            getattr(fresh, f"copy_{parts.pop()}_from")(run[0])
+    for part in parts:
+        getattr(fresh, f"copy_{part}_from")(run[0])
+        states = [getattr(each.impl, part).state_dict()["state"] for each in (fresh, run[0])]
+        torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ACTING, scope="module")
 def test_online_training_and_collection(name: str) -> None:
     algo, env = make(name), gymnasium.make("CartPole-v1" if makers.is_discrete(name) else "Pendulum-v1")
@@ -76,8 +100,8 @@ def test_online_training_and_collection(name: str) -> None:
     assert np.isfinite(d3rlpy.metrics.EnvironmentEvaluator(env, n_trials=1)(algo, buffer))
 
 
-def test_stock_buffers_ensembles_memory_and_shared_encoders(name: str) -> None:
-    settings = {"n_critics": 3} if name in COMPOSED else {"n_critics": 3, "backup": "min", "memory": 0.9}
+def test_stock_buffers_ensembles_and_shared_encoders(name: str) -> None:
+    settings = {"n_critics": 3} if name in COMPOSED else {"n_critics": 3, "backup": "min"}
     if "TrustPCL" not in name:
         settings["q_func_factory"] = d3rlpy.models.MeanQFunctionFactory(share_encoder=True)
     algo = make(name, **settings)
@@ -101,12 +125,6 @@ def test_copied_values_stay_where_they_are_when_the_kernel_is_fixed() -> None:
     before = copy.predict_value(*where)
     makers.fit(copy, to_d3rlpy(makers.make_log(True)), steps=1)
     np.testing.assert_allclose(copy.predict_value(*where), before, atol=1e-5)
-
-
-def test_copying_a_policy_that_there_is_not_fails_as_in_d3rlpy() -> None:
-    algo = make("KLossDQN", build=True)
-    with pytest.raises(NotImplementedError):
-        algo.copy_policy_from(algo)
 
 
 def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

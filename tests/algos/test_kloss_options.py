@@ -9,7 +9,8 @@ import torch
 
 import koffline.algos as ours
 from koffline import ColumnarReplayBuffer, Discrete
-from koffline.errors import ConfigError
+from koffline.data.replay import to_d3rlpy
+from koffline.errors import ConfigError, DataError
 from koffline.policy_specs import as_policy
 from tests.algos import makers
 from tests.algos.makers import ACTIONS, ALL, d3rlpy, is_discrete, make, make_target, observations
@@ -25,16 +26,14 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("KLossDQN", {"kernel": "gausian"}, "should be 'gaussian'"),
+        ("KLossDQN", {"kernel": "gausian"}, "known are gaussian"),
+        ("KLossDQN", {"kernel": "cosine"}, "koffline.kernels.KERNELS"),
         ("KLossDQN", {"bandwidth": -1.0}, "give a positive number or a multiple"),
         ("KLossDQN", {"bandwidth": "0.5 mean"}, "0.5 median"),
         ("KLossDQN", {"diag_weight": 1.5}, "less than or equal to 1"),
-        ("KLossDQN", {"memory": 1.0}, "less than 1"),
-        ("KLossDQN", {"memory": 0.9, "kernel": "linear"}, "use gaussian or laplacian"),
         ("KLossIQL", {"tau": 0.0}, "tau is 0"),
         ("KLossBCQ", {"tau": 0.0}, "tau is 0"),
-        ("KLossAWAC", {"memory": 0.9}, "memory is set, which kloss_awac does not have"),
-        ("KLossCalQL", {"backup": "mean"}, "backs up what d3rlpy's does"),
+        ("KLossCalQL", {"backup": "mean"}, "backs up as d3rlpy's"),
         ("TrustPCL", {"tau": 0.1}, "use critic 'fvi' and target_decay"),
         ("KLossDQN", {"initial_value": "median"}, "a number or 'mean'"),
         ("KLossDQN", {"batch_size": 1}, "at least 2"),
@@ -57,10 +56,13 @@ def test_options_out_of_range_are_refused(name: str, settings: dict, says: str) 
     ("make_it", "says"),
     [
         (lambda: make("KLossDQN").create_impl((3, 84, 84), ACTIONS), "embedding"),
-        (lambda: make("TrustPCL").create_impl((3, 84, 84), ACTIONS), "embedding"),
         (lambda: make("KLossDQN").create_impl(((4,), (5,)), ACTIONS), "one vector per observation"),
         (lambda: make("KLossDQN").fit(makers.make_buffer("KLossDQN"), n_steps=5), "not one epoch"),
+        (lambda: makers.fit(make("KLossDQN"), makers.make_buffer("KLossDQN"), 4.5), "give whole numbers"),
+        (lambda: makers.fit(make("TrustPCL"), makers.make_log(False)), "a Transitions; koffline.Columnar"),
+        (lambda: ours.KLossFQE(make_target(True), d3rlpy.ope.FQEConfig()), "give it a KLossFQEConfig"),
         (lambda: ours.KLossFQE("model.d3"), r"received a str; koffline\.load"),
+        (lambda: ours.KLossFQE(d3rlpy.algos.DiscreteRandomPolicyConfig().create()), "evaluate.*'uniform'"),
         (lambda: make("KLossDQN").config.create(enable_ddp=True), "enable_ddp"),
         (lambda: ours.KLossFQE(make_target(discrete=False)).create_impl((5,), ACTIONS), "the policy is for"),
     ],
@@ -171,3 +173,34 @@ def test_the_mean_start_is_what_the_logs_own_policy_is_worth() -> None:
     algo.fix_kernel_before(type(batch)(**rows))
     moved = algo.impl.q_function[0]._fc.bias.detach() - before
     torch.testing.assert_close(moved, torch.full((ACTIONS,), 1.0 / (1.0 - 0.9 * 0.75)))
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_the_soft_maximum_follows_the_units_of_reward(scale: float, tmp_path) -> None:
+    """Its temperature is a tenth of the log's mean absolute reward, saved, and the same for later logs."""
+    log = makers.make_log(discrete=True)
+    scaled = dataclasses.replace(log, rewards=log.rewards * scale)
+    algo = make("KLossDQN", temperature=0.1)
+    makers.fit(algo, to_d3rlpy(scaled) if scale == 1.0 else ColumnarReplayBuffer(scaled, seed=0))
+    expected = 0.1 * scale * np.abs(log.rewards).sum() / (len(log) + (scale == 1.0) * 5)  # five added steps
+    assert float(algo.impl.temperature) == pytest.approx(expected, rel=1e-5)
+    values = scale * torch.tensor([[[1.0, 1.3, 0.9]]])
+    soft = expected * torch.logsumexp(values / expected, dim=2)
+    torch.testing.assert_close(algo.impl.greatest(values), soft, rtol=1e-4, atol=0.0)
+    algo.save(str(tmp_path / "model.d3"))
+    loaded = d3rlpy.load_learnable(str(tmp_path / "model.d3"))
+    makers.fit(loaded, ColumnarReplayBuffer(log, seed=0))
+    assert float(loaded.impl.temperature) == pytest.approx(expected, rel=1e-5)
+    kernel = loaded.impl.modules.kernel
+    kernel.load_state_dict({key: held for key, held in kernel.state_dict().items() if key != "reward_size"})
+    assert float(loaded.impl.temperature) == pytest.approx(0.1), "files without it were in units of reward"
+
+
+def test_without_rewards_the_soft_maximum_waits_for_one() -> None:
+    algo, batch = make("KLossDQN", build=True), makers.make_buffer("KLossDQN").sample_transition_batch(16)
+    algo.update(dataclasses.replace(batch, rewards=np.zeros_like(batch.rewards)))
+    assert float(algo.impl.temperature) == pytest.approx(0.1)
+    with pytest.raises(DataError, match="rewards are not all finite"):
+        algo.update(dataclasses.replace(batch, rewards=batch.rewards * np.nan))
+    algo.update(batch)
+    assert float(algo.impl.temperature) == pytest.approx(0.1 * np.abs(batch.rewards).mean(), rel=1e-5)

@@ -147,7 +147,14 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"type": "kloss_dqm"}, ["'kloss_dqm' is unknown; did you mean 'kloss_dqn'?", "import the package"]),
+        (
+            {"type": "kloss_dqm"},
+            ["'kloss_dqm' is unknown; did you mean 'kloss_dqn'?", "import the module that"],
+        ),
+        (
+            {"params": {"encoder_factory": {"type": "mine", "params": {}}}},
+            ["its encoder_factory 'mine' is unknown; import the module that registers it"],
+        ),
         ({"params": {"n_critics": 2}}, ["weights do not fit", "save it again"]),
         ({"observation_shape": [5]}, ["weights do not fit", "save it again"]),
     ],

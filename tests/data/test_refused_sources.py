@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from koffline.data.replay import to_d3rlpy
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Discrete
+from koffline.data.units import split_transitions
 from koffline.errors import ConfigError, DataError
 from koffline.store import check_apart
 from tests.data.logs import d4rl_arrays, in_shards, roll_out, write_arrays
-from tests.refusals import one_line
+from tests.refusals import one_line, refused
 
 LOG = roll_out().transitions()
 
@@ -70,6 +72,13 @@ def test_bad_requests_are_one_line(tmp_path):
         list(lazy.blocks(0))
     with pytest.raises(DataError, match="in memory already"):
         open_transitions(LOG, lazy=True)
+    for other in ({"observations": [0.0]}, to_d3rlpy(LOG)):
+        with refused(DataError, r"koffline\.data\.replay\.from_d3rlpy\(buffer\)"):
+            open_transitions(other)
+        with refused(DataError, "the log is a"):
+            write_transitions(other, tmp_path / "log.npz")
+    with refused(ConfigError, "share of '0.3'"):
+        split_transitions(LOG, "0.3")
     assert open_transitions(lazy, Discrete(9), lazy=True).action_space == Discrete(9)
     assert open_transitions(lazy).sha256 == LOG.sha256
 

@@ -151,8 +151,12 @@ def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
 def test_what_needs_rows_in_memory_says_so() -> None:
     for ask in (koffline.bellman_test, koffline.diagnose, koffline.cross_fit):
         unchecked = getattr(ask, "__wrapped__", ask)  # types are checked in tests alone
-        with one_line(DataError, match="the log is a type; give rows in memory"):
+        with one_line(DataError, match="the log is a type; koffline.open_transitions"):
             unchecked(*((sum, type, "uniform") if "q" in inspect.signature(ask).parameters else (type, sum)))
+    with one_line(DataError, match="the first argument is a log; give the value function, the log"):
+        getattr(koffline.diagnose, "__wrapped__", koffline.diagnose)(LOG, sum, "uniform")
+    with one_line(DataError, match=r"to fit one: koffline\.cross_fit"):
+        koffline.diagnose("kloss", LOG, "uniform")
 
 
 def test_a_function_that_writes_into_its_input_leaves_the_log_as_it_is() -> None:

@@ -109,6 +109,10 @@ def test_scalers_that_cannot_be_fitted():
     words = "observation_scaler 'min_max' gives observations that are not finite"
     with pytest.raises(ConfigError, match=words):
         fit_scalers(made("observation_scaler", "min_max"), still)
+    algo = made("action_scaler", "min_max")
+    algo.action_scaler.minimum, algo.action_scaler.maximum = -np.ones(5), np.ones(5)
+    with pytest.raises(ConfigError, match=r"is for other actions.*of shape \(2,\); leave its params out"):
+        fit_scalers(algo, ColumnarReplayBuffer(log, 0))
 
 
 @pytest.mark.parametrize("kind", ["dqn", "kloss_dqn"])

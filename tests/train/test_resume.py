@@ -141,7 +141,7 @@ def test_damaged_files_end_in_one_line_and_nothing_is_lost(name, damaged, messag
     [
         ("learning_rate=1e30", "the networks' values are not finite"),
         # Squares of rewards overflow, Adam's steps do not.
-        ("reward_scaler={type: multiply, params: {multiplier: 1e25}}", "critic_loss is not finite"),
+        ("reward_scaler={type: multiply, params: {multiplier: 3e19}}", "critic_loss is not finite"),
     ],
 )
 def test_a_diverged_run_is_a_failure_that_its_record_keeps(assignment, what, tmp_path, monkeypatch):

@@ -127,6 +127,7 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
         refusals = [
             (make_config(source, kind), [], "fqe evaluates a policy and none is given"),
             (make_config(source), [f"algo.policy={policy}"], "policy is for fqe and kloss_fqe, not for dqn"),
+            (content, ["algo.policy=none.d3"], "none.d3, which does not exist; train the policy first"),
             (content, ["algo.params.observation_scaler=standard"], "is set, but fqe scales as its policy"),
         ]
         for asked, assignments, message in refusals:

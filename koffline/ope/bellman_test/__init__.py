@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from koffline.config import make_bellman_settings
-from koffline.data.transitions import Transitions, check_in_memory
+from koffline.data.transitions import Transitions
 from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, measure_freshness
 from koffline.ope.limits import usual_gamma
 from koffline.ope.results import Record
-from koffline.ope.value_functions import as_value_function
+from koffline.ope.value_functions import as_value_function, check_arguments
 from koffline.policy_specs import as_policy
 
 _SHOWN = {"level", "gamma", "draws", "seed"}
@@ -121,7 +121,7 @@ def bellman_test(
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """
-    check_in_memory(transitions)
+    check_arguments(q, transitions)
     settings = make_bellman_settings(gamma=usual_gamma(transitions, gamma), seed=seed, **options)
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
