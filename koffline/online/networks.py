@@ -204,9 +204,11 @@ def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
     standard = {"mean": agent.mean, "std": agent.std, "eps": 0.0}
     box = {"minimum": space.low, "maximum": space.high} if _is_scaled(space) else None
     reward_scale = {"type": "multiply", "params": {"multiplier": config.reward_scale}}
+    remembers = config.critic == "memory"
     return {
         **{name: getattr(config, name) for name in ("gamma", "diag_weight", "clip_adv", "target_decay")},
-        "critic": "kloss" if config.critic == "memory" else config.critic,
+        "critic": "kloss" if remembers else config.critic,
+        "memory": config.memory if remembers else 0.0,
         **{f"{network}_{name}": value for network in ("actor", "critic") for name, value in both.items()},
         "batch_size": max(2, config.batch_size),
         "observation_scaler": {"type": "standard", "params": standard} if is_standardised else None,

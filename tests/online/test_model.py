@@ -136,8 +136,8 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CRITICS)
 def test_every_critic_has_a_model_that_goes_on(name: str, tmp_path: Path) -> None:
-    """A remembered kernel loss goes on as the plain one: a log needs no memory."""
+    """A remembered kernel loss is the kernel loss with a memory there."""
     model = trust_pcl_model(make_agent(Continuous(3)), CONFIG.with_changes(critic=name))
     model.save(str(tmp_path / "model.d3"))
     config = koffline.load(tmp_path / "model.d3").config
-    assert config.critic == ("kloss" if name == "memory" else name)
+    assert (config.critic, config.memory) == (("kloss", 0.97) if name == "memory" else (name, 0.0))
