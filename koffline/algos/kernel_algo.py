@@ -250,7 +250,7 @@ class KernelForwarder:
 class ComposedConfig(ActorCriticConfig):
     """Options of the kernel loss in one of d3rlpy's algorithms, beside that algorithm's own options.
 
-    tau: rate of d3rlpy's target networks; it must be positive. backup does not apply.
+    tau: rate of d3rlpy's target networks; it must be positive. memory and backup do not apply.
     """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045  (d3rlpy reads the annotations)
@@ -260,6 +260,7 @@ class ComposedConfig(ActorCriticConfig):
         """Contradictions of the kernel's options, and options that d3rlpy's algorithm cannot use."""
         return super().contradictions(is_discrete) | {
             NO_SLOW_COPY: self.tau == 0.0,
+            f"memory is set, which {self.kind} does not have; leave it out": self.memory > 0.0,
             f"backup is '{self.backup}', {self.kind} backs up as d3rlpy's; drop it": self.backup != "own",
         }
 

@@ -14,16 +14,20 @@ from d3rlpy.base import LearnableConfig, register_learnable
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
 from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.options import median_factor
 from koffline.errors import ConfigError, DataError
 from koffline.kernel_loss import Loss, Residual, kernel_loss, v_statistic
 from koffline.kernels import KERNELS
+from koffline.objectives import MemoryLoss
+from koffline.steps import Memory
 
 _Algo = TypeVar("_Algo", bound=Callable[..., Any])
 _MOST_ROWS = 1000  # half a million distances are enough for a median
 _SMALLEST = 1e-6
+_FEATURES, _REMEMBERED_WEIGHT = 500, 0.003
 NO_SLOW_COPY = "tau is 0, but this algorithm needs the slow copy that it moves; raise it"
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +41,12 @@ class KernelCriticConfig(LearnableConfig):
     bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
         rows (sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed before
         the first gradient step and saved with the model.
-    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic.
+    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic, and
+        0.003 with a memory.
+    memory: 0, or the share that a step keeps of the average of E ψδ over earlier mini-batches (0.97: about
+        thirty); U is then a product of this average and the mini-batch's (`koffline.objectives.MemoryLoss`).
+        For a gaussian or laplacian kernel; needs one more pass through the critics. A loaded model starts
+        with an empty memory.
     action_kernel: joint (actions are columns of the row, one-hot if discrete), indicator (the kernel is zero
         for different discrete actions), or none (a kernel of the state alone).
     standardise: the kernel sees columns with mean 0 and deviation 1.
@@ -58,6 +67,7 @@ class KernelCriticConfig(LearnableConfig):
     kernel: str = "laplacian"
     bandwidth: Any = "0.5 median"
     diag_weight: Optional[float] = None  # noqa: UP045  (d3rlpy reads the annotations)
+    memory: float = 0.0
     action_kernel: str = "joint"
     standardise: bool = True
     normalise: bool = True
@@ -87,6 +97,8 @@ class KernelCriticConfig(LearnableConfig):
             "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
                 self.action_kernel == "indicator" and not is_discrete
             ),
+            f"memory is {self.memory:g} and kernel '{self.kernel}', which has no random features; use "
+            "gaussian or laplacian": self.memory > 0.0 and self.kernel not in ("gaussian", "laplacian"),
         }
 
 
@@ -139,19 +151,26 @@ class KernelBellmanLoss(nn.Module):
         super().__init__()
         self._config, self._kernel, self.n_actions = config, KERNELS[config.kernel], n_actions
         self._weight = config.diag_weight
+        if config.memory > 0.0 and self._weight is None:
+            self._weight = _REMEMBERED_WEIGHT
         columns = observation_size + (action_size if config.action_kernel == "joint" else 0)
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
         self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN until it is fixed
         self.register_buffer("factor", torch.tensor(1.0))
         self.register_buffer("reward_size", torch.tensor(math.nan))  # mean |reward| of a step; NaN: unknown
+        self._random_features = MemoryLoss(self._kernel, features=_FEATURES)  # type: ignore[arg-type]
+        self.looks_back = False  # whether residuals belong to the previous step's parameters
+        self._memory: Memory | None = None  # not saved with the model
+        self._before: Tensor | None = None
         self.register_buffer("step", torch.tensor(0))  # gradient steps so far, which d3rlpy does not save
 
     def forward(self, residual: Residual, observations: Tensor, actions: Tensor) -> Loss:
         """One loss per critic. observations (N, d); actions (N, k), or (N, 1) indices."""
+        if self._config.memory > 0.0:
+            return self._remembered(residual, self._features(observations, actions)) * self.factor
         with torch.no_grad():
-            rows = (self._columns(observations, actions) - self.mean) * self.inverse_scale
-            gram = self._gram_of(rows, actions)
+            gram = self._gram_of(self._rows(observations, actions), actions)
         if self._weight is None:
             return v_statistic(residual, gram) * self.factor
         return kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0) * self.factor
@@ -160,6 +179,31 @@ class KernelBellmanLoss(nn.Module):
         """Load buffers; in files of earlier versions the unit of reward was one."""
         state_dict.setdefault(f"{prefix}reward_size", torch.tensor(1.0))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _remembered(self, residual: Residual, psi: Float[Tensor, "row feature"]) -> Loss:
+        """(1 − w) mᵀψᵀδ/n + w mean δ², whose gradient is that of (1 − w) ‖E ψδ‖² + w E δ²."""
+        now = residual @ psi / residual.shape[-1]
+        if self.looks_back:
+            self._before = now
+            return residual.new_zeros(len(residual))
+        if self._memory is None:
+            self._memory = Memory(self._config.memory, torch.zeros_like(now))
+        remembered, self._before = self._memory.take(now.detach(), self._before), None
+        product = (remembered * now).sum(dim=1)
+        weight: Any = self._weight  # never None with a memory
+        return (1.0 - weight) * (2.0 * product - product.detach()) + weight * residual.square().mean(dim=1)
+
+    def _features(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row feature"]:
+        """Random features ψ of the rows; under an indicator kernel each action has its own features."""
+        with torch.no_grad():
+            psi = self._random_features.gram(self._rows(observations, actions))
+            if self._config.action_kernel != "indicator":
+                return psi
+            chosen = F.one_hot(actions.reshape(-1).long(), self.n_actions).to(psi)
+            return (psi.unsqueeze(1) * chosen.unsqueeze(2)).flatten(1)
+
+    def _rows(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return (self._columns(observations, actions) - self.mean) * self.inverse_scale
 
     def fix(self, observations: Tensor, actions: Tensor, batch_size: int) -> None:
         """Compute centre, scale, bandwidth and factor from rows of the log. Raises DataError.

@@ -25,8 +25,10 @@ Losses = dict[str, Tensor]  # scalars by their names in a run's logs; the first 
 def modules_of(parts: dict[str, Any]) -> Any:
     """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel with its buffers."""
     again = {"__reduce__": lambda self: (modules_of, (vars(self),))}  # it can be pickled
-    options: Any = {"bases": (Modules,), "frozen": True, "namespace": again}
-    return dataclasses.make_dataclass("KernelModules", list(parts), **options)(**parts)
+    kind = dataclasses.make_dataclass(
+        "KernelModules", list(parts), bases=(Modules,), frozen=True, namespace=again
+    )
+    return kind(**parts)
 
 
 class KernelImpl(QLearningAlgoImplBase):
@@ -45,7 +47,8 @@ class KernelImpl(QLearningAlgoImplBase):
         self._config = config
         self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
         self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
-        if self.is_captured and config.compile_graph and "cuda" in device:
+        self._before: list[Tensor] = []
+        if self.is_captured and config.compile_graph and not config.memory and "cuda" in device:
             self._critic_grad = CudaGraphWrapper(self.compute_critic_grad)
             self._actor_grad = CudaGraphWrapper(self.compute_actor_grad)
 
@@ -91,9 +94,28 @@ class KernelImpl(QLearningAlgoImplBase):
 
     def update_critic(self, batch: TorchMiniBatch) -> dict[str, float]:
         """One optimiser step of the critics."""
+        if self._config.memory:
+            self._look_back(batch)
         losses = self._critic_grad(batch)
         self._modules.critic_optim.step()
         return _numbers(losses)
+
+    @torch.no_grad()
+    def _look_back(self, batch: TorchMiniBatch) -> None:
+        """Give the kernel this mini-batch's residuals at the previous parameters; store the current ones."""
+        kernel = self._modules.kernel
+        held = (getattr(self._modules, name, None) for name in ("q_funcs", "slow_q_funcs", "targ_q_funcs"))
+        parameters = [parameter for part in held if part is not None for parameter in part.parameters()]
+        present = [parameter.detach().clone() for parameter in parameters]
+        if self._before:
+            devices = [self._device] if "cuda" in self._device else []
+            with torch.random.fork_rng(devices):  # the same actions are drawn again
+                _put(parameters, self._before)
+                kernel.looks_back = True
+                self.compute_critic_loss(batch)
+                kernel.looks_back = False
+                _put(parameters, present)
+        self._before = present
 
     def update_actor(self, batch: TorchMiniBatch) -> dict[str, float]:
         """Take one optimiser step of the actor, with the critics in inference mode, as in d3rlpy."""
@@ -214,7 +236,9 @@ class KernelImpl(QLearningAlgoImplBase):
     @property
     def policy_optim(self) -> Any:
         """The actor's optimiser; without an actor raises as in d3rlpy."""
-        return self.policy and self._modules.actor_optim.optim
+        if not hasattr(self._modules, "policy"):
+            raise NotImplementedError
+        return self._modules.actor_optim.optim
 
 
 def shift_values(modules: Any, value: float) -> None:
@@ -228,6 +252,11 @@ def shift_values(modules: Any, value: float) -> None:
 
 def _numbers(losses: Losses) -> dict[str, float]:
     return {name: float(loss.detach()) for name, loss in losses.items()}
+
+
+def _put(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
 
 
 def taken(values: Float[Tensor, "critic row action"], actions: Tensor) -> Float[Tensor, "critic row"]:

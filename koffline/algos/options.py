@@ -92,6 +92,7 @@ _RULES: dict[str, Any] = {
     ),
     "initial_value": _number_or(lambda word: word == "mean", math.isfinite, "give a number or 'mean'"),
     "diag_weight": _SHARE | None,
+    "memory": Annotated[float, Field(ge=0.0, lt=1.0)],
     "action_kernel": Literal["joint", "indicator", "none"],
     "backup": Literal["own", "min", "mean"],
     "critic": Literal["kloss", "fvi", "td0", "rg", "kloss_slow"],

@@ -100,8 +100,8 @@ def test_online_training_and_collection(name: str) -> None:
     assert np.isfinite(d3rlpy.metrics.EnvironmentEvaluator(env, n_trials=1)(algo, buffer))
 
 
-def test_stock_buffers_ensembles_and_shared_encoders(name: str) -> None:
-    settings = {"n_critics": 3} if name in COMPOSED else {"n_critics": 3, "backup": "min"}
+def test_stock_buffers_ensembles_memory_and_shared_encoders(name: str) -> None:
+    settings = {"n_critics": 3} if name in COMPOSED else {"n_critics": 3, "backup": "min", "memory": 0.9}
     if "TrustPCL" not in name:
         settings["q_func_factory"] = d3rlpy.models.MeanQFunctionFactory(share_encoder=True)
     algo = make(name, **settings)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from koffline.kernels import Gaussian, Laplacian
 from tests.algos import hand_steps as by_hand
 from tests.algos import makers
 from tests.algos.hand_steps import ROWS, batch_of, bellman_residual, critics, in_float64, row_values
@@ -195,6 +196,72 @@ def test_continuous_cql_critic() -> None:
     by_hand.assert_critic_step(algo, batch, residual, gap, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+@pytest.mark.parametrize("action_kernel", ["joint", "indicator"])
+def test_a_memory_follows_the_critics(kernel: str, action_kernel: str) -> None:
+    """Three mini-batches: m by hand from the critics of each step, and the loss a product with it."""
+    options = {"kernel": kernel, "action_kernel": action_kernel, "n_critics": 2, "temperature": 0.0}
+    algo = in_float64("KLossDQN", diag_weight=0.2, memory=0.6, **options)
+
+    def residuals(batch) -> torch.Tensor:
+        values = row_values(critics(algo, batch.observations), batch)
+        return bellman_residual(batch, critics(algo, batch.next_observations).max(dim=2).values, values)
+
+    remembered, before = None, None
+    for step in range(3):
+        batch = batch_of(discrete=True, seed=step)
+        psi, old = hand_features(batch, kernel, action_kernel), None
+        if before is not None:
+            present = [p.detach().clone() for p in algo.impl.q_function.parameters()]
+            put(algo, before)
+            old = (residuals(batch) @ psi / ROWS).detach()
+            put(algo, present)
+        residual = residuals(batch)
+        now = residual @ psi / ROWS
+        first = now.detach() if old is None else remembered + now.detach() - old
+        keep = min(0.6, step / (step + 1))
+        remembered = keep * first + (1.0 - keep) * now.detach()
+        loss = (0.8 * 2.0 * (first * now).sum(dim=1) + 0.2 * residual.square().mean(dim=1)).sum()
+        before = [p.detach().clone() for p in algo.impl.q_function.parameters()]
+        expected = by_hand.stepped(algo.impl.q_function, loss)
+        by_hand.update(algo, batch)
+        by_hand.assert_stepped(algo.impl.q_function, expected)
+
+
+def put(algo, values) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(algo.impl.q_function.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+
+def hand_features(batch, kernel: str, action_kernel: str) -> torch.Tensor:
+    rows, acted = batch.observations, torch.eye(ACTIONS, dtype=torch.float64)[batch.actions[:, 0].long()]
+    if action_kernel == "joint":
+        rows = torch.cat((rows, acted), dim=1)
+    base = {"gaussian": Gaussian(1.0), "laplacian": Laplacian(1.0)}[kernel]
+    phases = rows @ base.draw_frequencies(rows.shape[1], 250, torch.Generator().manual_seed(0)) / 0.8
+    psi = torch.cat((phases.cos(), phases.sin()), dim=1) / 250**0.5
+    return psi if action_kernel == "joint" else torch.einsum("nf,na->naf", psi, acted).flatten(1)
+
+
+def test_a_memory_is_of_the_actions_that_were_drawn() -> None:
+    """On one mini-batch, again and again, what is remembered is its V-statistic at every step."""
+    fixed = {"diag_weight": 0.1, "temp_learning_rate": 0.0, "initial_temperature": 0.3}
+    algo, plain = (in_float64("KLossSAC", memory=memory, **fixed) for memory in (0.9, 0.0))
+    put(plain, list(algo.impl.q_function.parameters()))
+    plain.impl.policy.load_state_dict(algo.impl.policy.state_dict())
+    batch = batch_of(discrete=False)
+    kernel = algo.impl.modules.kernel
+    plain.impl.modules.kernel.forward = lambda residual, *rows: (
+        0.9 * (residual @ kernel._features(*rows) / ROWS).square().sum(dim=1)
+        + 0.1 * residual.square().mean(dim=1)
+    )
+    for _ in range(4):
+        by_hand.update(algo, batch)
+        by_hand.update(plain, batch)
+        by_hand.assert_stepped(algo.impl.q_function, list(plain.impl.q_function.parameters()))
+
+
 def test_a_slow_copy_values_what_follows() -> None:
     """Two steps: no gradient through s', and the copy moves by tau after each."""
     algo = in_float64("KLossDQN", diag_weight=0.3, temperature=0.0, n_critics=2, tau=0.25)
@@ -202,9 +269,9 @@ def test_a_slow_copy_values_what_follows() -> None:
     for seed in (0, 1):
         batch, present = batch_of(discrete=True, seed=seed), list(algo.impl.q_function.parameters())
         held = [p.detach().clone() for p in present]
-        torch._foreach_copy_([p.data for p in present], slow)
+        put(algo, slow)
         next_value = critics(algo, batch.next_observations).max(dim=2).values.detach()
-        torch._foreach_copy_([p.data for p in present], held)
+        put(algo, held)
         residual = bellman_residual(batch, next_value, row_values(critics(algo, batch.observations), batch))
         by_hand.assert_critic_step(algo, batch, residual, critic_only=False)
         slow = [0.75 * old + 0.25 * new.detach() for old, new in zip(slow, present, strict=True)]
