@@ -236,9 +236,7 @@ class KernelImpl(QLearningAlgoImplBase):
     @property
     def policy_optim(self) -> Any:
         """The actor's optimiser; without an actor raises as in d3rlpy."""
-        if not hasattr(self._modules, "policy"):
-            raise NotImplementedError
-        return self._modules.actor_optim.optim
+        return self.policy and self._modules.actor_optim.optim
 
 
 def shift_values(modules: Any, value: float) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +29,13 @@ from koffline.data import quiet
 from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name, refuse
 from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
-from koffline.untrusted.limits import one_line, parse_json
+from koffline.untrusted.limits import one_line
 
 _LOG = logging.getLogger(__name__)
 # Allowance for target networks and other parameters that an algorithm builds but does not save.
 _COPIES, _SLACK_NUMBERS, _SLACK_TENSORS = 8, 1_000_000, 500
 _OPSET = 17
+_PART = r'"(\w+)":\s*{"type":\s*"([^"]*)",\s*"params"'  # an encoder, a scaler, … in a configuration
 _IMPORT_IT = "import the module that registers it, or export the policy as TorchScript"
 _EXAMPLE_ROWS = 2  # in a trace of one row the batch size easily becomes a constant
 
@@ -74,8 +76,9 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
     if file.algorithm not in known:
         what = f"the algorithm '{file.algorithm}' is unknown; {nearest_name(file.algorithm, sorted(known))}"
         raise PolicyError(f"{file.name}: {what}; {_IMPORT_IT}")
-    for part in _unregistered(parse_json(file.config), "configuration"):
-        raise PolicyError(f"{file.name}: its {part} is unknown; {_IMPORT_IT}")
+    kinds = {kind for registry in CONFIG_STORAGE.values() for kind in registry.config_list} | {"none"}
+    for name, kind in re.findall(_PART, file.config):
+        refuse({f"its {name} '{kind}' is unknown; {_IMPORT_IT}": kind not in kinds}, file.name)
     doing = f"d3rlpy cannot rebuild the {file.algorithm} networks"
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -90,19 +93,6 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
         version = f"the file was written by d3rlpy {file.version}"
         raise PolicyError(f"{file.name}: {doing} ({reason}); {version}: save it again") from error
     return algo
-
-
-def _unregistered(value: Any, name: str) -> Iterator[str]:
-    """Encoders, scalers and the like in a configuration whose type no imported module has registered."""
-    known = {kind for registry in CONFIG_STORAGE.values() for kind in registry.config_list} | {"none"}
-    if isinstance(value, dict):
-        if value.keys() == {"type", "params"} and value["type"] not in known:
-            yield f"{name} '{value['type']}'"
-        for key, part in value.items():
-            yield from _unregistered(part, name if key == "params" else key)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _unregistered(part, name)
 
 
 def device_name(device: str | int | bool) -> str:

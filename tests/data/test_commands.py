@@ -133,7 +133,7 @@ def test_split_writes_both_parts_or_none(tmp_path, monkeypatch):
     write_transitions(LOG, "log.hdf5")
     Path("d").mkdir()
     told = run_cli("data", "split", "log.hdf5", "a.npz", "b.hdf5", "--held-out", "0.2")
-    assert told.exit_code == 0 and "note: made for a test" in told.stdout
+    assert (told.exit_code, "note: made for a test" in told.stdout) == (0, True)
     parts = [open_transitions(name) for name in ("a.npz", "b.hdf5")]
     assert [part.n_episodes for part in parts] == [10, 2]
     assert sorted(np.concatenate([part.rewards for part in parts])) == sorted(LOG.rewards)
