@@ -38,7 +38,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     with atomic_file(path, force=True) as temporary:
         content = io.BytesIO()  # written in one call: a full disk raises OSError, not torch's error
         torch.save(state, content)
-        temporary.write_bytes(content.getbuffer())
+        temporary.write_bytes(content.getvalue())  # getbuffer() with an error crashes Python 3.12
 
 
 def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
