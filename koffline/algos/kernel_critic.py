@@ -25,10 +25,8 @@ Losses = dict[str, Tensor]  # scalars by their names in a run's logs; the first 
 def modules_of(parts: dict[str, Any]) -> Any:
     """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel with its buffers."""
     again = {"__reduce__": lambda self: (modules_of, (vars(self),))}  # it can be pickled
-    kind = dataclasses.make_dataclass(
-        "KernelModules", list(parts), bases=(Modules,), frozen=True, namespace=again
-    )
-    return kind(**parts)
+    options: Any = {"bases": (Modules,), "frozen": True, "namespace": again}
+    return dataclasses.make_dataclass("KernelModules", list(parts), **options)(**parts)
 
 
 class KernelImpl(QLearningAlgoImplBase):

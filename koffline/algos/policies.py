@@ -229,15 +229,14 @@ class KLossFQE(KernelCriticAlgo):
 
     def __init__(self, algo: Any, config: Any = None, device: Any = False) -> None:
         if not isinstance(algo, QLearningAlgoBase) or isinstance(algo, KLossFQE):
-            received = f"received a {type(algo).__name__}"
-            raise ConfigError(f"KLossFQE evaluates an algorithm, {received}; koffline.load(path) reads one")
-        if algo.config.get_type() in ("random_policy", "discrete_random_policy"):
-            what = f"a {type(algo).__name__} has no networks that could be saved with their evaluator"
-            raise ConfigError(f"{what}; koffline.evaluate(log, 'uniform') values uniform actions")
+            raise ConfigError(f"give an algorithm, not {type(algo).__name__}; koffline.load(path) reads one")
+        config, is_random = config or KLossFQEConfig(), algo.config.get_type().endswith("random_policy")
+        wrong = {
+            "a random policy has no networks; evaluate uniform actions by the policy 'uniform'": is_random,
+            f"give a KLossFQEConfig, not {type(config).__name__}": not isinstance(config, KLossFQEConfig),
+        }
+        refuse(wrong, kind=ConfigError)
         self.algo, self.action_type = algo, algo.get_action_type()
-        config = KLossFQEConfig() if config is None else config
-        if not isinstance(config, KLossFQEConfig):
-            raise ConfigError(f"KLossFQE received a {type(config).__name__}; give it a KLossFQEConfig")
         super().__init__(dataclasses.replace(config, policy=algo.config), device)
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:

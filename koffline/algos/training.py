@@ -119,11 +119,9 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
                 if np.isfinite(scaler.transform_numpy(some)).all():
                     continue
             except (AssertionError, ValueError):
-                what = f"algo.params.{name}_scaler '{kind}' is for other {name}s than the log's"
-                remedy = (
-                    f"leave its params out (--set algo.params.{name}_scaler={kind}): they come from the log"
-                )
-                raise ConfigError(f"{what}, of shape {some.shape[1:]}; {remedy}") from None
+                scaler_of = f"algo.params.{name}_scaler"
+                what = f"{scaler_of} '{kind}' is for other {name}s than the log's, of shape {some.shape[1:]}"
+                raise ConfigError(f"{what}; --set {scaler_of}={kind} fits it to the log") from None
         what = f"algo.params.{name}_scaler '{kind}' gives {name}s that are not finite"
         raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
 

@@ -20,8 +20,6 @@ from jaxtyping import Float
 from koffline.errors import DataError
 from koffline.ope.results import Interval, Record
 
-Values = Float[np.ndarray, " policy"]
-
 
 @dataclass(frozen=True)
 class Comparison(Record):

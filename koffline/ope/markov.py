@@ -39,8 +39,8 @@ _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all
 _FAR = 5.0  # standard deviations of a reward
 _BLOCK, _MOST_ROWS, _MORE_ROWS = 2048, 10_000, 50_000  # more if p is small but not small enough
 _LEAST_UNITS = 20
-_MATTERS, _MATTERS_MORE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
-_MAY_MATTER = 0.05
+# p-values: one in hundreds of right answers was below 1e-3
+_MATTERS, _MATTERS_MORE, _MAY_MATTER = 1e-4, 1e-2, 0.05
 _FURTHER, _WIDE, _MOST_OF_IT = (2, 3, 5), 200, 0.8
 _STEP = -1  # used in place of a number of previous rows
 

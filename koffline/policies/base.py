@@ -33,12 +33,6 @@ _TOLD = "the policy has", "give a policy trained for this log"
 Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
 
 
-def chunk_rows_for(observation_shape: Sequence[int], copies: int = 1) -> int:
-    """Rows per call, to bound the memory. copies: how often the function copies each row."""
-    numbers = max(1, math.prod(observation_shape)) * copies
-    return max(1, min(CHUNK_ROWS // copies, CHUNK_NUMBERS // numbers))
-
-
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
     """The rows a policy was trained on: part or all of the log whose rows have the digest ``sha256``.
@@ -180,7 +174,8 @@ def call_in_chunks(
     Arrays among the other parts are chunked, too. owner: has ``name``, ``copies``, ``what`` and ``error``.
     """
     result = np.empty((len(parts[0]), *columns))
-    size = chunk_rows_for(parts[0].shape[1:], owner.copies)
+    numbers = max(1, math.prod(parts[0].shape[1:])) * owner.copies  # of a row; bounds the memory
+    size = max(1, min(CHUNK_ROWS // owner.copies, CHUNK_NUMBERS // numbers))
     for start in range(0, len(result), size):
         rows = slice(start, start + size)
         # copies: a function may write into its input, which torch does even to read-only arrays

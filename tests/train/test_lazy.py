@@ -111,7 +111,7 @@ def test_scalers_that_cannot_be_fitted():
         fit_scalers(made("observation_scaler", "min_max"), still)
     algo = made("action_scaler", "min_max")
     algo.action_scaler.minimum, algo.action_scaler.maximum = -np.ones(5), np.ones(5)
-    with pytest.raises(ConfigError, match=r"is for other actions.*of shape \(2,\); leave its params out"):
+    with pytest.raises(ConfigError, match=r"is for other actions.*of shape \(2,\); --set algo"):
         fit_scalers(algo, ColumnarReplayBuffer(log, 0))
 
 

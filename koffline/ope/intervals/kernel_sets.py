@@ -83,10 +83,6 @@ class Feasible:
         """Grid (T,) of multipliers τ."""
         return _GRID * max(float(self.squares.max()), 1e-12)
 
-    def fitted_norm(self, ridge: float) -> float:
-        """‖θ̂ − θ0‖ of the minimiser with this ridge, relative to the mean curvature."""
-        return float(np.linalg.norm(self.pull / (self.squares + ridge * self.squares.mean())))
-
     def least_loss(self, norm_bound: float) -> float:
         """Lower bound of V̂ in the ball: max over τ of min over θ of V̂ + τ(‖θ − θ0‖² − ρ²)."""
         return max(0.0, float((self._losses(self.taus) - self.taus * norm_bound**2).max()))
@@ -172,7 +168,8 @@ def feature_interval(system: FeatureSystem, kind: str, settings: KernelIntervalS
     feasible, there is no interval, and the result is ``misspecified``. (Feng et al. 2020)
     """
     feasible, bounds = Feasible.of(system), settings.values_within(system)
-    norm = settings.norm_bound or NORM_FACTOR * feasible.fitted_norm(NORM_RIDGE)
+    ridged = feasible.squares + NORM_RIDGE * feasible.squares.mean()
+    norm = settings.norm_bound or NORM_FACTOR * float(np.linalg.norm(feasible.pull / ridged))
     threshold, margin = _chances(system, kind, settings)
     least, ends = feasible.least_loss(norm), feasible.value_range(threshold, norm)
     interval, alarm = None, base.describe_misspecified(least, threshold)
