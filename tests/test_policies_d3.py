@@ -153,7 +153,7 @@ def test_a_truncated_model_is_refused(load, dqn_file, tmp_path, keep):
         ({}, ["3 discrete actions", "the log 4 discrete actions"]),
         ({"type": "fqe"}, ["FQE does not save the policy it evaluates", "use koffline.algos.KLossFQE"]),
         ({"type": "decision_transformer"}, ["decision_transformer", "save it again"]),
-        ({"type": "my_algorithm"}, ["'my_algorithm' is unknown", "known are awac", "import the package"]),
+        ({"type": "my_algorithm"}, ["'my_algorithm' is unknown", "known are awac", "import the module"]),
         ({"observation_shape": [[4], [3]]}, ["d3rlpy cannot rebuild the dqn networks"]),
         ({"params": {"n_critics": 10**9}}, ["asks for networks of more than", "save it again"]),
     ],

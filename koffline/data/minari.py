@@ -21,7 +21,7 @@ from koffline.data import raw
 from koffline.data.kinds import METADATA, OWN_FILES, data_folder
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, refuse
 from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
 from koffline.untrusted.limits import Refused, check_inside, one_line_errors, parse_json, read_json
@@ -41,10 +41,8 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
 
     data = data_folder(folder)
     if data is None:
-        raise DataError(
-            f"{source} holds no Minari dataset (no {METADATA}) and no shards of koffline (no manifest.json "
-            "that says so); give the folder of a dataset"
-        )
+        said = f"{source} holds no Minari dataset (no {METADATA}) and no shards (no manifest.json)"
+        raise DataError(f"{said}; give the folder of a dataset")
     with reading(source, "Minari"):
         described_by = read_json(data / METADATA)
         if not isinstance(described_by, dict) or "data_format" not in described_by:
@@ -91,10 +89,8 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
         kinds = (spaces.Box, spaces.MultiBinary, *(() if keys else (spaces.Discrete, spaces.MultiDiscrete)))
         if not isinstance(leaf, kinds):
             name = f"observation part {'/'.join(map(str, keys))}" if keys else "the observation"
-            raise DataError(
-                f"{source}: {name} is {leaf}, no numbers in one array; flatten the observations before "
-                "recording (gymnasium.wrappers.FlattenObservation)"
-            )
+            remedy = "flatten the observations before recording (gymnasium.wrappers.FlattenObservation)"
+            raise DataError(f"{source}: {name} is {leaf}, no numbers in one array; {remedy}")
         if is_jpeg and is_image_space(leaf):
             raise DataError(f"{source} holds pictures in JPEG; record it again with jpeg_encoding=False")
         inside = (f"_index_{key}" if isinstance(key, int) else key for key in keys)
@@ -141,7 +137,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     from gymnasium import spaces
     from minari import __version__ as minari_version
     from minari.data_collector import EpisodeBuffer
-    from minari.dataset.minari_storage import MinariStorage
+    from minari.dataset.minari_storage import MinariStorage, is_image_space
 
     # an id that Minari accepts: word characters and dashes, and a version at the end
     proper = re.sub(r"[^-\w/]+", "-", identifier).strip("-/") or "log"
@@ -153,12 +149,16 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     actions: Any = spaces.Discrete(space.n) if isinstance(space, Discrete) else None
     if isinstance(space, Continuous):
         actions = spaces.Box(np.asarray(space.low, acted), np.asarray(space.high, acted), (space.k,), acted)
+    states = spaces.Box(low, high, log.observation_shape, seen)
+    exact = {} if minari_version == "0.5.3" else {"jpeg_encoding": False}
+    loses = "Minari 0.5.3 stores pictures as JPEG, which changes them; install 0.5.4, or write HDF5"
+    refuse({loses: not exact and is_image_space(states)}, kind=DataError)
     with atomic_folder(folder, force, OWN_FILES["minari"]) as temporary:
         storage = MinariStorage.new(
             temporary.resolve() / "data",  # absolute, because Minari joins a relative path with itself
-            observation_space=spaces.Box(low, high, log.observation_shape, seen),
+            observation_space=states,
             action_space=actions,
-            jpeg_encoding=False,
+            **exact,
         )
         storage.update_metadata(ours)
         storage.update_episodes(

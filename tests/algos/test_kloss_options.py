@@ -63,7 +63,7 @@ def test_options_out_of_range_are_refused(name: str, settings: dict, says: str) 
         (lambda: make("KLossDQN").fit(makers.make_buffer("KLossDQN"), n_steps=5), "not one epoch"),
         (lambda: makers.fit(make("KLossDQN"), makers.make_buffer("KLossDQN"), 4.5), "give whole numbers"),
         (lambda: makers.fit(make("TrustPCL"), makers.make_log(False)), "a Transitions; koffline.Columnar"),
-        (lambda: ours.KLossFQE(make_target(True), d3rlpy.ope.FQEConfig()), "give a KLossFQEConfig, not FQEConfig"),
+        (lambda: ours.KLossFQE(make_target(True), d3rlpy.ope.FQEConfig()), "give a KLossFQEConfig, not"),
         (lambda: ours.KLossFQE("model.d3"), r"not str; koffline\.load"),
         (lambda: ours.KLossFQE(d3rlpy.algos.DiscreteRandomPolicyConfig().create()), "evaluate.*'uniform'"),
         (lambda: make("KLossDQN").config.create(enable_ddp=True), "enable_ddp"),

@@ -21,6 +21,8 @@ FORMATS = pytest.mark.parametrize("format", sorted(NAMES))
 
 
 def through(log, folder, format):
+    if (format, minari.__version__, log.observations.dtype) == ("minari", "0.5.3", np.uint8):
+        pytest.skip("Minari 0.5.3, the last on Python 3.10, keeps pictures as JPEG")
     write_transitions(log, folder / NAMES[format], format, force=True)
     return open_transitions(folder / NAMES[format])
 
