@@ -18,7 +18,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "koffline needs Python 3.10 or newer; set PYTHON=…"; exit 2; }
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing koffline (the first time this takes some minutes)"
-	@$(INSTALL) 'pip>=25'  # older ones cannot settle torch's extras on Python 3.10
+	@$(INSTALL) 'pip>=25,<26'  # older ones cannot settle torch's extras on Python 3.10, newer ones warn
 	@$(INSTALL) $(EDITABLE) .
 	@touch $@
 
