@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from koffline.kernels import Gaussian, Laplacian
 from tests import reference
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, make
 
@@ -143,3 +144,19 @@ def assert_critic_step(
     if not hasattr(algo.config, "critic_beta"):  # ReBRAC says no more than d3rlpy's does
         assert metrics["bellman_error"] == pytest.approx(float(residual.detach().square().mean()), rel=1e-5)
     assert_stepped(algo.impl.q_function, expected, **close)
+
+
+def put(algo, values) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(algo.impl.q_function.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+
+def features(batch, kernel: str, action_kernel: str) -> torch.Tensor:
+    rows, acted = batch.observations, torch.eye(ACTIONS, dtype=torch.float64)[batch.actions[:, 0].long()]
+    if action_kernel == "joint":
+        rows = torch.cat((rows, acted), dim=1)
+    base = {"gaussian": Gaussian(1.0), "laplacian": Laplacian(1.0)}[kernel]
+    phases = rows @ base.draw_frequencies(rows.shape[1], 250, torch.Generator().manual_seed(0)) / 0.8
+    psi = torch.cat((phases.cos(), phases.sin()), dim=1) / 250**0.5
+    return psi if action_kernel == "joint" else torch.einsum("nf,na->naf", psi, acted).flatten(1)

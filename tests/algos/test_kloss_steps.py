@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from koffline.kernels import Gaussian, Laplacian
 from tests.algos import hand_steps as by_hand
 from tests.algos import makers
 from tests.algos.hand_steps import ROWS, batch_of, bellman_residual, critics, in_float64, row_values
@@ -210,12 +209,12 @@ def test_a_memory_follows_the_critics(kernel: str, action_kernel: str) -> None:
     remembered, before = None, None
     for step in range(3):
         batch = batch_of(discrete=True, seed=step)
-        psi, old = hand_features(batch, kernel, action_kernel), None
+        psi, old = by_hand.features(batch, kernel, action_kernel), None
         if before is not None:
             present = [p.detach().clone() for p in algo.impl.q_function.parameters()]
-            put(algo, before)
+            by_hand.put(algo, before)
             old = (residuals(batch) @ psi / ROWS).detach()
-            put(algo, present)
+            by_hand.put(algo, present)
         residual = residuals(batch)
         now = residual @ psi / ROWS
         first = now.detach() if old is None else remembered + now.detach() - old
@@ -228,27 +227,11 @@ def test_a_memory_follows_the_critics(kernel: str, action_kernel: str) -> None:
         by_hand.assert_stepped(algo.impl.q_function, expected)
 
 
-def put(algo, values) -> None:
-    with torch.no_grad():
-        for parameter, value in zip(algo.impl.q_function.parameters(), values, strict=True):
-            parameter.copy_(value)
-
-
-def hand_features(batch, kernel: str, action_kernel: str) -> torch.Tensor:
-    rows, acted = batch.observations, torch.eye(ACTIONS, dtype=torch.float64)[batch.actions[:, 0].long()]
-    if action_kernel == "joint":
-        rows = torch.cat((rows, acted), dim=1)
-    base = {"gaussian": Gaussian(1.0), "laplacian": Laplacian(1.0)}[kernel]
-    phases = rows @ base.draw_frequencies(rows.shape[1], 250, torch.Generator().manual_seed(0)) / 0.8
-    psi = torch.cat((phases.cos(), phases.sin()), dim=1) / 250**0.5
-    return psi if action_kernel == "joint" else torch.einsum("nf,na->naf", psi, acted).flatten(1)
-
-
 def test_a_memory_is_of_the_actions_that_were_drawn() -> None:
     """On one mini-batch, again and again, what is remembered is its V-statistic at every step."""
     fixed = {"diag_weight": 0.1, "temp_learning_rate": 0.0, "initial_temperature": 0.3}
     algo, plain = (in_float64("KLossSAC", memory=memory, **fixed) for memory in (0.9, 0.0))
-    put(plain, list(algo.impl.q_function.parameters()))
+    by_hand.put(plain, list(algo.impl.q_function.parameters()))
     plain.impl.policy.load_state_dict(algo.impl.policy.state_dict())
     batch = batch_of(discrete=False)
     kernel = algo.impl.modules.kernel
@@ -269,9 +252,9 @@ def test_a_slow_copy_values_what_follows() -> None:
     for seed in (0, 1):
         batch, present = batch_of(discrete=True, seed=seed), list(algo.impl.q_function.parameters())
         held = [p.detach().clone() for p in present]
-        put(algo, slow)
+        by_hand.put(algo, slow)
         next_value = critics(algo, batch.next_observations).max(dim=2).values.detach()
-        put(algo, held)
+        by_hand.put(algo, held)
         residual = bellman_residual(batch, next_value, row_values(critics(algo, batch.observations), batch))
         by_hand.assert_critic_step(algo, batch, residual, critic_only=False)
         slow = [0.75 * old + 0.25 * new.detach() for old, new in zip(slow, present, strict=True)]
