@@ -52,7 +52,7 @@ class EvaluationSettings(Section):
     """
 
     gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1), as in --gamma 0.99")
-    estimator: str = Field("auto", description="estimator; auto: kloss, or dr for logged bandits")
+    estimator: str = Field("auto", description="estimator; auto: kloss+fqe, or dr for logged bandits")
     interval: str = Field("default", description="kind of the interval; 'default': the estimator's own")
     level: float = Field(0.95, gt=0.0, lt=1.0, description="level of the interval")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")

@@ -84,8 +84,7 @@ def environment_seed(seed: int, episode: int) -> int:
 
     So rows do not depend on the number of parallel copies or of requested episodes.
     """
-    sequence = np.random.SeedSequence(seed, spawn_key=(episode, 0))
-    return int(sequence.generate_state(1)[0]) & _LARGEST_SEED
+    return int(np.random.SeedSequence(seed, spawn_key=(episode, 0)).generate_state(1)[0]) & _LARGEST_SEED
 
 
 class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):

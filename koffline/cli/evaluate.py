@@ -56,9 +56,10 @@ def evaluate(
       koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
 
     \b
-    Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
-    (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
-    auto, the default: kloss, or dr for one-step logs with logged probabilities.
+    Estimators: kloss, fqe, their mean kloss+fqe, lstd (trained networks), mql, lstdq (closed forms), is,
+    wis, pdis, wpdis (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly
+    robust), or all. auto, the default: kloss+fqe (kloss if steps are set), or dr for one-step logs with
+    logged probabilities.
     Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified;
     for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
     Each interval is printed with its assumptions.
@@ -67,7 +68,7 @@ def evaluate(
 
     several = _several_estimators(settings)
     if by is not None and several is not None:
-        raise ConfigError("--by takes one estimator (kloss, fqe or lstd); leave the others out")
+        raise ConfigError("--by takes one estimator; leave the others out")
     true_value = None if truth is None else _read_truth(truth)
     check_spec(policy)
     from koffline.report import estimates  # after the checks: it imports torch
@@ -142,7 +143,7 @@ class _Several(LogCommand):
 @click.command(cls=_Several, no_args_is_help=True)
 @click.option("--policies", "specs", multiple=True, required=True, metavar="A B …", help="Two or more.")
 @gamma_option()
-@click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
+@click.option("--estimator", help="kloss+fqe (default), kloss, or another of evaluate's.")
 @click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @settings_options

@@ -45,7 +45,7 @@ _LARGE_RESIDUAL = 3.0  # bound of the residuals in rms returns; those of a zero 
 
 
 def choose_estimator(workspace: Workspace) -> str:
-    """Estimator of the settings; ``auto`` is ``dr`` for one-step logs with known probabilities, else kloss.
+    """Estimator of the settings; ``auto``: ``dr`` for one-step logs with known probabilities, else a head.
 
     In such logs ``dr`` is unbiased whatever the networks; it needs an effective sample size of at least 30.
     """
@@ -59,7 +59,7 @@ def choose_estimator(workspace: Workspace) -> str:
             found = estimate_by_importance(workspace, "wis")  # has the weights of dr but needs no network
             if (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
                 return "dr"
-    return "kloss"
+    return names.default_head(settings.steps)
 
 
 def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:

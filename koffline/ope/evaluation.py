@@ -64,7 +64,7 @@ def evaluate(
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if by is not None:
         if settings.estimator == known.AUTO:
-            settings = settings.model_copy(update={"estimator": "kloss"})
+            settings = settings.model_copy(update={"estimator": known.default_head(settings.steps)})
         check_by(by, settings.estimator, settings.interval)
 
     def ask(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:

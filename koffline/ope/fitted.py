@@ -25,7 +25,7 @@ from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
 from koffline.ope.last_layer import dual_of, last_layer, mean_values, minimise_kernel_loss
 from koffline.ope.learning import Resampling
-from koffline.ope.names import BOOTSTRAP, FITTED
+from koffline.ope.names import BOOTSTRAP, FITTED, default_head
 from koffline.ope.problem import EvaluationProblem, Measures
 from koffline.ope.results import Interval, Uplift
 from koffline.ope.systems import LinearSystems, systems_of_part
@@ -57,7 +57,7 @@ class ReplicaMean:
 
 @dataclass(frozen=True, eq=False)
 class FittedValues:
-    """Stacked networks by head: ``kloss`` and ``fqe``; ``lstd`` (`network_of`) shares their hidden layers.
+    """Stacked networks by head: ``kloss``, ``fqe`` and their mean; all, and ``lstd``, share hidden layers.
 
     ``problem``: the rows that networks were trained on. ``fold`` sums over the whole log, whose effective
     number of units is ``units``. ``systems``: such sums.
@@ -76,8 +76,9 @@ class FittedValues:
 
     @property
     def head(self) -> str:
-        """The requested estimator if it is a head, else kloss."""
-        return self.settings.estimator if self.settings.estimator in FITTED else "kloss"
+        """The requested estimator if it is a head, else the default one."""
+        asked = self.settings.estimator
+        return asked if asked in FITTED else default_head(self.settings.steps)
 
     @cached_property
     def temporal(self) -> Float[Tensor, "replica parameter column"]:

@@ -16,7 +16,8 @@ OVER_EPISODES = WITHOUT_MODEL + WITH_MODEL
 WHOLE_WEIGHT = ("is", "wis")  # use the weight of the whole episode, not of each step
 CERTIFIABLE = {"is": False, "pdis": True}  # value: whether weights are those of each step
 
-FITTED = ("kloss", "fqe", "lstd")  # heads of the trained networks, which share their hidden layers
+AVERAGED = "kloss+fqe"  # mean of the two
+FITTED = (AVERAGED, "kloss", "fqe", "lstd")  # heads of the trained networks, which share their hidden layers
 ESTIMATORS = {  # estimator: family, in the order of tables
     **dict.fromkeys((*FITTED, "mql", "lstdq"), "value function"),
     **dict.fromkeys(("mwl", "dualdice"), "marginal weights"),
@@ -25,9 +26,10 @@ ESTIMATORS = {  # estimator: family, in the order of tables
 }
 
 # Usual names of estimators for one-step (bandit) logs.
-BANDIT = {"kloss": "DM", "fqe": "DM", "is": "IPS", "pdis": "IPS", "wis": "SNIPS", "wpdis": "SNIPS"}
+_WEIGHTED = {"is": "IPS", "pdis": "IPS", "wis": "SNIPS", "wpdis": "SNIPS"}
+BANDIT = {**dict.fromkeys((AVERAGED, "kloss", "fqe"), "DM"), **_WEIGHTED}
 
-AUTO = "auto"  # kloss, or dr for some one-step logs, see `koffline.ope.estimators.choose_estimator`
+AUTO = "auto"  # `default_head`, or dr for some one-step logs (`koffline.ope.estimators.choose_estimator`)
 
 # Kinds of intervals, as in `Interval.kind`.
 DEFAULT = "default"  # the estimator's own kind
@@ -50,8 +52,16 @@ CERTIFIED_KINDS = (KERNEL_CERTIFIED, *CERTIFIED_EPISODE_KINDS)
 KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *EPISODE_KINDS)
 
 
+def default_head(steps: int | None) -> str:
+    """The head of ``auto``: kloss+fqe if training goes on until values settle (no ``steps``), else kloss.
+
+    In part, errors of the solved and of the trained last layer cancel; the solved one is right earlier.
+    """
+    return AVERAGED if steps is None else "kloss"
+
+
 def kinds_for(name: str) -> tuple[str, ...]:
-    """The kinds of interval that an estimator can have, its own first; for ``auto``, those of kloss."""
+    """The kinds of interval that an estimator can have, its own first; for ``auto``, those of networks."""
     if name in OVER_EPISODES:
         return (DEFAULT, *(EPISODE_KINDS if name in CERTIFIABLE else CALIBRATED_EPISODE_KINDS))
     return (DEFAULT, *((BOOTSTRAP,) if name != "drl" else ()), *SYSTEM_KINDS)

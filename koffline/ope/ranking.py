@@ -18,7 +18,7 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
 from koffline.ope.comparisons import Comparison, compare_intervals, compare_replicas
 from koffline.ope.evaluation import evaluate, may_look_back, merge_settings
-from koffline.ope.names import AUTO
+from koffline.ope.names import AUTO, default_head
 from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift, Verdict
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies.base import Policy
@@ -119,7 +119,7 @@ def select_policies(
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if settings.estimator == AUTO:  # differences are resampled with the networks
-        settings = settings.model_copy(update={"estimator": "kloss"})
+        settings = settings.model_copy(update={"estimator": default_head(settings.steps)})
     named = _named_policies(policies, transitions)
     asked = {"initial_observations": initial_observations, "stream": stream}
     ask = partial(_estimate_each, transitions, named, progress, **asked)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +21,9 @@ from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
 from koffline.kernels import FourierFeatures
 from koffline.objectives import fitted_q
 from koffline.ope import last_layer as layers
-from koffline.ope.fitted import FittedValues, Fold, Summarise
+from koffline.ope.fitted import FittedValues, Fold
 from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks
+from koffline.ope.names import AVERAGED
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.systems import LinearSystems, accumulate_systems, systems_of_part
 from koffline.ope.value_functions import ValueFunction
@@ -180,16 +180,13 @@ def fit_value_functions(
     record = Training(problem, resampling, settings, instruments, progress).run()
     network = record.network
 
-    def reach(summarise: Summarise[Any]) -> Any:
-        return summarise(problem) if fold is None else fold(summarise)
-
+    reach: Fold = fold or (lambda summarise: summarise(problem))
     stops = cut_shares(problem) if is_cut and not problem.fixed_starts else None
     of_part = partial(systems_of_part, network, instruments, resampling, settings.gamma, stops)
     sums: LinearSystems = reach(of_part)
-    heads = {
-        "kloss": layers.minimise_kernel_loss(network, sums.system, settings.ridge),
-        "fqe": network.with_flat(network.flat.double()),
-    }
+    solved, trained = layers.minimise_kernel_loss(network, sums.system, settings.ridge), network.flat.double()
+    mean = network.with_flat(0.5 * (solved.flat + trained))  # of the last layers; the others are the same
+    heads = {AVERAGED: mean, "kloss": solved, "fqe": network.with_flat(trained)}
     if problem.fixed_starts:  # start states of a part are meaningless then
         sums = dataclasses.replace(sums, starts=layers.sum_starts(network, resampling, None, problem))
     return FittedValues(

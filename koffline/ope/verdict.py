@@ -81,9 +81,9 @@ def judge(
         why = f"This {what} does not say what the policy is worth: {hopeless.text}."
         return Verdict(NOT_ANSWERABLE, (hopeless, *(gap for gap in gaps if gap.kind == "training")), why)
     doubts = [*gaps, *_doubts(found, limits, coverage, scale, robust)]
-    near = f"{coverage.fraction:.0%}"
     more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""
-    care = f"take it with care: {doubts[0].text}{more}" if doubts else f"coverage is good ({near})"
+    good = f"coverage is good ({coverage.fraction:.0%})"
+    care = f"take it with care: {doubts[0].text}{more}" if doubts else good
     return Verdict(WITH_CARE if doubts else SUPPORTED, tuple(doubts), f"{_finding(found)}; {care}.")
 
 
@@ -145,8 +145,8 @@ def _doubts(
         which = counted(limits.facts.endings, "episode", "ends by itself", "end by themselves")
         yield Reason("size", f"only {which}, and no reward tells policies apart")
     if limits.facts.unseen >= MUCH_UNSEEN:
-        share = f"{limits.facts.unseen:.0%}"
-        yield Reason("horizon", f"{share} of a constant reward lies beyond the longest episode")
+        told = "of a constant reward lies beyond the longest episode"
+        yield Reason("horizon", f"{limits.facts.unseen:.0%} {told}")
     if 0.5 * found.interval.width > _WIDE * scale:
         half = 0.5 * found.interval.width / scale
         yield Reason("size", f"the interval reaches {half:.0%} of the rms return either way")
@@ -191,11 +191,9 @@ def without_guess(bound: BoundRow, verdict: Verdict) -> BoundRow:
 
 def _stands(interval: Interval | None, verdict: Verdict) -> bool:
     """Whether an interval rests on no guess, or is itself the reason why there is no answer."""
-    if interval is None:
-        return False
-    if interval.kind in CERTIFIED_KINDS:
+    if interval is not None and interval.kind in CERTIFIED_KINDS:
         return not interval.is_guess
-    return verdict.reasons[0].kind == "size"
+    return interval is not None and verdict.reasons[0].kind == "size"
 
 
 def cautions(log: Transitions) -> Iterator[Reason]:

@@ -122,13 +122,13 @@ class Workspace:
 
     @cached_property
     def held_pass(self) -> PassOverRows:
-        """Pass of the chosen head's networks over the rows in memory."""
-        return reader_of(self.fitted, self.fitted.head)(self.problem)
+        """Pass of the chosen head's networks over the rows in memory; for kloss+fqe, those of kloss."""
+        return reader_of(self.fitted, self.fitted.head.partition("+")[0])(self.problem)
 
     @cached_property
     def held_values(self) -> RowValues:
         """Values of the rows in memory by kernel-loss networks that were not trained on their episodes."""
-        if self.fitted.head == "kloss":
+        if self.fitted.head.startswith("kloss"):
             return self.held_pass.values
         return reader_of(self.fitted, "kloss")(self.problem).values
 

@@ -149,8 +149,7 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
     layers = [tuple(values.pop(key) for key in names) for names in (weights, biases)]
     if "log_std" in values:
         values["std"] = np.asarray(np.exp(values.pop("log_std")))
-    heat = float(values.pop("temperature", 1.0))
-    return Mlp(layers[0], layers[1], temperature=heat, **values)
+    return Mlp(layers[0], layers[1], temperature=float(values.pop("temperature", 1.0)), **values)
 
 
 def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:

@@ -26,10 +26,11 @@ from scipy import stats
 
 from koffline.config import parse_assignments
 from koffline.ope.evaluation import estimate_all
+from koffline.ope.names import AVERAGED
 from scripts.bench.efficiency import efficiency_bound
 from tests.exact_problems import CASES, EXACT_PROBLEMS
 
-NAMES = "kloss,fqe,lstd,mql,lstdq,mwl,dualdice,drl"
+NAMES = "kloss+fqe,kloss,fqe,lstd,mql,lstdq,mwl,dualdice,drl"
 
 
 def clopper_pearson(hits: int, draws: int, level: float = 0.95) -> tuple[float, float]:
@@ -144,7 +145,7 @@ def main() -> None:
             rows.append(summarise(name, estimator, own) | {"efficiency": share})
         rows.append(summarise("all", estimator, runs))
     for answer in sorted({run["verdict"] for run in runs}):
-        rows.append(summarise(answer, "kloss", [run for run in runs if run["verdict"] == answer]))
+        rows.append(summarise(answer, AVERAGED, [run for run in runs if run["verdict"] == answer]))
     for row in rows:
         share = row.get("efficiency")
         print(

@@ -12,6 +12,7 @@ import numpy as np
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.evaluation import estimate_all
+from koffline.ope.names import AVERAGED
 from koffline.policies import DiscretePolicy, Policy
 from scripts.bench import leaderboard_d3rlpy, leaderboard_scope_rl
 from scripts.bench.leaderboard_fqe import fqe_value
@@ -33,7 +34,7 @@ class Answer:
     kind: str | None = None
     seconds: float | None = None
     reason: str | None = None
-    verdict: str | None = None  # of koffline, beside its `kloss`
+    verdict: str | None = None  # of koffline, beside its `kloss+fqe`
 
     def as_dict(self) -> dict[str, Any]:
         """What there is, to five digits."""
@@ -73,7 +74,7 @@ def _koffline(
             yield Answer(row.name, reason=row.reason)
             continue
         interval = found.interval
-        verdict = table.verdict.answer if row.name == "kloss" else None
+        verdict = table.verdict.answer if row.name == AVERAGED else None
         answer = Answer(row.name, found.value, seconds=row.seconds, verdict=verdict)
         if interval is not None:
             answer = replace(answer, low=interval.low, high=interval.high, kind=interval.kind)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.ope.names import AVERAGED
 from scripts.bench.leaderboard_scores import (
     AUTO,
     FEWEST_RANKED,
@@ -111,7 +112,8 @@ def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
     if not {AUTO, "plain FQE", *_CLOSED, *_WEIGHTED, "kernel-certified"} <= set(found):
         return "Too few methods to compare."
     logs = {(cell["problem"], cell["seed"]) for cell in cells}
-    single = [score for name, score in found.items() if name != AUTO and 2 * score.answered > score.asked]
+    others = [score for name, score in found.items() if name not in (AUTO, AVERAGED)]
+    single = [score for score in others if 2 * score.answered > score.asked]
     best = min(single, key=lambda score: score.median_error or math.inf)
     lines = [
         f"The default (`auto`) has median error {_text(found[AUTO].median_error)} and mean error "

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.ope.names import ESTIMATORS
+from koffline.ope.names import AVERAGED, ESTIMATORS
 
 AUTO, PEERS = "auto", ("d3rlpy", "scope-rl", "plain")
 FEWEST_RANKED = 3  # policies that a method must have answered about to be asked for a ranking
@@ -36,7 +36,7 @@ class Score:
 
 
 def with_default(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cells with what `koffline.evaluate` answers: `dr` for single steps of known chances, else `kloss`.
+    """The cells with what `koffline.evaluate` answers: `dr` for single steps of known chances, else the mean.
 
     (`koffline.ope.estimators.choose_estimator`)
     """
@@ -44,8 +44,8 @@ def with_default(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for cell in cells:
         found = {answer["method"]: answer for answer in cell["answers"]}
         one_step = cell["n_rows"] == cell["n_episodes"] and "value" in found.get("dr", {})
-        chosen = found.get("dr" if one_step else "kloss")
-        verdict = {key: part for key, part in found.get("kloss", {}).items() if key == "verdict"}
+        chosen = found.get("dr" if one_step else AVERAGED)
+        verdict = {key: part for key, part in found.get(AVERAGED, {}).items() if key == "verdict"}
         own = [] if chosen is None else [{**chosen, **verdict, "method": AUTO}]
         made.append({**cell, "answers": [*own, *cell["answers"]]})
     return made

@@ -121,7 +121,7 @@ def test_copies_and_given_starts_keep_their_groups() -> None:
         (1, {}, "1 has 30 different values among the start states, more than"),
         ("speed", {}, "no feature 'speed'; give a number from 0 to 1"),
         ({"it": [1, 2]}, {}, "it has 2 labels, the log 30 episodes"),
-        (0, {"estimator": "dr"}, "are those of kloss, fqe, lstd, not of dr"),
+        (0, {"estimator": "dr"}, "are those of kloss\\+fqe, kloss, fqe, lstd, not of dr"),
         (0, {"interval": "kernel-certified"}, "are of kind bootstrap, not kernel-certified"),
     ],
 )

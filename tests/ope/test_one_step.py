@@ -53,7 +53,7 @@ def test_every_estimator_agrees_with_the_exact_answer() -> None:
         assert estimate.interval.holds(TRUTH), name
         if estimate.uplift is not None:
             assert estimate.uplift.interval.holds(TRUTH - LOGGING), name
-    assert sum(row.estimate.uplift is not None for row in found.rows) == 13  # not magic, drl
+    assert sum(row.estimate.uplift is not None for row in found.rows) == 14  # not magic, drl
     assert found.verdict.answer == "supported"
 
 
@@ -80,7 +80,7 @@ def test_the_command_needs_no_gamma_and_knows_a_bandits_names(tmp_path, monkeypa
     assert cut.uplift is None  # of whole episodes alone
 
 
-def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_kloss_elsewhere() -> None:
+def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networks_elsewhere() -> None:
     log = users(600)
     found = koffline.evaluate(log, policy, **SMALL)
     assert (found.estimator, found.interval.kind) == ("dr", "episodes-t")
@@ -94,6 +94,12 @@ def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_kloss_els
     ):
         made = koffline.evaluate(other, policy, **{**SMALL, "steps": 20}, **options)
         assert made.estimator == "kloss"
+    small = {"gamma": 0.9, "hidden_units": (4,), "instruments": 50, "resampled_replicas": 2, "full_replicas": 1}
+    found = koffline.evaluate(log.replace(behavior_log_probabilities=None), policy, **small)
+    heads = found.diagnostics["estimates_by_head"]
+    assert found.estimator == "kloss+fqe"
+    assert found.value == pytest.approx((heads["kloss"] + heads["fqe"]) / 2)
+    assert abs(heads["kloss"] - heads["fqe"]) > 1e-9
 
 
 def test_probabilities_that_are_not_those_of_the_actions_are_never_supported() -> None:
