@@ -94,8 +94,8 @@ def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networ
     ):
         made = koffline.evaluate(other, policy, **{**SMALL, "steps": 20}, **options)
         assert made.estimator == "kloss"
-    small = {"gamma": 0.9, "hidden_units": (4,), "instruments": 50, "resampled_replicas": 2, "full_replicas": 1}
-    found = koffline.evaluate(log.replace(behavior_log_probabilities=None), policy, **small)
+    few = {"hidden_units": (4,), "instruments": 50, "resampled_replicas": 2, "full_replicas": 1}
+    found = koffline.evaluate(log.replace(behavior_log_probabilities=None), policy, 0.9, **few)
     heads = found.diagnostics["estimates_by_head"]
     assert found.estimator == "kloss+fqe"
     assert found.value == pytest.approx((heads["kloss"] + heads["fqe"]) / 2)
