@@ -96,6 +96,7 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
     found = run_estimator(workspace, name)
     evidence = _evidence(workspace) if name in known.FITTED else None
     verdict = verdict_on(workspace, found)
+    rows = () if groups is None else values_by_group(workspace, groups, found)  # each with holes of its own
     found = without_guesswork(found, verdict)
     shift = workspace.memory_shift if evidence and found.interval is not None else None
     matters = shift is not None and found.interval is not None and shift.matters(found.interval)
@@ -107,7 +108,7 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
         behavior_value=None if found.uplift is None else found.uplift.behavior_value,
         uplift=found.uplift,
         by=None if groups is None else groups.by,
-        groups=() if groups is None else values_by_group(workspace, groups, found),
+        groups=rows,
         estimator=name,
         diagnostics={**common_diagnostics(workspace), **found.diagnostics},
         warnings=(*workspace.log.copies, *found.warnings),

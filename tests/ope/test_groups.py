@@ -85,15 +85,20 @@ def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
         assert all(row.value is not None or "add it to these" in row.reason for row in found)
 
 
-@pytest.mark.parametrize(("often", "given"), [(1.0, False), (1.0, True), (0.05, False)])
-def test_groups_where_the_log_never_acts_as_the_policy_does(often: float, given: bool) -> None:
-    log = log_of_two_kinds(3000, every=15)
+@pytest.mark.parametrize(
+    ("often", "given", "every"), [(1.0, False, 15), (1.0, True, 15), (0.05, False, 15), (1.0, False, 3)]
+)
+def test_groups_where_the_log_never_acts_as_the_policy_does(often: float, given: bool, every: int) -> None:
+    log = log_of_two_kinds(3000, every)
     log = log.replace(actions=log.actions % 2 * (log.observations[:, 0] < 0.0))
     starts = log.observations[::10] if given else None
     policy = DiscretePolicy(3, lambda s: np.tile([1.0 - often, often, 0.0], (len(s), 1)))
-    found = koffline.evaluate(log, policy, 0.9, **QUICK, by=0, initial_observations=starts)
+    asked = {**QUICK, "steps": 400, "by": 0, "initial_observations": starts}
+    found = koffline.evaluate(log, policy, 0.9, **asked)
     one, other = found.groups
-    assert (one.reason, other.starts, other.value is None) == (None, 20, often > 0.1)
+    assert (one.reason, other.starts, other.value is None) == (None, 300 // every, often > 0.1)
+    assert every > 3 or "worth: about" in found.verdict.sentence  # of all start states together
+    assert one.value is not None
     answer = "not answerable: about (9.|100)" if often > 0.1 else "with care: about [3-7]"
     assert re.match(f"{answer}% of the policy's visits", other.reason)
     shown = group_rows(found)[1][3]
