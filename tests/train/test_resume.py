@@ -8,6 +8,7 @@ import koffline.algos.training
 import koffline.train.run
 from koffline.algos.options import algorithm_types
 from koffline.errors import ConfigError
+from koffline.store import files
 from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.interrupts import Hit, contents_of, hit_at
@@ -51,6 +52,15 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
         else:
             break
     assert number > 15  # 2 × (5 metrics, a model, a checkpoint), config, params and two records
+
+
+def test_a_model_has_one_temporary_file_whose_name_is_known_to_who_cleans_up(tmp_path, monkeypatch):
+    named, plain = [], files.temporary_beside
+    kept = lambda path, *ending: named.append(path.name) or plain(path, *ending)  # noqa: E731
+    monkeypatch.setattr(files, "temporary_beside", kept)
+    train(small(tmp_path, "kloss_dqn"), tmp_path / "run")
+    assert "model_25.d3" in named
+    assert not any(name.startswith(".") for name in named)
 
 
 KINDS = ("kloss_sac", "bcq", "bear", "discrete_trust_pcl", "kloss_dqn")
