@@ -25,7 +25,7 @@ from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
 from koffline.ope.last_layer import dual_of, last_layer, mean_values, minimise_kernel_loss
 from koffline.ope.learning import Resampling
-from koffline.ope.names import BOOTSTRAP, FITTED, default_head
+from koffline.ope.names import AVERAGED, BOOTSTRAP, FITTED, default_head
 from koffline.ope.problem import EvaluationProblem, Measures
 from koffline.ope.results import Interval, Uplift
 from koffline.ope.systems import LinearSystems, systems_of_part
@@ -192,7 +192,7 @@ class FittedValues:
 
     def estimate_by_head(self, *more: str) -> dict[str, float]:
         """Mean of J over replicas that did not diverge, by head (own and ``more``), where it is finite."""
-        heads = dict.fromkeys((*self.heads, *more))
+        heads = [head for head in dict.fromkeys((*self.heads, *more)) if head != AVERAGED]
         means = {head: float(self.values_of(head)[self.alive, 1].mean()) for head in heads}
         return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
