@@ -37,12 +37,8 @@ _FEATURES = 200  # random features of x, and of (x, h)
 _RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6
 _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all taken, with probabilities
 _FAR = 5.0  # standard deviations of a reward
-_BLOCK, _AT_ONCE, _MOST_ROWS, _MORE_ROWS = (
-    2048,
-    256,
-    10_000,
-    50_000,
-)  # more if p is small but not small enough
+_BLOCK, _AT_ONCE = 2048, 256  # rows; those in memory with all their next actions
+_MOST_ROWS, _MORE_ROWS = 10_000, 50_000  # more if p is small but not small enough
 _LEAST_UNITS = 20
 # p-values: one in hundreds of right answers was below 1e-3
 _MATTERS, _MATTERS_MORE, _MAY_MATTER = 1e-4, 1e-2, 0.05

@@ -91,8 +91,7 @@ class Training:
             network, has_settled = self.solve(record.network)
             if settings.steps is None and has_settled:
                 break
-            further = self.fit(network.with_flat(network.flat.float()), steps, record.steps)
-            record = _joined(record, further)
+            record = _joined(record, self.fit(network.with_flat(network.flat.float()), steps, record.steps))
         return record
 
     def fit(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
