@@ -107,19 +107,22 @@ class FittedValues:
 
         Logged returns plus values after cuts. NaN if no row has a next one.
         """
-        sums, returns, beyond = self.systems, self.systems.returns, list[Tensor]()
+        sums, returns = self.systems, self.systems.returns
         if returns is None:
             return None
-        for group in groups_of(self.record.network) if self.stops is not None else ():
-            chosen = range(self.record.network.replicas)[group]
-            network, resampling = self.record.network.select(chosen), self.resampling.select(chosen)
-            asked: Any = network, resampling, self.settings.gamma, self.stops
-            logged = sums.logged or self.fold(partial(logged_of_part, *asked))
-            theta = last_layer(minimise_kernel_loss(network, logged.system, self.settings.ridge))
-            beyond.append((logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu())
-        returns = returns + torch.cat(beyond) if beyond else returns
+        if self.stops is not None:
+            returns = returns + torch.cat(list(map(self._after_cuts, groups_of(self.record.network))))
         values = (returns / sums.starts.weights[..., 0]).clamp(*self.problem.value_bounds)
         return np.asarray(values.numpy() * self.problem.reward_scale)
+
+    def _after_cuts(self, group: slice) -> Float[Tensor, "some 2"]:
+        """Values after cuts by a group of replicas."""
+        chosen = range(self.record.network.replicas)[group]
+        network, resampling = self.record.network.select(chosen), self.resampling.select(chosen)
+        asked: Any = network, resampling, self.settings.gamma, self.stops
+        logged = self.systems.logged or self.fold(partial(logged_of_part, *asked))
+        theta = last_layer(minimise_kernel_loss(network, logged.system, self.settings.ridge))
+        return (logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
 
     @property
     def alive(self) -> np.ndarray:
