@@ -152,7 +152,8 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     ridge = fitted.settings.ridge if name == "mwl" else min(max(rows**-power, 1e-10), 0.1)
     if name == "dualdice":
         system = _whitened(fitted, system)
-    return mean_values(starts, least_squares(system, ridge, outputs), fitted.problem.reward_scale)
+    theta = least_squares(system[..., :-1], system[..., -1], ridge, outputs)
+    return mean_values(starts, theta, fitted.problem.reward_scale)
 
 
 def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from koffline.ope.learning import Resampling
 from koffline.ope.names import AVERAGED, BOOTSTRAP, FITTED, default_head
 from koffline.ope.problem import EvaluationProblem, Measures
 from koffline.ope.results import Interval, Uplift
-from koffline.ope.systems import LinearSystems, systems_of_part
+from koffline.ope.systems import LinearSystems, groups_of, logged_of_part, systems_of_part
 from koffline.ope.value_functions import ValueFunction, counted_rows
 from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
@@ -60,7 +60,7 @@ class FittedValues:
     """Stacked networks by head: ``kloss``, ``fqe`` and their mean; all, and ``lstd``, share hidden layers.
 
     ``problem``: the rows that networks were trained on. ``fold`` sums over the whole log, whose effective
-    number of units is ``units``. ``systems``: such sums.
+    number of units is ``units``. ``systems``: such sums. ``stops``: as by `cut_shares`; None: no cuts.
     """
 
     problem: EvaluationProblem
@@ -68,6 +68,7 @@ class FittedValues:
     settings: EvaluationSettings
     heads: dict[str, StackedMLP]
     systems: LinearSystems
+    stops: np.ndarray | None
     bandwidth: float
     instruments: FourierFeatures
     record: FitRecord
@@ -98,7 +99,6 @@ class FittedValues:
     @property
     def start_features(self) -> Float[Tensor, "replica 2 parameter"]:
         """Mean φ of start states as each replica's sample weighs them, and as the log does."""
-        assert self.systems.starts is not None
         return self.systems.starts.means[:, :, 0]
 
     @cached_property
@@ -108,13 +108,21 @@ class FittedValues:
         Logged returns plus values after cuts. NaN if no row has a next one.
         """
         sums, returns = self.systems, self.systems.returns
-        if returns is None or sums.starts is None:
+        if returns is None:
             return None
-        if sums.logged is not None and sums.cuts is not None:
-            network = minimise_kernel_loss(self.record.network, sums.logged, self.settings.ridge)
-            returns = returns + (sums.cuts @ last_layer(network).unsqueeze(-1)).squeeze(-1).cpu()
+        if self.stops is not None:
+            returns = returns + torch.cat(list(map(self._after_cuts, groups_of(self.record.network))))
         values = (returns / sums.starts.weights[..., 0]).clamp(*self.problem.value_bounds)
         return np.asarray(values.numpy() * self.problem.reward_scale)
+
+    def _after_cuts(self, group: slice) -> Float[Tensor, "some 2"]:
+        """Values after cuts by a group of replicas."""
+        chosen = range(self.record.network.replicas)[group]
+        network, resampling = self.record.network.select(chosen), self.resampling.select(chosen)
+        asked: Any = network, resampling, self.settings.gamma, self.stops
+        logged = self.systems.logged or self.fold(partial(logged_of_part, *asked))
+        theta = last_layer(minimise_kernel_loss(network, logged.system, self.settings.ridge))
+        return (logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
 
     @property
     def alive(self) -> np.ndarray:

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from koffline.data.columns import blocks
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.learning import Resampling, row_blocks, start_inputs
 from koffline.ope.problem import EvaluationProblem
@@ -27,6 +28,9 @@ from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
 _INSTRUMENTS = 300, 1000  # the fewest and the most, by default
+_MANY, _TOGETHER = 1000, 256  # parameters from which the fastest solution is good enough; rows of a product
+Matrices = Float[Tensor, "replica critic parameter"]
+Goals, Parameters = Float[Tensor, "replica critic"], Float[Tensor, "replica parameter"]
 _LEVEL = 1e-9  # share of the ridge on the level of all values, so that the system stays solvable
 
 
@@ -84,78 +88,82 @@ def minimise_kernel_loss(
     (Feng et al. 2019, cor:same_as_td)
     """
     theta, matrix = last_layer(network), system[..., :-1]
-    gap = system[..., -1:] - matrix @ theta.unsqueeze(-1)  # ψᵀδ at the old layer, (R, m, 1)
-    moved = least_squares(torch.cat([matrix, gap], dim=-1), ridge, network.sizes[-1])
-    return with_last_layer(network, theta + moved)
+    gap = torch.stack([own[:, -1] - own[:, :-1] @ old for own, old in zip(system, theta, strict=True)])  # ψᵀδ
+    return with_last_layer(network, theta + least_squares(matrix, gap, ridge, network.sizes[-1]))
 
 
-def _penalty(
-    matrix: Float[Tensor, "replica critic parameter"], ridge: float, outputs: int
-) -> tuple[Float[Tensor, "replica 1 1"], Float[Tensor, " parameter"]]:
-    """√(ridge times the mean diagonal of BᵀB), and the direction of a constant added to all outputs."""
-    level = matrix.new_zeros(matrix.shape[-1])
-    level[-outputs:] = outputs**-0.5  # the constants of the outputs are the last parameters
-    return (ridge * matrix.square().sum(dim=-2).mean(dim=-1)).sqrt()[:, None, None], level
-
-
-def least_squares(
-    system: Float[Tensor, "replica critic column"], ridge: float, outputs: int
-) -> Float[Tensor, "replica parameter"]:
-    """θ that minimises ‖v − Bθ‖² + ridge · θᵀPθ for a system [B v], by QR (smallest rounding errors).
+def least_squares(matrices: Matrices, goals: Goals, ridge: float, outputs: int) -> Parameters:
+    """θ (R, p) that minimise ‖v − Bθ‖² + ridge · θᵀPθ for matrices B and goals v (R, m).
 
     P is the mean diagonal of BᵀB, in all directions of θ except that of a constant added to all outputs. In a
     kernel loss this constant only has curvature (1 − γ)², so that any usual ridge would keep the level of all
     values from moving. Dead features do no harm; the result is not finite for a network that diverged.
     """
-    if system.shape[-2] < system.shape[-1] - 1:
-        across, solve, level, along = _by_critics(system[..., :-1], ridge, outputs)
-        of_level, of_goal = solve(along).mT, solve(system[..., -1:])
-        height = of_level @ system[..., -1:] / (of_level @ along + _LEVEL)
-        return (across.mT @ (of_goal - of_level.mT * height) + level[:, None] * height).squeeze(-1)
-    found = _by_parameters(system, ridge, outputs)
-    return torch.linalg.solve_triangular(found[:, :-1, :-1], found[:, :-1, -1:], upper=True).squeeze(-1)
+
+    def solve(matrix: Tensor, goal: Tensor) -> Tensor:
+        critics, parameters = matrix.shape
+        if critics < parameters or critics == parameters > _MANY:
+            across, invert, level, along = _by_critics(matrix, ridge, outputs)
+            of_level, of_goal = invert(torch.stack([along, goal], dim=1)).mT
+            height = of_level @ goal / (of_level @ along + _LEVEL)
+            return across.mT @ (of_goal - of_level * height) + level * height
+        factor = _by_parameters(torch.cat([matrix, goal[:, None]], dim=1), ridge, outputs)
+        return torch.linalg.solve_triangular(factor[:-1, :-1], factor[:-1, -1:], upper=True).squeeze(1)
+
+    return torch.stack(list(map(solve, matrices, goals)))  # one after another, to save memory
 
 
-def dual_of(
-    matrix: Float[Tensor, "replica critic parameter"],
-    goal: Float[Tensor, "replica parameter"],
-    ridge: float,
-    outputs: int,
-) -> Float[Tensor, "replica critic"]:
-    """B (BᵀB + ridge · P)⁻¹ c for a goal c, P as in `least_squares`."""
-    if matrix.shape[-2] < matrix.shape[-1]:
-        across, solve, level, along = _by_critics(matrix, ridge, outputs)
-        of_level, of_goal = solve(along).mT, solve(across @ goal.unsqueeze(-1))
-        gap = (goal @ level)[:, None, None] - along.mT @ of_goal
-        return (of_goal + of_level.mT * gap / (of_level @ along + _LEVEL)).squeeze(-1)
-    factor = _by_parameters(matrix, ridge, outputs, columns=0)
-    half = torch.linalg.solve_triangular(factor.mT, goal.unsqueeze(-1), upper=False)
-    return (matrix @ torch.linalg.solve_triangular(factor, half, upper=True)).squeeze(-1)
+def dual_of(matrices: Matrices, goals: Parameters, ridge: float, outputs: int) -> Goals:
+    """B (BᵀB + ridge · P)⁻¹ c (R, m) for matrices B and goals c (R, p), P as in `least_squares`."""
+
+    def solve(matrix: Tensor, goal: Tensor) -> Tensor:
+        if len(matrix) < len(goal):
+            across, invert, level, along = _by_critics(matrix, ridge, outputs)
+            of_level, of_goal = invert(torch.stack([along, across @ goal], dim=1)).mT
+            return of_goal + of_level * (goal @ level - along @ of_goal) / (of_level @ along + _LEVEL)
+        factor = _by_parameters(matrix, ridge, outputs, columns=0)
+        half = torch.linalg.solve_triangular(factor.mT, goal[:, None], upper=False)
+        return matrix @ torch.linalg.solve_triangular(factor, half, upper=True).squeeze(1)
+
+    return torch.stack(list(map(solve, matrices, goals)))
 
 
-def _by_parameters(
-    system: Float[Tensor, "replica critic column"], ridge: float, outputs: int, columns: int = 1
-) -> Float[Tensor, "replica column column"]:
-    """Triangular U with UᵀU = [B v]ᵀ[B v] + ridge · P. columns: how many of the system's are v."""
-    scale, level = _penalty(system[..., : system.shape[-1] - columns], ridge, outputs)
+def _penalty(matrix: Tensor, ridge: float, outputs: int) -> tuple[Tensor, Tensor]:
+    """√(ridge times the mean diagonal of BᵀB), and the direction (p,) of a constant added to all outputs."""
+    level = matrix.new_zeros(matrix.shape[1])
+    level[-outputs:] = outputs**-0.5  # the constants of the outputs are the last parameters
+    return matrix.norm() * (ridge / len(level)) ** 0.5, level
+
+
+def _by_parameters(system: Tensor, ridge: float, outputs: int, columns: int = 1) -> Tensor:
+    """Triangular U with UᵀU = [B v]ᵀ[B v] + ridge · P, by QR. columns: how many of the system's are v."""
+    scale, level = _penalty(system[:, : system.shape[1] - columns], ridge, outputs)
     spared = torch.eye(len(level)).to(level) - (1.0 - _LEVEL**0.5) * torch.outer(level, level)
-    return torch.linalg.qr(torch.cat([system, pad(scale * spared, (0, columns))], dim=1), mode="r").R
+    return torch.linalg.qr(torch.cat([system, pad(scale * spared, (0, columns))]), mode="r").R
 
 
-def _by_critics(
-    matrix: Float[Tensor, "replica critic parameter"], ridge: float, outputs: int
-) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor, Tensor]:
+def _by_critics(matrix: Tensor, ridge: float, outputs: int) -> tuple[Tensor, Any, Tensor, Tensor]:
     """Solve by critics if there are fewer than parameters: B without the level l, x ↦ A⁻¹x, l, and Bl.
 
     A = (B − Bllᵀ)(B − Bllᵀ)ᵀ + scale². The level has almost no ridge and is solved for separately (Sherman &
     Morrison).
     """
     scale, level = _penalty(matrix, ridge, outputs)
-    along = matrix @ level[:, None]
-    across = matrix - along * level
-    ridged = torch.cat([across.mT, scale * torch.eye(matrix.shape[-2]).to(matrix)], dim=1)
-    factor = torch.linalg.qr(ridged, mode="r").R
-    return across, lambda right: torch.cholesky_solve(right, factor, upper=True), level, along
+    along = matrix @ level
+    across, gram = matrix - along[:, None] * level, scale**2 * torch.eye(len(matrix)).to(matrix)
+    for rows in blocks(len(gram), _TOGETHER):  # the lower triangle is enough
+        gram[rows, : rows.stop] += across[rows] @ across[: rows.stop].mT
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if int(failed):  # a tiny ridge
+        ridged = torch.cat([across.mT, scale * torch.eye(len(matrix)).to(matrix)])
+        factor = torch.linalg.qr(ridged, mode="r").R.mT
+
+    def invert(right: Tensor) -> Tensor:
+        found = torch.cholesky_solve(right, factor)
+        gap = right - across @ (across.mT @ found) - scale**2 * found
+        return found + torch.cholesky_solve(gap, factor)  # refined: errors are a thousandth
+
+    return across, invert, level, along
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +191,17 @@ def sum_starts(
     """Sums over start states. share_of: from units to their shares (E, G) in groups; None: one group."""
     weights, units = resampling.start_weights(problem), problem.start_units  # (R, 2, E)
     shares = torch.ones(len(units), 1, dtype=torch.float64) if share_of is None else share_of(units)
-    inputs, readout = start_inputs(network, problem)
+    sums = sum_features(network, *start_inputs(network, problem), weights, shares)
+    return StartSums(sums, weights @ shares)
+
+
+def sum_features(
+    network: StackedMLP, inputs: Tensor, readout: Tensor | None, weights: Tensor, shares: Tensor
+) -> Float[Tensor, "replica 2 group parameter"]:
+    """Σ w φ over states with inputs (E, m, d), for each group.
+
+    w: ``weights`` (R, 2, E) times shares in groups (E, G).
+    """
     chances = torch.ones(len(inputs), 1).to(inputs) if readout is None else readout
     parts = (
         torch.einsum(
@@ -194,7 +212,7 @@ def sum_starts(
         )
         for rows in row_blocks(network, len(inputs), inputs.shape[1])
     )
-    return StartSums(functools.reduce(operator.add, parts).flatten(-2), weights @ shares)
+    return functools.reduce(operator.add, parts).flatten(-2)
 
 
 def mean_values(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,11 @@ class Resampling:
                 stream += 1 << 16
             streams.append(stream)
         return cls(seed, full, tuple(streams))
+
+    def select(self, replicas: Sequence[int]) -> Resampling:
+        """Only some of the replicas; full ones first."""
+        streams = tuple(self.streams[number - self.full] for number in replicas if number >= self.full)
+        return Resampling(self.seed, len(replicas) - len(streams), streams)
 
     def has_weight(self, problem: EvaluationProblem) -> bool:
         """Whether any row and any start state has weight."""

@@ -37,7 +37,8 @@ _FEATURES = 200  # random features of x, and of (x, h)
 _RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6
 _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all taken, with probabilities
 _FAR = 5.0  # standard deviations of a reward
-_BLOCK, _MOST_ROWS, _MORE_ROWS = 2048, 10_000, 50_000  # more if p is small but not small enough
+_BLOCK, _AT_ONCE = 2048, 256  # rows; those in memory with all their next actions
+_MOST_ROWS, _MORE_ROWS = 10_000, 50_000  # more if p is small but not small enough
 _LEAST_UNITS = 20
 # p-values: one in hundreds of right answers was below 1e-3
 _MATTERS, _MATTERS_MORE, _MAY_MATTER = 1e-4, 1e-2, 0.05
@@ -214,7 +215,8 @@ def _weights(
         """Mean over the policy's actions; known (M, h), or one of all."""
         acted, shares = _acted(problem, which, block, generator)
         every = torch.as_tensor(known).unsqueeze(1).expand(*acted.shape[:2], -1)
-        return (features(acted, every) * shares.unsqueeze(-1)).sum(dim=1)
+        some = zip(*(each.split(_AT_ONCE) for each in (acted, every, shares)), strict=True)
+        return torch.cat([(features(x, h) * share.unsqueeze(-1)).sum(dim=1) for x, h, share in some])
 
     second = system = start = torch.zeros(())
     for b in blocks(len(rows), _BLOCK):

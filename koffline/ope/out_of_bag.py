@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -100,11 +100,10 @@ class PassOverRows(Sums):
 
 def reader_of(fitted: FittedValues, head: str) -> Callable[[EvaluationProblem], PassOverRows]:
     """`pass_over_rows` with the replicas of a head that did not diverge."""
-    whole, full = fitted.resampling, fitted.resampling.full
     kept = np.flatnonzero(fitted.alive).tolist()
-    streams = tuple(whole.streams[number - full] for number in kept if number >= full)
-    first, network = len(kept) - len(streams), fitted.network_of(head).select(kept)
-    asked = network, first, Resampling(whole.seed, 0, streams), fitted.instruments, fitted.duals[kept][first:]
+    network, chosen = fitted.network_of(head).select(kept), fitted.resampling.select(kept)
+    first, resampled = chosen.full, replace(chosen, full=0)
+    asked = network, first, resampled, fitted.instruments, fitted.duals[kept][first:]
     return partial(pass_over_rows, *asked)
 
 

@@ -210,8 +210,7 @@ def _draw(
 def _with_actions(known: Measures, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """Standardised (N, m, d + k): each state (N, d) with each of its actions (N, m, k) appended."""
     every = np.repeat(states, actions.shape[1], axis=0)
-    flat = known.standardise(every, actions.reshape(len(every), -1))
-    return flat.reshape(*actions.shape[:2], -1)
+    return known.standardise(every, actions.reshape(len(every), -1)).reshape(*actions.shape[:2], -1)
 
 
 def remember(asked: dict[str, Any], reward: np.ndarray, starts: np.ndarray, count: int) -> None:

@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from koffline.batches import Table
+from koffline.data.columns import blocks
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import StartSums, hidden_features, sum_starts
+from koffline.ope.last_layer import StartSums, hidden_features, sum_features, sum_starts
 from koffline.ope.learning import Resampling, make_table, row_blocks, stops_at
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
 _BLOCK = 8192
+_SPARSE = 0.3  # of the outputs
+_MOST_LOGGED = 1 << 24  # numbers in the logging policy's systems of one pass: 128 MB in float64
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedSystems(Sums):
+    """Sums over rows for the logging policy, with q the probability that recording stopped after a row.
+
+    q as by `stops_at`; 1 at cuts. ``system (R, p, p + 1)``: φᵀW [Z r] with the log's next rows and weights (1
+    − q) w. ``cuts (R, 2, p)``: Σ q γ^t w φ, with weights of the episodes as in `StartSums`.
+    """
+
+    system: Float[Tensor, "replica parameter column"]
+    cuts: Float[Tensor, "replica 2 parameter"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,104 +48,91 @@ class LinearSystems(Sums):
     """Sums over rows for R networks with p last-layer parameters θ, whose residuals are r − Zθ.
 
     ``system (R, m, p + 1)``: ψᵀW [Z r] for m critics ψ and row weights W. ``weight (R,)``: Σ w. ``starts``:
-    sums over start states.
-
-    For the logging policy, with q the probability that recording stopped after a row (`stops_at`; 1 at cuts):
-    ``logged (R, p, p + 1)`` is φᵀW [Z r] with the log's next rows and weights (1 − q) w. ``cuts (R, 2, p)``
-    is Σ q γ^t w φ and ``returns (R, 2)`` Σ (1 − q) γ^t w r, with weights of the episodes as in `StartSums`.
+    sums over start states. ``logged``: None where no episode is cut, or too large for the same pass.
+    ``returns (R, 2)``: Σ (1 − q) γ^t w r, with q and w as in `LoggedSystems`.
     """
 
     system: Float[Tensor, "replica critic column"]
     weight: Float[Tensor, " replica"]
-    logged: Float[Tensor, "replica parameter column"] | None = None
-    cuts: Float[Tensor, "replica 2 parameter"] | None = None
-    returns: Float[Tensor, "replica 2"] | None = None
-    starts: StartSums | None = None
+    logged: LoggedSystems | None
+    returns: Float[Tensor, "replica 2"] | None
+    starts: StartSums
 
 
 def accumulate_systems(
-    network: StackedMLP,
-    table: Table,
-    critics: Callable[[Tensor], Tensor] | None,
-    row_weights: Float[Tensor, "replica row"],
-    logged: tuple[Tensor, Callable[[slice], Tensor]] | None = None,
-) -> LinearSystems:
-    """Sums over blocks of rows. ``critics`` maps kernel inputs (B, k) to ψ (B, m); None: the features φ.
+    network: StackedMLP, table: Table, critics: FourierFeatures | None, row_weights: Tensor
+) -> Float[Tensor, "replica critic column"]:
+    """ψᵀW [Z r], summed over blocks of rows of positive weight. row_weights: (R, N).
 
-    logged: 1 − q (N,), zero in the last row of an episode that goes on; and q γ^t w (R, 2, B) of a block.
+    ``critics`` maps kernel inputs (B, k) to ψ (B, m); None: the features φ.
     """
     count, outputs, width = network.replicas, network.sizes[-1], network.sizes[-2] + 1
     ones, p = table.rewards.new_ones(len(table), 1), outputs * width
     readout, expected = (ones, ones) if table.readout is None else (table.readout, table.next_readout)
     assert expected is not None
-    zeros = partial(torch.zeros, dtype=torch.float64, device=table.inputs.device)
-    instruments = 0 if critics is None else critics(table.compared[:1].double()).shape[1]
-    kernel = zeros(count, instruments, p + 1)
-    asked = (count if critics is None else 0, 1), (0 if logged is None else count, 3)
-    temporal, own = (zeros(number, outputs, width, p + more) for number, more in asked)
+    size = p if critics is None else critics(table.compared[:1].double()).shape[1]
+    total = torch.zeros(count, size, p + 1, dtype=torch.float64, device=table.inputs.device)
     for rows in row_blocks(network, len(table), table.draws):
-        order: Any = slice(0, rows.stop - rows.start)
-        if outputs > 1:  # rows of like actions together
-            order = readout[rows].argmax(dim=1).argsort(stable=True)
-        further = slice(rows.start, rows.stop + 1)
-        wide = hidden_features(network, table.inputs[further])
-        later = hidden_features(network, table.next_inputs[rows])
-        taken, chances = readout[rows][order].double(), expected[rows][order].double()
-        ends = taken.sum(dim=0).cumsum(dim=0).int().tolist()
-        facts = table.discounts[rows][order].double(), table.rewards[rows][order].double()
-        psi = None if critics is None else critics(table.compared[rows][order].double()).mT
-        if logged is not None:
-            share, cuts = logged[0][rows][order], logged[1](rows)[..., order].mT
-            following, after = wide.roll(-1, 1), readout[further].roll(-1, 0)[order].double()
-        for r, weights in enumerate(row_weights[:, rows][:, order].double()):
-            now = wide[r, order]
-            moved = _moves(now, taken, later[r, order], chances, weights, *facts)
+        actions, chances = readout[rows].argmax(dim=1), expected[rows].double()
+        inputs = table.inputs[rows], table.next_inputs[rows]
+        now, later = (pad(hidden_features(network, each), (0, 1), value=1.0) for each in inputs)
+        rewards, discounts = table.rewards[rows].double(), table.discounts[rows].double()
+        psi = None if critics is None else critics(table.compared[rows].double())
+        parts = 2.0 + float((chances > chances.amin(dim=1, keepdim=True)).sum()) / len(chances)
+        for system, *states, weights in zip(total, now, later, row_weights[:, rows].double(), strict=True):
+            some, facts = weights.nonzero().squeeze(1), (weights, weights * rewards, -weights * discounts)
+            known = [each[some] for each in (*states, *facts, actions, chances)]
             if psi is None:
-                _add_by_action(temporal[r], now, ends, moved)
+                _add_by_action(system, *known)
+            elif parts < _SPARSE * outputs:
+                _add_by_output(system, psi[some], *known)
             else:
-                kernel[r].addmm_(psi, moved)
-            if logged is not None:
-                moved = _moves(now, taken, following[r, order], after, weights * share, *facts)
-                _add_by_action(own[r], now, ends, torch.cat([moved, cuts[r]], dim=1))
-    by_kernel, by_features, moves = (
-        torch.cat([each[..., :p].unflatten(-1, (outputs, width)).mT.flatten(-2), each[..., p:]], dim=-1)
-        for each in (kernel, temporal.transpose(1, 2).flatten(1, 2), own.transpose(1, 2).flatten(1, 2))
-    )  # parameters in the order of a last layer
-    about_log = () if logged is None else (moves[..., : p + 1], moves[..., p + 1 :].mT)
-    system = by_features if critics is None else by_kernel
-    return LinearSystems(system, row_weights.double().sum(dim=1), *about_log)
+                system.addmm_(psi[some].mT, _moves(*known))
+    for system in total:  # parameters in the order of a last layer
+        system[:, :-1] = system[:, :-1].unflatten(1, (outputs, width)).mT.flatten(1)
+        if critics is None:
+            system.copy_(system.unflatten(0, (outputs, width)).transpose(0, 1).flatten(0, 1))
+    return total
 
 
-def _moves(
-    now: Float[Tensor, "row feature"],
-    taken: Float[Tensor, "row output"],
-    later: Float[Tensor, "row feature"],
-    expected: Float[Tensor, "row output"],
-    weights: Float[Tensor, " row"],
-    discounts: Float[Tensor, " row"],
-    rewards: Float[Tensor, " row"],
-) -> Float[Tensor, "row column"]:
-    """WZ = W(φ(x) − discount · E φ(x')) of one network, output by output, with Wr as the last column."""
-    (size, width), outputs, discounts = now.shape, taken.shape[1], weights * discounts
-    made = now.new_empty(size, outputs * (width + 1) + 1)
-    moves = made[:, :-1].unflatten(1, (outputs, -1))
-    torch.mul(taken.unsqueeze(2), (weights[:, None] * now).unsqueeze(1), out=moves[..., :width])
-    moves[..., :width].addcmul_(expected.unsqueeze(2), (discounts[:, None] * later).unsqueeze(1), value=-1.0)
-    moves[..., width] = weights[:, None] * taken - discounts[:, None] * expected  # constants
-    made[:, -1] = weights * rewards
+def _moves(now: Tensor, later: Tensor, *facts: Tensor) -> Float[Tensor, "row column"]:
+    """WZ = W(φ(x) − discount · E φ(x')) of one network, output by output, with Wr as the last column.
+
+    now, later: features (B, h + 1). facts: w, wr and −w · discount, (B,), actions (B,) and probabilities of
+    next ones (B, n).
+    """
+    weights, rewards, discounted, actions, chances = facts
+    made = now.new_empty(len(now), chances.shape[1] * now.shape[1] + 1)
+    moves = made[:, :-1].unflatten(1, (-1, now.shape[1]))
+    torch.mul(chances.unsqueeze(2), (discounted[:, None] * later).unsqueeze(1), out=moves)
+    moves[torch.arange(len(now)), actions] += weights[:, None] * now
+    made[:, -1] = rewards
     return made
 
 
-def _add_by_action(
-    total: Float[Tensor, "output width column"],
-    now: Float[Tensor, "row feature"],
-    ends: list[int],
-    moved: Float[Tensor, "row column"],
-) -> None:
-    """Add φᵀ · moved, for rows sorted by action."""
-    for sums, start, end in zip(total, [0, *ends], ends, strict=False):
-        sums[:-1].addmm_(now[start:end].mT, moved[start:end])
-        sums[-1].add_(moved[start:end].sum(dim=0))
+def _add_by_action(total: Tensor, *known: Tensor) -> None:
+    """Add φᵀWZ and φᵀWr, action by action. known: as in `_moves`."""
+    for action, sums in enumerate(total.split(known[0].shape[1])):
+        rows = (known[-2] == action).nonzero().squeeze(1)
+        own = [each[rows] for each in known]
+        sums.addmm_(own[0].mT, _moves(*own))
+
+
+def _add_by_output(total: Tensor, psi: Tensor, now: Tensor, later: Tensor, *facts: Tensor) -> None:
+    """Add ψᵀWZ and ψᵀWr where most actions have the least probability, such as zero; facts: as in `_moves`.
+
+    Only what exceeds it is read output by output.
+    """
+    weights, rewards, discounted, actions, chances = facts
+    least, states, both = chances.amin(dim=1), torch.cat([now, later]), torch.cat([psi, psi])
+    taken = torch.zeros_like(chances).scatter_(1, actions[:, None], weights[:, None])
+    shares = torch.cat([taken, discounted[:, None] * (chances - least[:, None])])
+    moves = total[:, :-1].unflatten(1, (-1, now.shape[1]))
+    for sums, share in zip(moves.unbind(1), shares.mT, strict=True):
+        rows = share.nonzero().squeeze(1)
+        sums.addmm_(both[rows].mT, share[rows, None] * states[rows])
+    moves += (psi.mT @ ((discounted * least)[:, None] * later)).unsqueeze(1)
+    total[:, -1].addmv_(psi.mT, rewards)
 
 
 def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Float[Tensor, "critic critic"]:
@@ -150,16 +151,38 @@ def systems_of_part(
     problem: EvaluationProblem,
 ) -> LinearSystems:
     """Last-layer sums of a part of the log. stops: as by `cut_shares`, None where no episode is cut."""
-    device, start_weights = str(network.flat.device), resampling.start_weights(problem)
-    table, weights = make_table(problem, device), resampling.row_weights(problem)
-    powers, logged, returns = gamma**problem.steps, None, None
-    stopped = np.zeros(problem.n_rows) if stops is None else stops_at(problem, stops)
-    if stops is not None:
-        kept, cut = torch.as_tensor(1.0 - stopped).to(device), torch.as_tensor(stopped * powers)
-        unit = np.repeat(np.arange(len(problem.lengths)), problem.lengths)
-        logged = kept, lambda rows: (start_weights[..., unit[rows]] * cut[rows]).to(device)
+    weights = resampling.row_weights(problem).to(network.flat.device)
+    system = accumulate_systems(network, make_table(problem, str(weights.device)), critics, weights)
+    logged = returns = None
     if not problem.fixed_starts:
-        discounted = problem.rewards * powers * (1.0 - stopped)
-        returns = start_weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
-    sums = accumulate_systems(network, table, critics, weights.to(device), logged)
-    return replace(sums, returns=returns, starts=sum_starts(network, resampling, None, problem))
+        stopped = 0.0 if stops is None else stops_at(problem, stops)
+        discounted = problem.rewards * gamma**problem.steps * (1.0 - stopped)
+        by_unit = torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
+        returns = resampling.start_weights(problem) @ by_unit
+    if stops is not None and len(list(groups_of(network))) == 1:
+        logged = logged_of_part(network, resampling, gamma, stops, problem)
+    starts = sum_starts(network, resampling, None, problem)
+    return LinearSystems(system, weights.sum(dim=1), logged, returns, starts)
+
+
+def groups_of(network: StackedMLP) -> Iterator[slice]:
+    """Slices of replicas whose `LoggedSystems` are small enough to be in memory together."""
+    parameters = (network.sizes[-2] + 1) * network.sizes[-1]
+    return blocks(network.replicas, max(1, _MOST_LOGGED // parameters**2))
+
+
+def logged_of_part(
+    network: StackedMLP, resampling: Resampling, gamma: float, stops: np.ndarray, problem: EvaluationProblem
+) -> LoggedSystems:
+    """Sums of a part of the log for the logging policy. stops: as by `cut_shares`."""
+    table, stopped = make_table(problem, str(network.flat.device)), stops_at(problem, stops)
+    after = None if table.readout is None else table.readout.roll(-1, 0)
+    table = replace(table, next_inputs=table.inputs.roll(-1, 0), next_readout=after)
+    weights = resampling.row_weights(problem) * torch.as_tensor(1.0 - stopped)
+    cut = np.union1d(0, np.flatnonzero(stopped))  # never empty
+    unit = np.searchsorted(problem.episode_starts, cut, side="right") - 1
+    shares = torch.as_tensor((stopped * gamma**problem.steps)[cut, None])
+    own, readout = resampling.start_weights(problem)[..., unit], table.readout
+    asked = table.inputs[cut].unsqueeze(1), None if readout is None else readout[cut], own, shares
+    cuts = sum_features(network, *asked)[:, :, 0]
+    return LoggedSystems(accumulate_systems(network, table, None, weights.to(table.inputs.device)), cuts)

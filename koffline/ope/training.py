@@ -91,32 +91,19 @@ class Training:
             network, has_settled = self.solve(record.network)
             if settings.steps is None and has_settled:
                 break
-            further = self.fit(network.with_flat(network.flat.float()), steps, record.steps)
-            record = _joined(record, further)
+            record = _joined(record, self.fit(network.with_flat(network.flat.float()), steps, record.steps))
         return record
 
     def fit(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
         """Train for ``steps`` steps, after ``done`` earlier ones; learning rates decay to 0 by a cosine."""
         settings, seeds, full = self._settings, self._resampling.seeds, self._resampling.full
-        record: FitRecord = fit(
-            self._whole,
-            network,
-            fitted_q(settings.target_rate, self._problem.value_bounds),
-            ReplicaPlan(
-                learning_rates=(settings.learning_rate,) * len(seeds),
-                batch_seeds=tuple(seed + done for seed in seeds),
-                row_sets=self._row_sets,
-                row_set_of=(0,) * full + tuple(range(1, len(self._row_sets))),
-            ),
-            FitSettings(
-                steps=steps,
-                batch_size=min(settings.batch_size, len(self._whole)),
-                schedule="cosine",
-                record_every=max(1, steps // _RECORDS),
-                threads=settings.threads,
-            ),
-            progress=self._progress,
-        )
+        rates, batch_seeds = (settings.learning_rate,) * len(seeds), tuple(seed + done for seed in seeds)
+        row_set_of = (0,) * full + tuple(range(1, len(self._row_sets)))
+        plan = ReplicaPlan(rates, batch_seeds, self._row_sets, row_set_of)
+        batch_size, recorded = min(settings.batch_size, len(self._whole)), max(1, steps // _RECORDS)
+        asked = FitSettings(steps, batch_size, "cosine", record_every=recorded, threads=settings.threads)
+        objective = fitted_q(settings.target_rate, self._problem.value_bounds)
+        record = fit(self._whole, network, objective, plan, asked, progress=self._progress)
         if self._progress is not None:
             self._progress(steps, steps, "solving last layers")
         return record
@@ -124,8 +111,8 @@ class Training:
     def solve(self, network: StackedMLP) -> tuple[StackedMLP, bool]:
         """The networks with the last layer of least kernel loss, and whether training can stop."""
         scale = self._problem.reward_scale
-        sums = accumulate_systems(network, self._table, self._instruments, self._weights)
-        solved = layers.minimise_kernel_loss(network, sums.system, self._settings.ridge)
+        system = accumulate_systems(network, self._table, self._instruments, self._weights)
+        solved = layers.minimise_kernel_loss(network, system, self._settings.ridge)
         starts = layers.sum_starts(network, self._resampling, None, self._problem).means[:, 0]
         now = layers.mean_values(starts, layers.last_layer(solved), scale)[:, 0]
         loss = self._held_out_loss(solved)
@@ -189,18 +176,9 @@ def fit_value_functions(
     heads = {AVERAGED: mean, "kloss": solved, "fqe": network.with_flat(trained)}
     if problem.fixed_starts:  # start states of a part are meaningless then
         sums = dataclasses.replace(sums, starts=layers.sum_starts(network, resampling, None, problem))
-    return FittedValues(
-        problem=problem,
-        resampling=resampling,
-        settings=settings,
-        heads=heads,
-        systems=sums,
-        bandwidth=bandwidth,
-        instruments=instruments,
-        record=record,
-        fold=reach,
-        units=effective_units or float(len(problem.episode_starts)),
-    )
+    units = effective_units or float(len(problem.episode_starts))
+    found = problem, resampling, settings, heads, sums, stops, bandwidth, instruments, record
+    return FittedValues(*found, fold=reach, units=units)
 
 
 def fit_value_function(

@@ -40,8 +40,7 @@ def test_an_error_in_one_place_is_found_there(problem) -> None:
     assert above.is_significant
     assert above.action == 1
     assert np.linalg.norm(above.center - CASE.world.coordinates[5]) < 0.2
-    worst = min(found.maps, key=lambda one: float(np.nanmin(one.values.mean)))
-    assert worst.action == 1
+    assert min(found.maps, key=lambda one: float(np.nanmin(one.values.mean))).action == 1
     assert any("not known which rows" in sentence for sentence in found.warnings)
 
 

@@ -146,8 +146,7 @@ def test_certified_bounds_hold_the_truth_and_are_labelled(table: EstimateTable) 
 
 def test_logs_without_episodes_and_other_starts_leave_reasons() -> None:
     log = discrete_log()
-    rows = log.replace(episode_ids=None, steps=None)
-    alone = estimate_all(rows, SOFT, 0.9, **QUICK)
+    alone = estimate_all(log.replace(episode_ids=None, steps=None), SOFT, 0.9, **QUICK)
     starts = estimate_all(log, SOFT, 0.9, initial_observations=log.observations[:5], **QUICK)
     for name in OVER_EPISODES:
         assert alone[name].estimate is None

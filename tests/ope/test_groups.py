@@ -109,8 +109,7 @@ def test_copies_and_given_starts_keep_their_groups() -> None:
     log = log_of_two_kinds()
     order = np.r_[np.arange(30), [0, 0, 1]]
     copied = log.select_episodes(order)
-    names = np.where(KIND, "a", "b")[order]
-    found = koffline.evaluate(copied, SOFT, 0.9, **QUICK, by={"it": names})
+    found = koffline.evaluate(copied, SOFT, 0.9, **QUICK, by={"it": np.where(KIND, "a", "b")[order]})
     assert [(row.group, row.starts) for row in found.groups] == [("a", 10), ("b", 20)]
     assert "8 " in found.groups[0].reason  # (3 + 9 · 1)² / (9 + 9) = 8
     starts = log.observations[:: len(log) // 60][:60]

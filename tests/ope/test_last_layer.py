@@ -14,9 +14,9 @@ from koffline.ope import estimators
 from koffline.ope.estimators import run_estimator
 from koffline.ope.fitted import ReplicaMean
 from koffline.ope.intervals import make_interval
-from koffline.ope.last_layer import last_layer, minimise_kernel_loss, with_last_layer
-from koffline.ope.learning import make_table
-from koffline.ope.systems import accumulate_systems
+from koffline.ope.last_layer import last_layer, least_squares, minimise_kernel_loss, with_last_layer
+from koffline.ope.learning import Resampling, cut_shares, make_table, stops_at
+from koffline.ope.systems import accumulate_systems, logged_of_part
 from koffline.ope.workspace import open_workspace
 from tests import reference_closed_form as reference
 from tests.ope.problems import NOISY, SOFT, plain_hidden, prepared, stack, uneven_log
@@ -45,18 +45,22 @@ def asked(kind, critics=400):
     return problem, network, table, instruments, weights
 
 
+@pytest.mark.parametrize("sparse", [0.0, 9.0])  # whether sums are added output by output
 @pytest.mark.parametrize(("kind", "critics"), [("discrete", 400), ("continuous", 400), ("discrete", 12)])
-def test_minimiser_solves_the_ridged_least_squares_problem(kind, critics, monkeypatch):
+def test_minimiser_solves_the_ridged_least_squares_problem(kind, critics, sparse, monkeypatch):
     """‖A θ − b‖² + λ ‖P (θ − θ₀)‖² as one stacked problem, λ relative to the mean curvature.
 
     P is the identity but for the same constant added to every output.
     """
+    monkeypatch.setattr("koffline.ope.systems._SPARSE", sparse)
     monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 17)  # several blocks, the last one ragged
     problem, network, table, instruments, weights = asked(kind, critics)
-    kept, cuts = torch.rand(problem.n_rows).double(), torch.rand(2, 2, problem.n_rows).double()
-    kept[problem.episode_starts - 1] = 0.0  # ends of episodes
-    systems = accumulate_systems(network, table, instruments, weights, (kept, lambda rows: cuts[..., rows]))
-    solved = last_layer(minimise_kernel_loss(network, systems.system, 1e-2)).numpy()
+    weights[:, ::7] = 0.0
+    resampling, stops = Resampling.draw(problem, 1, 1, seed=0), cut_shares(problem)
+    steps, unit = problem.steps, np.repeat(np.arange(len(problem.lengths)), problem.lengths)
+    logged, stopped = logged_of_part(network, resampling, 0.9, stops, problem), stops_at(problem, stops)
+    system = accumulate_systems(network, table, instruments, weights)
+    solved = last_layer(minimise_kernel_loss(network, system, 1e-2)).numpy()
     psi = instruments(table.kernel_inputs).numpy()
     for replica in range(2):
         now = plain_features(network, replica, problem.inputs, problem.readout)
@@ -72,11 +76,12 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, critics, monkey
         stacked = np.vstack([matrix, held])
         expected = np.linalg.lstsq(stacked, np.concatenate([vector, held @ old]), rcond=None)[0]
         np.testing.assert_allclose(solved[replica], expected, atol=2e-5)
-        left = now.T * (weights[replica] * kept).numpy()  # LSTD with the log's next row
-        moves, logged = now - problem.discounts[:, None] * np.roll(now, -1, axis=0), systems.logged
-        np.testing.assert_allclose(logged[replica, :, :-1], left @ moves, atol=1e-5)
-        np.testing.assert_allclose(logged[replica, :, -1], left @ problem.rewards, atol=1e-5)
-        np.testing.assert_allclose(systems.cuts[replica], cuts[replica].numpy() @ now, rtol=1e-5)
+        own = resampling.row_weights(problem)[replica].numpy() * (1.0 - stopped)
+        moves = now - problem.discounts[:, None] * np.roll(now, -1, axis=0)  # LSTD with the log's next row
+        columns = np.column_stack([moves, problem.rewards])
+        np.testing.assert_allclose(logged.system[replica], (now.T * own) @ columns, atol=1e-5)
+        cuts = resampling.start_weights(problem)[replica].numpy()[:, unit] * stopped * 0.9**steps
+        np.testing.assert_allclose(logged.cuts[replica], cuts @ now, atol=1e-5)
 
 
 def test_the_level_of_all_values_is_free() -> None:
@@ -85,8 +90,7 @@ def test_the_level_of_all_values_is_free() -> None:
     ones = torch.ones_like(table.rewards)
     table = dataclasses.replace(table, rewards=ones, discounts=0.999 * ones)
     zero = with_last_layer(network, torch.zeros_like(last_layer(network)))
-    systems = accumulate_systems(zero, table, instruments, weights)
-    solved = minimise_kernel_loss(zero, systems.system, 1e-3)
+    solved = minimise_kernel_loss(zero, accumulate_systems(zero, table, instruments, weights), 1e-3)
     expected = torch.full((2, len(table), 3), 1000.0).double()
     torch.testing.assert_close(solved.forward(table.inputs.double()), expected, rtol=1e-3, atol=0)
 
@@ -108,6 +112,22 @@ def test_weights_of_rows_give_the_value_of_the_minimiser(workspace):
     rewarded = (fitted.duals @ fitted.instruments(table.compared.double()).mT) * weights * table.rewards
     values = (fitted.start_features[:, 1] * theta).sum(dim=1)
     torch.testing.assert_close(rewarded.sum(dim=1) / weights.sum(dim=1), values, rtol=1e-6, atol=1e-6)
+
+
+def test_copies_of_critics_need_no_large_ridge() -> None:
+    matrix = torch.randn(10, 40, generator=torch.Generator().manual_seed(0)).double().repeat(1, 2, 1)
+    goal = matrix.sum(dim=2)
+    for ridge in (1e-12, 1e-18):  # the second leaves no Cholesky factor
+        found = least_squares(matrix, goal, ridge, 2)
+        torch.testing.assert_close((matrix @ found[..., None])[..., 0], goal, rtol=1e-9, atol=1e-9)
+
+
+def test_the_logging_policy_is_solved_by_groups_of_networks(workspace, monkeypatch) -> None:
+    fitted, expected = workspace.fitted, workspace.fitted.behavior
+    monkeypatch.setattr("koffline.ope.systems._MOST_LOGGED", 1)
+    monkeypatch.setattr("koffline.ope.last_layer._MANY", 1)  # solved by critics
+    apart = dataclasses.replace(fitted, systems=dataclasses.replace(fitted.systems, logged=None))
+    np.testing.assert_allclose(apart.behavior, expected, rtol=1e-10)
 
 
 @cache

@@ -145,8 +145,7 @@ class TestPossibleValues:
         for _ in range(500):
             length = int(generator.integers(0, 30))
             rewards = [*generator.uniform(*going_on, size=length), generator.uniform(*final)]
-            total = float(np.polynomial.polynomial.polyval(0.8, rewards))
-            assert low <= total <= high
+            assert low <= float(np.polynomial.polynomial.polyval(0.8, rewards)) <= high
 
     def test_an_interval_is_cut_and_says_so(self):
         limits, whole = Limits(facts_of(discrete_log(), 0.9), (-1.0, 1.0)), Interval(-0.3, 1.27, 0.95, "x")

@@ -169,8 +169,7 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
 def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
     log, truth = ring(0.5, 3), true_value(0.5)
     ask = partial(koffline.evaluate, log, POLICY, GAMMA, seed=0, **QUICK)
-    halves = {"half": np.arange(log.n_episodes) % 2}
-    short, long, default = ask(history=0), ask(history=1), ask(by=halves)
+    short, long, default = ask(history=0), ask(history=1), ask(by={"half": np.arange(log.n_episodes) % 2})
     assert short.interval is not None
     assert not short.interval.holds(truth)
     assert short.verdict.answer == "with care"

@@ -92,8 +92,7 @@ def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networ
         (log.select(np.arange(25)), {}),  # too few episodes carry the weight
         (discrete_log(), {"gamma": 0.9}),
     ):
-        made = koffline.evaluate(other, policy, **{**SMALL, "steps": 20}, **options)
-        assert made.estimator == "kloss"
+        assert koffline.evaluate(other, policy, **{**SMALL, "steps": 20}, **options).estimator == "kloss"
     few = {"hidden_units": (4,), "instruments": 50, "resampled_replicas": 2, "full_replicas": 1}
     found = koffline.evaluate(log.replace(behavior_log_probabilities=None), policy, 0.9, **few)
     heads = found.diagnostics["estimates_by_head"]

@@ -35,8 +35,7 @@ def test_the_better_policy_comes_first_and_differs() -> None:
     assert found.best.maybe_best
     assert not found.policies[-1].maybe_best
     assert found.candidates[0] is found.best
-    record = json.loads(found.to_json())
-    assert len(record["comparisons"]) == 3
+    assert len(json.loads(found.to_json())["comparisons"]) == 3
     first, *_, last = found.policies
     assert found.comparisons[0].difference == pytest.approx(first.value - last.value)
 

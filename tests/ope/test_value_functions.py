@@ -46,8 +46,7 @@ def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
     made = as_value_function(lambda states, actions: actions[:, 0], ONE, (2,))
     generator = np.random.default_rng(1)
     draws = np.mean([NOISY.sample(STATES, generator)[:, 0] for _ in range(5)], axis=0)
-    found = made.expected(STATES, NOISY, 5, np.random.default_rng(1))
-    np.testing.assert_allclose(found, draws, rtol=1e-12)
+    np.testing.assert_allclose(made.expected(STATES, NOISY, 5, np.random.default_rng(1)), draws, rtol=1e-12)
 
 
 class Both(torch.nn.Module):
@@ -113,8 +112,7 @@ def test_an_evaluation_gives_its_value_function() -> None:
     estimate = koffline.evaluate(LOG, SOFT, 0.9, **QUICK)
     made = as_value_function(estimate, THREE, (2,))
     assert made is estimate.value_function
-    starts = made.expected(LOG.initial_observations(), SOFT)
-    assert starts.mean() == pytest.approx(estimate.value, rel=1e-5)
+    assert made.expected(LOG.initial_observations(), SOFT).mean() == pytest.approx(estimate.value, rel=1e-5)
     assert "value_function" not in estimate.as_dict()
     without = koffline.evaluate(LOG, SOFT, 0.9, estimator="lstdq", **QUICK)
     assert without.value_function is None

@@ -150,8 +150,7 @@ def test_actions_of_which_the_log_tells_too_little_are_replaced_by_the_others() 
 @pytest.mark.parametrize(("shift", "covered"), [(0.0, True), (10.0, False)])
 def test_start_states_that_the_log_does_not_show_are_not_covered(shift: float, covered: bool) -> None:
     log = discrete_log(600)
-    given = log.observations[::20] + shift
-    problem = prepare_problem(log, SOFT, 0.9, 1, np.random.default_rng(0), given)
+    problem = prepare_problem(log, SOFT, 0.9, 1, np.random.default_rng(0), log.observations[::20] + shift)
     found = measure_coverage(problem, np.random.default_rng(1))
     assert found.fraction > 0.8
     assert (found.of_starts > 0.8) == covered
@@ -239,5 +238,4 @@ def test_shares_of_actions_by_hand() -> None:
 
 
 def test_a_rare_action_does_not_cover_what_lies_between_its_few_rows() -> None:
-    actions = np.where(np.arange(3000) < 10, 2, np.arange(3000) % 2)
-    assert coverage_of(walk(actions), [0.0, 0.0, 1.0]) < 0.2
+    assert coverage_of(walk(np.where(np.arange(3000) < 10, 2, np.arange(3000) % 2)), [0.0, 0.0, 1.0]) < 0.2

@@ -140,8 +140,7 @@ def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None
     memory, _ = stored["discrete"]
     held = hold(memory, 150, seed=0).sample.units
     log = memory.replace(weights=np.where(np.isin(memory.episode_ids, held), 0.1, 3.0))
-    settings = EvaluationSettings(gamma=0.9, sample_rows=150, **QUICK)
-    with open_workspace(log, TILTED, settings) as workspace:
+    with open_workspace(log, TILTED, EvaluationSettings(gamma=0.9, sample_rows=150, **QUICK)) as workspace:
         found, fitted = workspace.row_sums, workspace.fitted
         generator = np.random.default_rng(0)  # nothing is drawn for discrete actions
         rows = prepare_problem(log, workspace.policy, 0.9, 1, generator, like=workspace.problem)

@@ -45,8 +45,7 @@ def random_draws(units: int, seed: int = 0, draws: int = 999) -> SignDraws:
 
 def test_statistic_is_the_double_loop_and_a_permutation_changes_nothing() -> None:
     weights = np.random.default_rng(0).integers(0, 3, size=60).astype(float)
-    log = discrete_log(weights=weights)
-    case = case_of(log, SOFT)
+    case = case_of(discrete_log(weights=weights), SOFT)
     columns = case.residuals, case.inputs.numpy(), case.kernel.bandwidth, case.weights
     assert drawn_of(case).statistic == pytest.approx(reference.statistic(*columns), rel=1e-10)
     known = known_problem(1, 80)

@@ -55,8 +55,7 @@ def test_rounding_is_no_error(dtype: type) -> None:
     result = koffline.bellman_test(exact, log, SOFT, 0.97)
     assert (result.rejects, result.statistic, result.p_value) == (False, 0.0, 1.0)
     assert any("there is nothing to test" in sentence for sentence in result.warnings)
-    off = koffline.bellman_test(lambda s, a: (exact(s, a) * 1.001).astype(dtype), log, SOFT, 0.97)
-    assert off.rejects
+    assert koffline.bellman_test(lambda s, a: (exact(s, a) * 1.001).astype(dtype), log, SOFT, 0.97).rejects
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,7 @@ class Case:
     def episodes(self) -> list[list[tuple[float, ...]]]:
         problem, model = self.problem, self.model
         columns = np.exp(problem.ratios.logs), problem.rewards, model.now, model.later, problem.discounts
-        rows = np.stack(columns, axis=1)
-        return [list(map(tuple, part)) for part in np.split(rows, problem.starts[1:])]
+        return [list(map(tuple, part)) for part in np.split(np.stack(columns, axis=1), problem.starts[1:])]
 
 
 def weighed(log: Transitions, log_ratios: np.ndarray, gamma: float = 0.9, **options: Any) -> EpisodeProblem:

@@ -44,8 +44,7 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
     problem, q = chain(n_rows=300)
     log = problem.transitions
     kept = np.arange(log.n_episodes) % 3 > 0
-    rows = np.repeat(kept, log.episode_lengths)
-    weighted = log.replace(weights=rows.astype(float))
+    weighted = log.replace(weights=np.repeat(kept, log.episode_lengths).astype(float))
     model = values_of(q, log, problem.policy)
     arguments = problem.policy, problem.gamma
     left = episode_estimates(log.select_episodes(kept), *arguments, q=q, draws=FEW)
@@ -79,8 +78,7 @@ def test_a_policy_that_takes_no_logged_action_has_no_estimate() -> None:
 
 def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     """Ratios of e^40 in episodes of 30 steps: e^1200."""
-    probabilities = np.full(120, -40.0)
-    log = log_of_steps(np.ones(120), 30, n_actions=3, behavior_log_probabilities=probabilities)
+    log = log_of_steps(np.ones(120), 30, n_actions=3, behavior_log_probabilities=np.full(120, -40.0))
     policy = DiscretePolicy(3, lambda o: np.tile([1.0, 0.0, 0.0], (len(o), 1)), "always")
     found = episode_estimates(log, policy, 0.9, names=WITHOUT_MODEL, draws=FEW)
     for name in ("is", "pdis"):

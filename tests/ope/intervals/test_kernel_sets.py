@@ -72,14 +72,12 @@ def test_parts_add_up() -> None:
 def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
     """A reward that depends on what no feature sees: the best constant leaves too large a kernel loss."""
     _, system = finite_system("chain_tuples", rows=2000)
-    size = len(system)
-    flat = torch.ones(size, 1, dtype=torch.float64)
+    flat = torch.ones(len(system), 1, dtype=torch.float64)
     poor = dataclasses.replace(
         system, now=flat, later=flat, starts=flat, rewards=system.rewards + 5.0 * system.kernel_inputs[:, 0]
     )
     for kind in (KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS):
-        settings = KernelIntervalSettings(draws=99, value_bounds=(-10.0, 10.0))
-        result = feature_interval(poor, kind, settings)
+        result = feature_interval(poor, kind, KernelIntervalSettings(draws=99, value_bounds=(-10.0, 10.0)))
         assert result.interval is None
         assert result.misspecified
         assert result.least_loss > result.threshold
