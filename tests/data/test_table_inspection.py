@@ -190,8 +190,8 @@ class TestGuesses:
         assert asked.endswith(f'if the world ended there, say terminal: "{both}"')
         assert "how it is" not in found.mapping["observations"]
         for ids in (np.repeat([0.0, 1.0], 30), np.repeat(["u1", "u2"], 30)):
-            ids = {"id": None, "session": np.arange(60) // 5, "user": ids}
-            known = look(tmp_path, "known.csv", status=[*usual, "gone"] * 12, **ids)
+            status, session = [*usual, "gone"] * 12, np.arange(60) // 5
+            known = look(tmp_path, "known.csv", id=None, session=session, user=ids, status=status)
             assert set(known.mapping["observations"]) <= {"x_1", "x_2"}
             assert known.problems[0].startswith("status: 'gone': in last rows of episodes alone; left out")
             assert known.problems[-1].endswith("name it (--cluster user)")

@@ -211,6 +211,5 @@ def shared_ids(rows: TableRows, count: int, used: set[str], episode: str | None)
         pairs = pl.concat(seen).unique()
         distinct, units = pairs[name].n_unique(), pairs[episode].n_unique() if episode else count
         if 1 < distinct <= units / 2 and (not episode or units == len(pairs)):
-            said = f"{units} {'episodes' if episode else 'rows'} share {distinct} values of {name}, and are"
-            told = f"if those of one {name} are not, name it (--cluster {name})"
-            yield f"{SHARED}{said} taken as independent; {told}"
+            said = f"{units} {'episodes' if episode else 'rows'} share {distinct} values of {name}"
+            yield f"{SHARED}{said}, taken as independent; if one {name}'s are not, name it (--cluster {name})"
