@@ -57,6 +57,8 @@ def test_a_selection_has_every_policy_and_pair() -> None:
     for policy in found["policies"]:
         more = policy["uplift"]
         assert more["value"] == pytest.approx(policy["value"] - more["behavior_value"], abs=1.0)
+    shown = succeed("evaluate", *SELECT[1:], "--policy", "uniform", *AS_OPTIONS, "--discrete", 4)
+    assert "3 25% (log 0%)" in shown  # three have names
 
 
 def test_what_a_model_was_fitted_to() -> None:
