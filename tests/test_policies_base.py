@@ -87,7 +87,7 @@ def test_samples_follow_the_probabilities_and_never_take_an_impossible_action():
 
 @pytest.mark.parametrize("spec", ["uniform", "epsilon:0.2:tests.test_policies_base:push"])
 def test_uniform_parts_need_a_finite_box(spec):
-    with pytest.raises(PolicyError, match=r"finite bounds.*declare the action bounds"):
+    with pytest.raises(PolicyError, match=r"finite bounds.*declare them \(--continuous"):
         load_policy(spec, Continuous(2), (3,))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,13 +74,17 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
     print_table(make_console(_WIDTH), f"{found.source}, {found.rows} rows looked at", columns, rows)
     for number, problem in enumerate(found.problems, 1):
         click.echo(f"problem {number}: {printable(problem)}")
-    for note in found.notes:
-        click.echo(f"note: {printable(note)}")
+    _print_notes(found.notes)
     if out is not None:
         use = f"koffline evaluate {found.source} --mapping {out} --policy POLICY --gamma 0.99"
         click.echo(f"{out}: edit it, then {use}")
     elif found.mapping:
         click.echo(f"\n{found.to_yaml()}")
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        click.echo(f"note: {printable(note)}")
 
 
 @data.command(cls=LogCommand)
@@ -149,8 +153,8 @@ def _coverage(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     names = [f" ({printable(str(name))})" for name in names] if isinstance(names, list) else []
     lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(found["action_ranges"] or ())]
     for i, count in enumerate(found["action_counts"] or ()):
-        name = names[i] if i < len(names) else ""
-        lines.append((f"action {i}{name}", f"{count} rows ({count / found['rows']:.1%})"))
+        said = f"action {i}{''.join(names[i : i + 1])}"
+        lines.append((said, f"{count} rows ({count / found['rows']:.1%})"))
     yield from lines[:_MOST_LINES]
     if len(lines) > _MOST_LINES:
         yield "…", f"{len(lines) - _MOST_LINES} more"
@@ -182,8 +186,7 @@ def validate(log: Log) -> None:
         raw = open_raw(log.source, log.space, log.mapping)
         count, metadata = len(raw.columns["rewards"]), raw.metadata
         findings = inspect_log(raw)
-    for note in metadata.notes:
-        click.echo(f"note: {note}")
+    _print_notes(metadata.notes)
     for finding in findings:
         click.echo(f"{finding.severity}: {finding.message}", err=finding.severity == "error")
     if any(finding.severity == "error" for finding in findings):
@@ -217,8 +220,7 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
         write_transitions(rows, target, form, force)
     else:
         rows = convert_to_shards(log.source, target, shard_rows, force, log.space, log.mapping)
-    for note in rows.metadata.notes:
-        click.echo(f"note: {note}")
+    _print_notes(rows.metadata.notes)
     click.echo(f"{target} ({form}): {rows}")
 
 
@@ -248,8 +250,7 @@ def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: b
         raise ConfigError(f"TARGET and REST are both {target}; give two names")
     rows = log.open(lazy=False)
     parts = split_transitions(rows, held_out, seed)
-    for note in rows.metadata.notes:
-        click.echo(f"note: {note}")
+    _print_notes(rows.metadata.notes)
     for name, form, part in zip((target, rest), forms, parts, strict=True):
         write_transitions(part, name, form, force)
         click.echo(f"{name} ({form}): {part}")

@@ -74,14 +74,11 @@ def claim_log(
     from koffline.data.kinds import OWN_FILES
     from koffline.data.sources import target_format
 
-    place, shards = claim(out, option), "shards"
-    if shard_rows is None:
-        form = target_format(out, format_)
-    elif format_ is None and not out.startswith(MINARI):
-        form = shards
-    else:
+    place = claim(out, option)
+    if shard_rows is not None and (format_ is not None or out.startswith(MINARI)):
         asked = f"--format {format_}" if format_ is not None else f"{option} {out}"
         raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
+    form = "shards" if shard_rows is not None else target_format(out, format_)
     if os.path.lexists(place) or not out.startswith(MINARI):  # Minari creates its folders when writing
         check_target(place, force, OWN_FILES.get(form))
     return place, form
@@ -157,11 +154,10 @@ def result_options(file: str) -> Option:
                         folder.rmdir()
             return command(*args, result=Result(out, force, as_json, quiet), **options)
 
-        json_text = "Print only one JSON object on stdout."
         return added([
             click.option("--out", metavar="DIR", help=f"Write {file}, plots and report.html there."),
             click.option("--force", is_flag=True, help="Replace earlier results in --out."),
-            click.option("--json", "as_json", is_flag=True, help=json_text),
+            click.option("--json", "as_json", is_flag=True, help="Print only one JSON object on stdout."),
             QUIET,
         ])(run)  # fmt: skip
 

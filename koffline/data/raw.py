@@ -79,9 +79,8 @@ def settle_space(
 
 def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace | None:
     """The requested space; Bounds become Continuous for actions of shape (N, *shape)."""
-    if not isinstance(asked, Bounds):
-        return asked
-    return Continuous(max(1, math.prod(shape)), asked.low, asked.high)
+    k = max(1, math.prod(shape))
+    return Continuous(k, asked.low, asked.high) if isinstance(asked, Bounds) else asked
 
 
 def _assumed_space(actions: Any, source: str) -> ActionSpace:

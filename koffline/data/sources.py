@@ -193,7 +193,7 @@ def target_format(target: str, asked: str | None) -> str:
     chosen = asked or guessed
     if chosen not in FORMATS:
         said = f"format {asked!r} is unknown" if asked else f"{target} does not tell its format"
-        raise DataError(f"{said}; choose one of {', '.join(FORMATS)} (--format)")
+        raise DataError(f"{said}; choose one of {', '.join(FORMATS)} (ending, or data convert --format)")
     if target.startswith(MINARI) and chosen != "minari":
         raise DataError(f"{target} names a Minari dataset but the format is {chosen}; give a file name")
     return chosen

@@ -114,9 +114,6 @@ def _compare_all(
 
 def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
     """Holm's step-down correction (1979): rejecting p ≤ α has a false rejection with probability ≤ α."""
-    count = len(p_values)
     order = np.argsort(p_values, kind="stable")
-    stepped = np.maximum.accumulate(p_values[order] * (count - np.arange(count)))
-    adjusted = np.empty(count)
-    adjusted[order] = np.minimum(stepped, 1.0)
-    return adjusted
+    stepped = np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1))
+    return np.minimum(stepped, 1.0)[np.argsort(order)]

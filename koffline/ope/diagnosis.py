@@ -114,9 +114,8 @@ def diagnose(
         own = np.isin(starts, of_part)
         values[own] = part.expected(log.observations[starts[own]], policy, draws, generator)
     rows, steps, places = seen.rows, seen_log.steps, tuple(seen.witness.top_regions(regions))
-    by_value, by_step = make_profile(rows.values, rows.residuals, rows.weights), None
-    if steps is not None:
-        by_step = make_profile(1.0 * np.asarray(steps), rows.residuals, rows.weights)
+    by_value = make_profile(rows.values, rows.residuals, rows.weights)
+    by_step = None if steps is None else make_profile(1.0 * np.asarray(steps), rows.residuals, rows.weights)
     return Diagnosis(
         test=test,
         shown_test=seen,

@@ -150,7 +150,8 @@ def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
     overlap: dict[str, Any] = {"mean_probability_of_logged_actions": float(taken.mean())}
     if count <= _FEW_ACTIONS:
         logged = np.bincount(log.actions, minlength=count) / len(log)
-        names = map(str, log.metadata.extra.get(ACTIONS) or range(count))
+        named = list(log.metadata.extra.get(ACTIONS) or ())[:count]  # the space may have been declared anew
+        names = map(str, [*named, *range(len(named), count)])
         rows = zip(names, probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True)
         overlap["actions"] = {name: {"policy": own, "log": seen} for name, own, seen in rows}
     return overlap

@@ -88,10 +88,8 @@ def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndar
     """Lower and upper action bounds, (k,) each. Raises PolicyError if one is infinite."""
     low, high = np.array(action_space.low), np.array(action_space.high)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise PolicyError(
-            f"{name}: a uniform action needs finite bounds, the log declares low={action_space.low} and "
-            f"high={action_space.high}; declare the action bounds in the log"
-        )
+        said = f"finite bounds, the log declares low={action_space.low} and high={action_space.high}"
+        raise PolicyError(f"{name}: a uniform action needs {said}; declare them (--continuous LOW HIGH)")
     return low, high
 
 

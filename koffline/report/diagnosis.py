@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from koffline.errors import printable
 from koffline.ope.bellman_test.witness import Profile, Region
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
 from koffline.report import Report, plots, print_table
@@ -38,8 +39,10 @@ def report_diagnosis(diagnosis: Diagnosis) -> Report:
         figures["by_step"] = partial(_plot_profile, diagnosis.by_step, "time step in the episode")
     figures["residuals"] = partial(plots.plot_residuals, rows.residuals[rows.weights > 0.0])
     figures["coverage"] = partial(plots.plot_coverage, coverage.ratios[relevant], coverage.weights[relevant])
+    features = rows.transitions.metadata.features
+    acts = [f"action {i}: {name}" for i, name in enumerate(features.actions)] if features else []
     context = {
-        "z_note": _Z_NOTE,
+        "z_note": printable(f"state: {', '.join((*features.names, *acts))}. " if features else "") + _Z_NOTE,
         "facts": _facts(diagnosis),
         "columns": ("state", "action", "rows", "mean residual", "z", "beyond chance"),
         "places": [_cells(region) for region in diagnosis.regions],
@@ -73,7 +76,7 @@ def _show(diagnosis: Diagnosis, context: Mapping[str, Any], console: Any) -> Non
     print_table(console, f"Is {test.value_function} the value function of {test.policy}?", (), rows)
     if diagnosis.regions:
         print_table(console, "Where residuals of one sign gather", context["columns"], context["places"])
-        console.print(_Z_NOTE, soft_wrap=True, style="dim")
+        console.print(context["z_note"], soft_wrap=True, style="dim")
     for sentence in diagnosis.findings:
         console.print(sentence, soft_wrap=True)
     if diagnosis.shown:

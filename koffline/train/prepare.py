@@ -203,7 +203,7 @@ class EnvironmentEvaluator:
         self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
         self.close = self._copies.close
         own = self._copies.action_space, self._copies.observation_shape
-        told = "it has", "name the environment that the log is from"
+        told = "it has", "name the one that the log is from, or none (evaluators={})"
         check_spaces(identifier, own, (log.action_space, log.observation_shape), told, ConfigError)
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:

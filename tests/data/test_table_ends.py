@@ -55,9 +55,9 @@ def test_episodes_that_have_dates_are_in_their_order(tmp_path, first):
 def test_missing_beginnings_and_rows_of_one_user_are_said(tmp_path):
     notes = read(walk((2,) * 8, (True,) * 8, t=[0, 1] * 2 + [3, 4] * 6), tmp_path).metadata.notes
     assert any(note.startswith("starts: 6 of 8 episodes begin after the first step") for note in notes)
-    mapping = {"episode": None, "time": None, "terminal": None, "one_step": True}
-    notes = read(walk(user_id=[1, 1, 1, 1, 2, 2, 2, 2]), tmp_path, **mapping).metadata.notes
-    assert any(note.startswith("units: 8 rows share 2 values of user_id") for note in notes)
+    for ids, is_shared in ((np.repeat([1, 2], 8), True), (np.arange(16) % 3, False), (range(16), False)):
+        notes = " ".join(read(walk((2,) * 8, (True,) * 8, user_id=ids), tmp_path).metadata.notes)
+        assert ("units: 8 episodes share 2 values of user_id" in notes) == is_shared
 
 
 def test_codes_of_actions_are_what_a_policy_returns(tmp_path):

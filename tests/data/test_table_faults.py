@@ -47,7 +47,6 @@ def test_every_cut_is_an_error_in_one_line_or_a_whole_table(tmp_path, suffix):
             assert "cut" in message
 
 
-LATIN = BODY.replace("e,", "é,").encode("latin-1")
 # name and content of a file, words of the refusal
 FILES = [
     *((f"a.{suffix}", b"", "empty") for suffix in ("parquet", "csv", "arrow")),
@@ -55,7 +54,7 @@ FILES = [
     ("a.parquet", b"a,b\n1,2\n", "corrupt Parquet"),
     ("a.csv", b"\x80\x04\x95pickle", "is no table that koffline knows"),
     ("a.csv", BODY.encode("utf-16"), "not UTF-8"),
-    ("a.csv", LATIN, "not UTF-8"),
+    ("a.csv", BODY.replace("e,", "é,").encode("latin-1"), "not UTF-8"),
     ("a.csv", BODY + "e,2,3,0,1,1,9\n", "more fields than the first line, its header (id, t,"),
     ("a.csv", BODY.replace("\ne,1", '\n"e,1'), "quote mark that is not closed"),
     ("a.csv", BODY.replace("x_1", "r"), "more than one column named r"),

@@ -189,6 +189,12 @@ class TestGuesses:
         both = "max(`how it is` == 'gone', `how it is` == 'left')"
         assert asked.endswith(f'if the world ended there, say terminal: "{both}"')
         assert "how it is" not in found.mapping["observations"]
+        for ids in (np.repeat([0.0, 1.0], 30), np.repeat(["u1", "u2"], 30)):
+            status, session = [*usual, "gone"] * 12, np.arange(60) // 5
+            known = look(tmp_path, "known.csv", id=None, session=session, user=ids, status=status)
+            assert set(known.mapping["observations"]) <= {"x_1", "x_2"}
+            assert known.problems[0].startswith("status: 'gone': in last rows of episodes alone; left out")
+            assert known.problems[-1].endswith("name it (--cluster user)")
         told = {**found.mapping, "terminal": "`how it is` == 'gone'"}
         assert open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 6
         table["how it is"] = [None if text == "ok" else text for text in table["how it is"]]

@@ -128,4 +128,5 @@ def test_tables_name_clusters_by_ids_of_any_type(tmp_path):
     assert not any("user_id" in note for note in read.metadata.notes)
     untold = koffline.open_transitions(tmp_path / "log.csv", mapping=mapping).metadata.notes
     (note,) = (note for note in untold if "user_id" in note)
+    assert note.startswith(f"units: {len(log)} rows share {len(np.unique(log.clusters))} values of user_id")
     assert note.endswith("name it (--cluster user_id)")

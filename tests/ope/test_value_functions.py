@@ -18,7 +18,6 @@ from tests.ope.problems import NOISY, QUICK, SOFT, discrete_log
 from tests.refusals import one_line
 
 THREE = koffline.Discrete(3)
-ONE = koffline.Continuous(1, -1.0, 1.0)
 STATES = np.random.default_rng(0).normal(size=(7, 2))
 ACTIONS = np.array([0, 1, 2, 0, 1, 2, 0])
 LOG = discrete_log()
@@ -43,7 +42,7 @@ def test_a_function_of_actions_or_a_table_of_them(given) -> None:
 
 
 def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
-    made = as_value_function(lambda states, actions: actions[:, 0], ONE, (2,))
+    made = as_value_function(lambda states, actions: actions[:, 0], koffline.Continuous(1, -1.0, 1.0), (2,))
     generator = np.random.default_rng(1)
     draws = np.mean([NOISY.sample(STATES, generator)[:, 0] for _ in range(5)], axis=0)
     np.testing.assert_allclose(made.expected(STATES, NOISY, 5, np.random.default_rng(1)), draws, rtol=1e-12)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from koffline.data.sources import write_transitions
+from koffline.data.transitions import Metadata
 from tests.data.logs import in_shards
 from tests.ope.problems import AS_OPTIONS, discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
@@ -20,13 +21,15 @@ SELECT = ("select", "log.npz", "--gamma", "0.9")
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("values_here.py").write_text(MODEL)
-    write_transitions(discrete_log(), "log.npz", None, False)
+    names = Metadata(extra={"feature_names": ["height", "speed"], "action_names": ["brake", "go", "turn"]})
+    write_transitions(discrete_log().replace(metadata=names), "log.npz", None, False)
 
 
 @pytest.mark.parametrize(
     ("command", "name", "words", "plots"),
     [
-        (DIAGNOSE, "diagnosis", ("rejected", "power", "kernel loss", "coverage", "not known which"),
+        (DIAGNOSE, "diagnosis", ("rejected", "power", "kernel loss", "coverage", "not known which",
+                                  "state: height, speed, action 0: brake, action 1: go"),
          {"map", "by_value", "by_step", "residuals", "coverage"}),
         ((*SELECT, *TWO, *AS_OPTIONS), "ranking", ("May be the best", "uplift"), {"ranking"}),
         (("evaluate", *SELECT[1:], "--policy", "uniform", "--estimator", "all", *AS_OPTIONS), "estimates",
@@ -54,6 +57,8 @@ def test_a_selection_has_every_policy_and_pair() -> None:
     for policy in found["policies"]:
         more = policy["uplift"]
         assert more["value"] == pytest.approx(policy["value"] - more["behavior_value"], abs=1.0)
+    shown = succeed("evaluate", *SELECT[1:], "--policy", "uniform", *AS_OPTIONS, "--discrete", 4)
+    assert "3 25% (log 0%)" in shown  # three have names
 
 
 def test_what_a_model_was_fitted_to() -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.kinds import CSV, HDF5, NPZ, find_tables, is_log_source
-from koffline.data.raw import ORDER
+from koffline.data.raw import ORDER, SHARED
 from koffline.data.table import profiles
 from koffline.data.table.episodes import assemble
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
@@ -132,14 +132,15 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
 def _check_ends(found: Inspection) -> None:
     """Find features with values that occur in last rows of episodes only: they may mark terminations."""
     roles = {each.role: each.values for each in found.columns}
-    if "episode" not in roles or "terminal" in roles or 2 * roles["episode"].n_unique() > found.rows:
+    if "episode" not in roles or 2 * roles["episode"].n_unique() > found.rows:
         return
     time = roles.get("time", pl.int_range(found.rows, eager=True))
     rows = pl.DataFrame({"episode": roles["episode"], "time": time})
     is_last = rows.select(pl.col("time") == pl.col("time").max().over("episode")).to_series()
     for each in found.columns:
         several = each.distinct + bool(each.missing)  # an empty cell is a value, too
-        if each.role != "observations" or not 2 <= several <= _FEW_VALUES:
+        is_state = "terminal" in roles and each.is_number and not each.is_flag
+        if each.role != "observations" or not 2 <= several <= _FEW_VALUES or is_state:
             continue
         seen = pl.DataFrame({"value": each.values, "last": is_last}).drop_nulls().group_by("value")
         ends = seen.agg(pl.len(), pl.col("last").all()).filter(pl.col("last") & (pl.col("len") >= _BY_CHANCE))
@@ -152,7 +153,8 @@ def _check_ends(found: Inspection) -> None:
             if each.is_flag and not each.missing and str(values[0]).lower() in TRUE:
                 told = each.name
             each.role, each.reason = IGNORED, f"{listed(map(repr, values))}: in last rows of episodes alone"
-            said = f"if the world ended there, say terminal: {told}"
+            left = "left out, as if it came of the action; if not, add it to the observations"
+            said = left if "terminal" in roles else f"if the world ended there, say terminal: {told}"
             found.problems.append(f"{each.name}: {each.reason}; {said}")
 
 
@@ -218,5 +220,5 @@ def _survey(found: Inspection, rows: int) -> None:
                 read.transitions()  # the log's own checks: infinities, probabilities above 1
         problems.found = table.problems.found or problems.found
         said += table.noted.notes
-    found.notes += [note for note in said if not note.startswith(ORDER)]
-    found.problems += problems.found + [note for note in said if note.startswith(ORDER)]
+    found.notes += [note for note in said if not note.startswith((ORDER, SHARED))]
+    found.problems += problems.found + [note for note in said if note.startswith((ORDER, SHARED))]

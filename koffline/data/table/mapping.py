@@ -23,7 +23,7 @@ from koffline.untrusted.limits import read_yaml_file
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
     behavior_log_probability weight cluster""".split()  # noqa: SIM905
 EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
-INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
+INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping; to train, `data convert`"
 CUT = "cut"
 # Fields that do not apply to one-step episodes.
 _OF_EPISODES = ("episode", "terminal", "truncated", "next_observations", "last_row", "drop_duplicates")

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from koffline.data.table.values import FALSE, TEXT_WAYS, TRUE, as_read, is_pattern, looks_like_id, unread
+from koffline.data.table.values import FALSE, ID_NAME, TEXT_WAYS, TRUE, as_read, is_pattern, unread
 from koffline.errors import counted, printable
 
 IGNORED = "ignored"
@@ -54,6 +54,7 @@ class Profile:
         shown = there if self.texts is None or not self.is_time else self.texts.drop_nulls()
         self.example = printable(str(next(iter(shown.head(1).to_list()), "")))[:40]
         is_pair = 0 < self.distinct <= 2 and is_plain and not self.problem
+        self.has_digits = there.dtype == pl.String and there.str.contains(r"\d").all()
         self.is_flag = is_pair and there.cast(pl.String).str.to_lowercase().is_in([*TRUE, *FALSE]).all()
 
     @property
@@ -145,16 +146,17 @@ _ROLES: dict[str, tuple[str, Callable[[Profile], bool], str]] = {
         lambda it: it.is_number and it.low > 0 and it.high <= 1, "give probabilities above 0, up to 1",
     ),
     "terminal": (
-        "terminal terminals terminated done dones death dead ended end churned",
+        "terminal terminals terminated done dones death dead died ended end churned",
         lambda it: it.is_flag, _FLAGGED,
     ),
     "truncated": ("truncated truncation timeout timeouts censored cut", lambda it: it.is_flag, _FLAGGED),
     "reward": (
         "reward rewards rew r payoff profit revenue spend conversion converted clicked click outcome gain",
-        lambda it: it.is_number, "give numbers",
+        lambda it: it.is_number, "give numbers, or a formula, as in reward: clicked == 'yes'",
     ),
     "action": (
-        "action actions a act acts treatment arm decision choice offer dose recommendation variant bid",
+        "action actions a act acts treatment treated arm decision choice offer dose recommendation variant"
+        " bid",
         lambda it: it.is_number or it.distinct <= MOST_ONE_HOT, "",
     ),
     "weight": ("weight weights w", lambda it: it.is_number and it.low >= 0, ""),
@@ -196,8 +198,7 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
             each.role, each.reason = role, f"{said}; {counted(each.distinct, 'value')}"
         for each in named if remedy and not likely else ():
             # "step 7" is meant as a time, "Monday" is a category
-            has_digits = each.values.dtype == pl.String and each.values.str.contains(r"\d").all()
-            if each.name.lower() in words.split() and (role != "time" or has_digits):
+            if each.name.lower() in words.split() and (role != "time" or each.has_digits):
                 each.reason = f"its name says {role}, its values do not: {remedy}"
                 each.problem = f"{each.problem}; {each.reason}".removeprefix("; ")
         for each in likely[1:] if role == "action" else ():  # a vector of actions: action_0, action_1
@@ -226,12 +227,13 @@ def _as_observation(each: Profile) -> tuple[str, str]:
         return IGNORED, "the same value in every row"
     if each.is_time:
         return IGNORED, "times; export what matters of them as numbers"
+    is_counted = each.values.dtype.is_numeric() and (each.values == each.values.floor()).all()
+    if ID_NAME.search(each.name) and (is_counted or each.has_digits):
+        return IGNORED, f"an id by its name; {counted(each.distinct, 'value')}"
     if each.values.dtype == pl.String:
         if each.distinct > min(MOST_ONE_HOT, each.present // 2):
             return IGNORED, f"{each.distinct} different texts; encode it (one-hot, ordinal) if they matter"
         return "observations", counted(each.distinct, "categor").replace("categors", "categories")
-    if looks_like_id(each.name) and (each.values.dtype.is_integer() or each.values.dtype == pl.String):
-        return IGNORED, f"an id by its name; {counted(each.distinct, 'value')}"
     is_whole = each.values.dtype.is_integer() and each.distinct == each.present
     if is_whole and each.present > 2 and each.high - each.low == each.present - 1:
         return IGNORED, "it counts the rows"

@@ -13,7 +13,7 @@ import polars as pl
 from koffline.data import remote
 from koffline.data.raw import SHARED
 from koffline.data.table.readers import Reader, table_reader, width_of
-from koffline.data.table.values import hashed, looks_like_id
+from koffline.data.table.values import ID_NAME
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
@@ -194,13 +194,22 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
     return replace(rows, held=pl.concat(frames, rechunk=False).head(first or count))
 
 
-def shared_ids(rows: TableRows, count: int, used: set[str]) -> Iterator[str]:
-    """Yield notes on columns outside ``used`` that look like ids shared by several of the ``count`` rows."""
-    for name, kind in header_of(rows.files[0], rows.kind).fields:
-        if name in used or not looks_like_id(name) or not (kind.is_integer() or kind == pl.String):
+def shared_ids(rows: TableRows, count: int, used: set[str], episode: str | None) -> Iterator[str]:
+    """Yield notes on columns outside ``used`` that look like ids of what several episodes (or rows) share.
+
+    count: the most rows to look at. episode: the column of episodes; each must have one id.
+    """
+    stored = dict(header_of(rows.files[0], rows.kind).fields)
+    for name, kind in stored.items():
+        if name in used or not ID_NAME.search(name) or not (kind.is_numeric() or kind == pl.String):
             continue
-        read = replace(rows, types={name: kind}, computed=(), held=None).frames()
-        distinct = pl.concat([hashed(frame[name]).unique() for frame in read]).n_unique()
-        if 1 < distinct <= count / 2:
-            said = f"{count} rows share {distinct} values of {name}, and are taken as independent"
-            yield f"{SHARED}{said}; if those of one {name} are not, name it (--cluster {name})"
+        types, seen, left = {each: stored[each] for each in (name, episode or name)}, [], count
+        for frame in replace(rows, types=types, computed=(), held=None).frames():
+            seen.append(frame.head(left).select(pl.all().hash()).unique())
+            if (left := left - frame.height) <= 0:
+                break
+        pairs = pl.concat(seen).unique()
+        distinct, units = pairs[name].n_unique(), pairs[episode].n_unique() if episode else count
+        if 1 < distinct <= units / 2 and (not episode or units == len(pairs)):
+            said = f"{units} {'episodes' if episode else 'rows'} share {distinct} values of {name}"
+            yield f"{SHARED}{said}, taken as independent; if one {name}'s are not, name it (--cluster {name})"

@@ -179,12 +179,13 @@ def _open_questions(table: Table) -> list[str]:
     if way == values.LOCAL or (isinstance(kind, pl.Datetime) and kind.time_zone is None):
         where = "where a local clock was set back, rows of that hour may be out of order"
         notes.append(f"times in {time} have no UTC offset and were read as UTC; {where}")
-    if roles.one_step:
-        used = {*table.rows.types, *table.origin.values()}
-        shared = () if roles.cluster else shared_ids(table.rows, table.n_rows, used)
-        return [*notes, ONE_STEP_NOTE, *shared]
     if table.is_own or table.is_open:
         return notes
+    if (roles.one_step or roles.episode) and not roles.cluster:
+        used = {*table.rows.types, *table.origin.values()}
+        notes += shared_ids(table.rows, table.n_rows, used, roles.episode)
+    if roles.one_step:
+        return [*notes, ONE_STEP_NOTE]
     if roles.stands_alone:
         notes.append("no episode and no time column is named: every row stands alone")
     elif roles.episode is None:

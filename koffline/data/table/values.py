@@ -102,7 +102,7 @@ def features(column: str, encoding: Encoding) -> list[pl.Expr]:
 
 
 _MOST_LISTED = 20
-_ID = re.compile(
+ID_NAME = re.compile(  # ends in a word for an id: user_id, userId, customer
     r"(?:^|[_. -])(?i:id|uid|guid|uuid|user|customer|patient|client|visitor|subscriber)$|[a-z]I[dD]$"
 )
 
@@ -154,11 +154,6 @@ def is_pattern(name: str) -> bool:
 def hashed(ids: pl.Series) -> pl.Series:
     """Hash ids to 64 bits. A collision is harmless: both ids go to the same temporary file."""
     return ids.hash(0).alias("id")
-
-
-def looks_like_id(name: str) -> bool:
-    """Whether a column's name ends in a word for an id: user_id, userId, customer, session."""
-    return _ID.search(name) is not None
 
 
 _FEW = 0.01  # share of the steps: fewer gaps are only a note
@@ -282,10 +277,9 @@ class TableCounts:
         if self.cut:
             ending = counted(self.cut, "episode", "that ends", "that end")
             yield f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated"
-        late = sum(self.firsts.values()) - self.firsts[min(self.firsts)] if self.firsts else 0
-        if min(self.firsts, default=2) in (0, 1) and late >= max(
-            _FEW_LATE, _LATE * sum(self.firsts.values())
-        ):
-            said = f"{late} of {sum(self.firsts.values())} episodes begin after the first step"
+        first, total = min(self.firsts, default=2), self.firsts.total()
+        late = total - self.firsts[first]
+        if first in (0, 1) and late >= max(_FEW_LATE, _LATE * total):
+            said = f"{late} of {total} episodes begin after the first step"
             yield f"{STARTS}{said}: the value is that of such states too; leave these out if it should not be"
         yield from self.steps.sentences()
