@@ -71,8 +71,12 @@ def _foreign_files(folder: Path, own_files: Sequence[str]) -> list[str]:
 def atomic_file(target: Path, force: bool, own_files: Sequence[str] | None = None) -> Iterator[Path]:
     """Yield a temporary path beside ``target``, which gets the final name only if the block ends well.
 
-    Raises DataError as `check_target` does, or if the target cannot be written.
+    A part of an unfinished file is written in place. Raises DataError as `check_target` does, or if the
+    target cannot be written.
     """
+    if _NAME.fullmatch(target.name):
+        yield target
+        return
     remove_abandoned(target)
     check_target(target, force, own_files)
     temporary = temporary_beside(target)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from d3rlpy.base import dump_learnable
 
 from koffline.algos.training import RunLogger, random_state, set_random_state
 from koffline.checkpoints import read_checkpoint, write_checkpoint
@@ -137,7 +136,7 @@ def _keep_model(config: TrainConfig, folder: Path, algo: Any, progress: Progress
     is_due = is_last or progress.epochs % config.train.save_interval == 0
     if progress.epochs and is_due and not path.exists():
         with atomic_file(path, force=True) as temporary:
-            dump_learnable(algo, str(temporary))  # algo.save of ours would make another temporary file
+            algo.save(str(temporary))
 
 
 def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress) -> None:
