@@ -86,8 +86,7 @@ def test_policies_that_are_deterministic_or_choose_among_candidates_have_none(tm
     assert "deterministic" in policy.why_no_density
     with refused(PolicyError, "deterministic"):
         policy.log_density(STATE, np.zeros((1, 1)))
-    chooses = as_policy(d3_models.build("BCQ", 2), d3_models.BOX, d3_models.SHAPE)
-    assert chooses.why_no_density
+    assert as_policy(d3_models.build("BCQ", 2), d3_models.BOX, d3_models.SHAPE).why_no_density
 
 
 def noisy(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -83,8 +83,7 @@ def test_steps_of_a_drawn_grid_by_hand():
     right_then_down = np.zeros((4, 4))
     right_then_down[[0, 1, 2, 3], [1, 2, 0, 0]] = 1.0
     assert mdp.policy_value(right_then_down, 0.5) == pytest.approx(-0.1 + 0.5 * 4.0)
-    slippery = gridworld(("s.", "hg"), slip=0.4)
-    assert np.allclose(slippery.transition[0, 1], [0.2, 0.7, 0.1, 0.0])
+    assert np.allclose(gridworld(("s.", "hg"), slip=0.4).transition[0, 1], [0.2, 0.7, 0.1, 0.0])
 
 
 def test_a_noisy_scalar_system_by_hand():

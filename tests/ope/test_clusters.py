@@ -99,8 +99,7 @@ def test_groups_and_folds_count_users():
         None,
         "too few start states to answer: 24, of an effective number of 2 (at least 10)",
     )
-    folds = assign_folds(log, 3, 0)
-    assert all(len(np.unique(folds[users == user])) == 1 for user in range(USERS))
+    assert all(len(np.unique(assign_folds(log, 3, 0)[users == user])) == 1 for user in range(USERS))
     with pytest.raises(ConfigError, match="a log of 30 clusters"):
         assign_folds(log, 31, 0)
     for part in koffline.split_transitions(log, 0.2):
