@@ -1,7 +1,7 @@
 """Sums over rows from which last layers are solved, for all replicas: one pass in blocks of rows.
 
 A discrete action selects one of several outputs, so φ(x) is zero except for that output's parameters. To save
-time, rows are sorted by action and parameters ordered output by output.
+time, sums with φ are made action by action, and parameters are ordered output by output until the end.
 """
 
 from __future__ import annotations
