@@ -81,7 +81,7 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, critics, sparse
         columns = np.column_stack([moves, problem.rewards])
         np.testing.assert_allclose(logged.system[replica], (now.T * own) @ columns, atol=1e-5)
         cuts = resampling.start_weights(problem)[replica].numpy()[:, unit] * stopped * 0.9**steps
-        np.testing.assert_allclose(logged.cuts[replica], cuts @ now, atol=1e-5)
+        np.testing.assert_allclose(logged.cuts[replica], cuts @ now, rtol=1e-5)
 
 
 def test_the_level_of_all_values_is_free() -> None:
