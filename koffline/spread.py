@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Shaped
-from scipy import stats
+from scipy import special
 
 LEVEL = 0.95
 _DRAWS, _MOST_DRAWN = 10_000, 20_000_000
@@ -55,5 +55,5 @@ def spread_of(scores: Shaped[np.ndarray, " score"], draws: int = _DRAWS) -> Spre
 
 def tail_share(count: int) -> float:
     """Share of draws beyond either end: Φ(−t √(n / (n − 1))) for n scores."""
-    reach = stats.t.ppf(0.5 + LEVEL / 2.0, count - 1) * math.sqrt(count / (count - 1))
-    return float(stats.norm.cdf(-reach))
+    reach = special.stdtrit(count - 1, 0.5 + LEVEL / 2.0) * math.sqrt(count / (count - 1))
+    return float(special.ndtr(-reach))

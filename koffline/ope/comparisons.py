@@ -16,6 +16,7 @@ from itertools import combinations
 
 import numpy as np
 from jaxtyping import Float
+from scipy import special
 
 from koffline.errors import DataError
 from koffline.ope.results import Interval, Record
@@ -52,7 +53,6 @@ def compare_replicas(
     standard error of a difference is the spread of the resampled replicas' differences, widened for the
     number of full replicas as in ``koffline.evaluate``. P-values and intervals are by Student's t.
     """
-    from scipy import stats
 
     def compare(i: int, j: int) -> tuple[float, float, float]:
         gaps = values[i] - values[j]
@@ -64,8 +64,8 @@ def compare_replicas(
             )
         difference, freedom = estimates[i] - estimates[j], len(resampled) - 1
         error = float(resampled.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(trained))
-        half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
-        return difference, half, float(2.0 * stats.t.sf(_ratio(difference, error), df=freedom))
+        half = float(special.stdtrit(freedom, 0.5 + level / 2.0)) * error
+        return difference, half, float(2.0 * special.stdtr(freedom, -_ratio(difference, error)))
 
     return _compare_all(names, compare, level)
 
@@ -74,9 +74,7 @@ def compare_intervals(
     names: Sequence[str], values: Sequence[float], intervals: Sequence[Interval], level: float = 0.95
 ) -> tuple[Comparison, ...]:
     """Compare all pairs, largest difference first, with normal errors of worst-case correlation."""
-    from scipy import stats
-
-    quantile = float(stats.norm.ppf(0.5 + level / 2.0))
+    quantile = float(special.ndtri(0.5 + level / 2.0))
 
     def compare(i: int, j: int) -> tuple[float, float, float]:
         difference = values[i] - values[j]
@@ -84,7 +82,7 @@ def compare_intervals(
         # Uses the facing ends of the intervals; the outer ends may have been clipped to value bounds.
         half = max(values[higher] - intervals[higher].low, intervals[higher].width / 2.0)
         half += max(intervals[lower].high - values[lower], intervals[lower].width / 2.0)
-        return difference, half, float(2.0 * stats.norm.sf(_ratio(difference, half) * quantile))
+        return difference, half, float(2.0 * special.ndtr(-_ratio(difference, half) * quantile))
 
     return _compare_all(names, compare, level)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy import special
 from torch import Tensor
 
 from koffline.config import EvaluationSettings
@@ -148,14 +149,12 @@ class FittedValues:
 
         Student t over the networks, each with the last layer of the least kernel loss on the whole log.
         """
-        from scipy import stats
-
         whole = Resampling(self.resampling.seed, len(self.resampling.roles), ())
         asked = self.record.network, self.instruments, whole, self.settings.gamma, None
         sums: LinearSystems = self.fold(partial(systems_of_part, *asked))
         theta = last_layer(minimise_kernel_loss(self.record.network, sums.system, self.settings.ridge))
         values = mean_values(self.start_features[:, 1], theta, self.problem.reward_scale)[self.alive]
-        quantile = float(stats.t.ppf(0.5 + self.settings.level / 2.0, df=len(values) - 1))
+        quantile = float(special.stdtrit(len(values) - 1, 0.5 + self.settings.level / 2.0))
         return quantile * float(values.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(values))
 
     def values_of(self, head: str) -> Float[np.ndarray, "replica 2"]:
@@ -189,11 +188,9 @@ class FittedValues:
         The interval is as wide as one around the mean of the full replicas alone. level, units: replace those
         of the settings and the log.
         """
-        from scipy import stats
-
         found = self.summarise(values)
         level, parts = level or self.settings.level, max(2.0, units or self.units)
-        quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(found.resampled, parts) - 1))
+        quantile = float(special.stdtrit(min(found.resampled, parts) - 1, 0.5 + level / 2.0))
         half_width = quantile * found.deviation * math.sqrt((1.0 + 1.0 / found.full) * parts / (parts - 1.0))
         assumptions = _ASSUMPTIONS.format(units=self.problem.kind)
         return Interval(found.value - half_width, found.value + half_width, level, BOOTSTRAP, assumptions)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from scipy import special
 from torch import Tensor
 
 from koffline.data.columns import blocks
@@ -66,11 +67,9 @@ class Shift:
     @property
     def p_value(self) -> float:
         """Two-sided p-value for no change, by Student's t over units, times the number of tests."""
-        from scipy import stats
-
         if self.standard_error == 0.0:
             return 1.0
-        tail = stats.t.sf(abs(self.value) / self.standard_error, df=self.units - 1)
+        tail = special.stdtr(self.units - 1, -abs(self.value) / self.standard_error)
         return min(1.0, 2.0 * self.tests * float(tail))
 
     def matters(self, interval: Interval) -> bool:

@@ -21,6 +21,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy import special
 from torch import Tensor
 
 from koffline.data.units import cluster_sums
@@ -261,14 +262,12 @@ def drl(sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "epi
     least: half width of the interval from the networks' values. The standard error over units takes values
     and weights as known; if the resampled networks vary by more, the interval is as wide as theirs.
     """
-    from scipy import stats
-
     error, interval, unseen = sums.standard_error(), None, sums.unseen / sums.rows
     warnings = [_SEEN] if unseen < 0.5 else []
     if error is None:
         warnings.append("a single episode has no spread: no standard error and no interval")
     else:
-        quantile = float(stats.t.ppf(0.5 + level / 2.0, df=sums.count - 1))
+        quantile = float(special.stdtrit(sums.count - 1, 0.5 + level / 2.0))
         half = max(quantile * error, least)
         error = half / quantile
         text = _ASSUMPTIONS.format(

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import special, stats
+from scipy import special
 
 from koffline.data.units import poisson_counts
 from koffline.ope.importance.problem import MOST_NUMBERS, STEPS, EpisodeProblem
@@ -45,7 +45,7 @@ def student_interval(
     if error is None:
         return None
     freedom = max(min(effective_size, n) - 1.0, 1.0)
-    half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
+    half = float(special.stdtrit(freedom, 0.5 + level / 2.0)) * error
     text = _T_ASSUMPTIONS.format(n=n, freedom=freedom)
     return Interval(value - half, value + half, level, EPISODES_T, text)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from pydantic import Field
+from scipy import special
 from torch import Tensor
 
 from koffline.config import Section
@@ -252,13 +253,11 @@ def studentised_quantile(
 
     The effective number is (Σa²)²/Σa⁴; if it is large, the normal quantile is used.
     """
-    from scipy import stats
-
     squares = influences.square()
     share = squares / squares.sum()
     counted = 0.0 if float(squares.sum()) == 0.0 else 1.0 / float(share.square().sum())
     if counted == 0.0 or counted >= _NORMAL_FROM:
-        return float(stats.norm.ppf(0.5 + settings.level / 2.0)), counted
+        return float(special.ndtri(0.5 + settings.level / 2.0)), counted
     generator = np.random.default_rng([settings.seed, _STREAM])
     ordered = torch.sqrt(share).sort(descending=True).values
     largest, rest = ordered[:_SIGNED], float(ordered[_SIGNED:].square().sum())

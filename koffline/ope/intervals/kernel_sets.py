@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy import special
 from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
@@ -203,11 +204,9 @@ def _chances(system: FeatureSystem, kind: str, settings: KernelIntervalSettings)
     is_exact, half = system.fixed_starts and system.start_draws == 1, (1.0 - settings.level) / 2.0
     delta = 2.0 * half if is_exact else half
     if kind == KERNEL_SIMULTANEOUS:
-        from scipy import stats
-
         profile = base.make_profile(system)
         starts = profile.influences[len(system) :]
-        margin = float(starts.square().sum()) ** 0.5 * float(stats.norm.ppf(1.0 - half / 2.0))
+        margin = float(starts.square().sum()) ** 0.5 * float(special.ndtri(1.0 - half / 2.0))
         threshold = base.wild_threshold(system, profile, settings.draws, settings.seed, 1.0 - delta)
     else:
         values, may_end = settings.values_within(system), bool((system.discounts == 0.0).any())
