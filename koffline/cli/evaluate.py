@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,11 @@ def evaluate(
 
         given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states, log)}
         transitions, groups = log.open_by(by)
-        if several is None:
-            return evaluate_policy(transitions, policy, by=groups, **given)
-        return estimate_all(transitions, policy, names=several, **given)
+        ask = partial(evaluate_policy, by=groups) if several is None else partial(estimate_all, names=several)
+        return replace(ask(transitions, policy, **given), truth=true_value)
 
     report = estimates.report_estimate if several is None else estimates.report_estimates
-    result.present(f"evaluating {policy}", find, partial(report, true_value))
+    result.present(f"evaluating {policy}", find, report)
 
 
 def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
