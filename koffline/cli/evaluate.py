@@ -78,8 +78,9 @@ def evaluate(
         from koffline.ope.evaluation import estimate_all
         from koffline.ope.evaluation import evaluate as evaluate_policy
 
-        given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states, log)}
         transitions, groups = log.open_by(by)
+        starts = _starts(initial_states, log, transitions)
+        given = {"stream": log.stream, "progress": bar, **settings, **starts}
         ask = partial(evaluate_policy, by=groups) if several is None else partial(estimate_all, names=several)
         return replace(ask(transitions, policy, **given), truth=true_value)
 
@@ -118,11 +119,12 @@ def _read_truth(text: str) -> float:
     return number
 
 
-def _starts(file: str | None, log: Log) -> dict[str, Any]:
-    """Start states from a file, as an option for evaluations."""
+def _starts(file: str | None, log: Log, rows: Any) -> dict[str, Any]:
+    """Start states from a file, as an option for evaluations. rows: the transitions of the log."""
     from koffline.data.sources import read_initial_states
 
-    return {} if file is None else {"initial_observations": read_initial_states(file, log.mapping)}
+    features = rows.metadata.features
+    return {} if file is None else {"initial_observations": read_initial_states(file, log.mapping, features)}
 
 
 class _Several(LogCommand):
@@ -178,7 +180,8 @@ def select(
     def find(bar: Any) -> Any:
         from koffline.ope.ranking import select_policies
 
-        given = {"stream": log.stream, **settings, **_starts(initial_states, log)}
-        return select_policies(log.open(), {spec: spec for spec in specs}, progress=lambda _: bar, **given)
+        rows = log.open()
+        given = {"stream": log.stream, **settings, **_starts(initial_states, log, rows)}
+        return select_policies(rows, {spec: spec for spec in specs}, progress=lambda _: bar, **given)
 
     result.present(f"evaluating {len(specs)} policies", find, estimates.report_ranking)
