@@ -185,7 +185,7 @@ REFUSALS = [
         ("status < 'sick'", "cannot be read"),
         ("(status == 'sick') + status", "cannot be read"),
         ("status == 'Sick'", "no row fulfils status == 'Sick'"))),
-    (SICK, {"reward": "status + 1"}, "status is not all numbers"),
+    (SICK, {"reward": "status + 1"}, ("status is not all numbers", "\"status == '…'\" (a reward)")),
     ({"status": [None, *["sick"] * 7]}, {"terminal": "status == 'died'"}, "no row fulfils"),
     ({**LISTS, "x": [[1.0]] * 7 + [[1.0, 2.0]]}, {"observations": "x"}, "1 and 2 numbers"),
     ({**LISTS, "x": [[1.0, np.inf]] * N}, {"observations": "x"}, "observations holds inf in row 0 at [1]"),
