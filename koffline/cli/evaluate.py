@@ -102,9 +102,7 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
     del settings["estimator"]
     given = [name.strip() for name in text.split(",") if name.strip()]
     if text != _ALL and (not given or {_ALL, AUTO} & set(given)):
-        raise ConfigError(
-            f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' alone"
-        )
+        raise ConfigError(f"estimator '{text}': give names separated by commas; '{_ALL}' or '{AUTO}' alone")
     return having(interval, None if text == _ALL else given)
 
 

@@ -78,7 +78,7 @@ class TestCategories:
             ({"city": CITY}, {"city": "dummy"}, "one-hot or ordinal by column"),
             ({"city": CITY, "city=a": [1] * N}, {"city": "one-hot"}, "would become city=a, another column"),
             ({"city": CITY}, {"r": "one-hot"}, "encode names r, which is no observation"),
-            ({"city": CITY}, {}, "encode categories (--encode COLUMN=one-hot)"),
+            ({"city": CITY}, {}, "--encode city=one-hot (a state)"),
         ],
     )
     def test_refusals(self, tmp_path, columns, encode, words):

@@ -168,7 +168,7 @@ REFUSALS = [
     ({}, {"episode": None}, "name the episode column"),
     ({"t": [True] * N}, {}, "no order in time"),
     ({"done": [True, False, True, False, True, True, False, False]}, {},
-     "set in 3 rows whose episode goes on afterwards (2 episodes)"),
+     "set in 3 rows whose episode goes on (2 episodes)"),
     ({"done": ["0"] * 7 + ["maybe"]}, {}, "holds 'maybe', neither yes nor no"),
     ({"p": [1.5] + [0.5] * 7}, {"behavior_probability": "p"}, "p holds 1.5 (wrong in 1 row)"),
     ({"x_1": [None, np.nan, *range(6)], "r": [None, *range(7)], "a": [None, *"1234567"]}, {},

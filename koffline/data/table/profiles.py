@@ -222,9 +222,7 @@ def _settle_episodes(profiles: Sequence[Profile]) -> None:
     chosen = {each.role: each for each in profiles}
     if (whole := chosen.get("episode")) is None:
         return
-    texts = [
-        chosen[role].values.to_physical().cast(pl.String) for role in ("time", "terminal") if role in chosen
-    ]
+    texts = [chosen[n].values.to_physical().cast(pl.String) for n in ("time", "terminal") if n in chosen]
     marks = [each.str.to_lowercase().replace(FALSE, None) for each in texts]
     inner = [
         each
