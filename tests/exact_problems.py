@@ -89,9 +89,7 @@ def _problem(case: Any, log: EpisodeLog, policy: Policy, value: float, at_starts
 
 
 def _line() -> EmbeddedMDP:
-    return EmbeddedMDP(
-        chain(7, slip=0.2, end_rewards=(-0.5, 1.0)), np.linspace(-1, 1, 7)[:, None], jitter=0.1
-    )
+    return EmbeddedMDP(chain(7, slip=0.2, end_rewards=(-0.5, 1)), np.linspace(-1, 1, 7)[:, None], jitter=0.1)
 
 
 def _rooms(terminal_goal: bool) -> EmbeddedMDP:

@@ -84,11 +84,13 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(log: Path, t
     assert str(out / "report.html") in done.stdout.replace("\n", "")
     assert {path.name for path in out.iterdir()} == {"estimate.json", "plots", "report.html", "run.json"}
     before = (out / "estimate.json").read_text()
+    assert json.loads(before)["truth"] == 0.5
     assert_refused(evaluate(log, *asked), "--force")
     assert (out / "estimate.json").read_text() == before
     assert evaluate(log, *asked, "--force").exit_code == 0
-    some = json.loads(evaluate(log, "--estimator", "mql, wis,mql", "--json").stdout)
-    assert [entry["estimator"] for entry in some["estimates"]] == ["mql", "wis"]
+    some = json.loads(evaluate(log, "--estimator", "mql, wis,mql,kloss", "--truth", "2", "--json").stdout)
+    assert [entry["estimator"] for entry in some["estimates"]] == ["kloss", "mql", "wis"]  # auto's is first
+    assert some["truth"] == 2.0
     for names in ("is,pdis", "pdis"):  # a table in place of one estimate, and back
         assert evaluate(log, "--estimator", names, "--out", str(out), "--force").exit_code == 0
 

@@ -45,9 +45,7 @@ def test_discount_ends_with_termination_and_knows_intervals():
 
 
 def test_state_value_residual_by_hand():
-    residual = state_value_residual(
-        doubles(1.0, 2.0), doubles(0.5, 0.0), doubles(3.0, 4.0), doubles(6.0, 100.0)
-    )
+    residual = state_value_residual(doubles(1, 2), doubles(0.5, 0), doubles(3, 4), doubles(6, 100))
     torch.testing.assert_close(residual, doubles(1.0 + 3.0 - 3.0, 2.0 - 4.0))
 
 
@@ -55,9 +53,7 @@ def test_state_value_residual_by_hand():
 @given(arguments=finite_cases)
 def test_expected_residuals_vanish_at_the_exact_values(arguments):
     case = draw_finite_case(**arguments)
-    q, probabilities = (
-        torch.tensor(x) for x in (case.mdp.action_values(case.policy, case.gamma), case.policy)
-    )
+    q, probabilities = map(torch.tensor, (case.mdp.action_values(case.policy, case.gamma), case.policy))
     s, a, t = (torch.tensor(index.flatten()) for index in np.indices(case.mdp.transition.shape))
     discounts = torch.full((len(s),), case.gamma, dtype=torch.float64)
     rewards, following = torch.tensor(case.mdp.reward)[s, a, t], (probabilities * q).sum(dim=1)[t]

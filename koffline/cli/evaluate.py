@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,14 +78,14 @@ def evaluate(
         from koffline.ope.evaluation import estimate_all
         from koffline.ope.evaluation import evaluate as evaluate_policy
 
-        given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states, log)}
         transitions, groups = log.open_by(by)
-        if several is None:
-            return evaluate_policy(transitions, policy, by=groups, **given)
-        return estimate_all(transitions, policy, names=several, **given)
+        starts = _starts(initial_states, log, transitions)
+        given = {"stream": log.stream, "progress": bar, **settings, **starts}
+        ask = partial(evaluate_policy, by=groups) if several is None else partial(estimate_all, names=several)
+        return replace(ask(transitions, policy, **given), truth=true_value)
 
     report = estimates.report_estimate if several is None else estimates.report_estimates
-    result.present(f"evaluating {policy}", find, partial(report, true_value))
+    result.present(f"evaluating {policy}", find, report)
 
 
 def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
@@ -101,9 +102,7 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
     del settings["estimator"]
     given = [name.strip() for name in text.split(",") if name.strip()]
     if text != _ALL and (not given or {_ALL, AUTO} & set(given)):
-        raise ConfigError(
-            f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' alone"
-        )
+        raise ConfigError(f"estimator '{text}': give names separated by commas; '{_ALL}' or '{AUTO}' alone")
     return having(interval, None if text == _ALL else given)
 
 
@@ -118,11 +117,12 @@ def _read_truth(text: str) -> float:
     return number
 
 
-def _starts(file: str | None, log: Log) -> dict[str, Any]:
-    """Start states from a file, as an option for evaluations."""
+def _starts(file: str | None, log: Log, rows: Any) -> dict[str, Any]:
+    """Start states from a file, as an option for evaluations. rows: the transitions of the log."""
     from koffline.data.sources import read_initial_states
 
-    return {} if file is None else {"initial_observations": read_initial_states(file, log.mapping)}
+    features = rows.metadata.features
+    return {} if file is None else {"initial_observations": read_initial_states(file, log.mapping, features)}
 
 
 class _Several(LogCommand):
@@ -178,7 +178,8 @@ def select(
     def find(bar: Any) -> Any:
         from koffline.ope.ranking import select_policies
 
-        given = {"stream": log.stream, **settings, **_starts(initial_states, log)}
-        return select_policies(log.open(), {spec: spec for spec in specs}, progress=lambda _: bar, **given)
+        rows = log.open()
+        given = {"stream": log.stream, **settings, **_starts(initial_states, log, rows)}
+        return select_policies(rows, {spec: spec for spec in specs}, progress=lambda _: bar, **given)
 
     result.present(f"evaluating {len(specs)} policies", find, estimates.report_ranking)

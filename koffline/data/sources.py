@@ -233,11 +233,12 @@ def convert_to_shards(
     return open_lazy(target)
 
 
-def read_initial_states(source: str, mapping: Any = None) -> np.ndarray:
+def read_initial_states(source: str, mapping: Any = None, features: Any = None) -> np.ndarray:
     """Start states (E, …) from a .npy array, an .npz, or a log.
 
     An .npz holds ``initial_observations`` or ``observations``. A log (with ``rewards``) gives the first
-    observations of its episodes; a table is read with the log's ``mapping``. Raises DataError.
+    observations of its episodes; a table is read with the log's ``mapping``, its categories numbered as in
+    the log's ``features``. Raises DataError.
     """
     path = Path(source)
     if not source.startswith(MINARI) and not path.exists():
@@ -254,7 +255,6 @@ def read_initial_states(source: str, mapping: Any = None) -> np.ndarray:
                     shown = listed(archive.datasets, 12)
                     raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
     mapping = mapping if is_table_source(source) else None
-    if open_ends := [name for name, each in getattr(mapping, "encode", {}).items() if not each.categories]:
-        remedy = "list them in the mapping, or those of this table alone would be numbered"
-        raise DataError(f"initial states {path}: encode has no categories for {listed(open_ends)}; {remedy}")
+    if features is not None and hasattr(mapping, "encode"):
+        mapping = mapping.model_copy(update={"encode": {**mapping.encode, **features.encodings}})
     return open_transitions(source, mapping=mapping).initial_observations()

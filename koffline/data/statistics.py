@@ -126,11 +126,10 @@ class EpisodeTally(Tally):
         self.cuts.add(lengths[truncated & ~terminated])
         self.unfinished += int(np.sum(~(terminated | truncated)))
 
-    @property
-    def time_limit(self) -> int | None:
-        """The length of all cut episodes, if it is the same for all and no episode is longer; else None."""
-        shared = self.cuts.minimum == self.cuts.maximum == self.lengths.maximum
-        return int(self.cuts.maximum) if shared else None
+    def time_limit(self, lost: bool) -> int | None:
+        """Steps of all cut episodes, if equal, and no episode has more; lost: without last rows."""
+        least, most = self.cuts.minimum + lost, self.cuts.maximum + lost
+        return int(most) if least == most >= self.lengths.maximum else None
 
 
 class LogTally(Tally):
@@ -209,10 +208,10 @@ def _tally_shard(shared: tuple[AnyLog, _Tally, Part | None], shard: int) -> _Tal
 def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool = False) -> dict[str, Any]:
     """Summary as plain values: rows, episodes, spaces, returns, ends, coverage of actions, source.
 
-    ``time_limit``: the length of all cut episodes, if no episode is longer. ``action_counts`` (n): for
-    discrete actions; ``action_ranges`` (k): for continuous ones. Returns are undiscounted, of whole episodes
-    as logged. ``shards``: number of files, if more than one. One pass in bounded memory; settings: where it
-    runs. Raises DataError.
+    ``time_limit``: the steps of all cut episodes, with a last row that was left out, if no episode has more.
+    ``action_counts`` (n): for discrete actions; ``action_ranges`` (k): for continuous ones. Returns are
+    undiscounted, of whole episodes as logged. ``shards``: number of files, if more than one. One pass in
+    bounded memory; settings: where it runs. Raises DataError.
     """
     tally = tally_of(log, LogTally(log.action_space), settings=settings, progress=progress)
     counts, episodes, shards = tally.action_counts, tally.episodes, len(log.shard_names)
@@ -230,7 +229,7 @@ def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool 
         "terminated": tally.terminated,
         "truncated": tally.truncated,
         "unfinished": episodes.unfinished,
-        "time_limit": episodes.time_limit,
+        "time_limit": episodes.time_limit(log.metadata.lost_last_rows),
         "action_counts": None if counts is None else counts.tolist(),
         "action_ranges": None if counts is not None else tally.actions.spreads(),
         "has_log_probabilities": "behavior_log_probabilities" in log.columns,

@@ -30,6 +30,7 @@ _UNITS, _HELD_OUT, _ENDS = 0x65706973, 0x68656C64, 0x656E6473
 _HASHED_AT_ONCE = 2**20
 # Distribution of a Poisson number of mean one, which is larger than 19 once in 10^19 draws.
 _POISSON = np.cumsum([math.exp(-1.0) / math.factorial(count) for count in range(20)])
+_WHOLE = " (in the whole log)"
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
 
@@ -217,12 +218,14 @@ def split_transitions(
 ) -> tuple[Transitions, Transitions]:
     """Split a log in two; the second part has the share ``held_out`` of its clusters, episodes or rows.
 
-    Clusters and episodes stay whole; those with the smallest hashes for the seed are held out. Raises
-    ConfigError.
+    Clusters and episodes stay whole; those with the smallest hashes for the seed are held out. Notes with
+    numbers then say that they are about the whole log. Raises ConfigError.
     """
     if not (isinstance(log, Transitions) and isinstance(held_out, Real) and 0.0 < held_out < 1.0):
         given = f"a {type(log).__name__} and a share of {held_out!r}"
         raise ConfigError(f"to split is {given}; give a log in memory and a share between 0 and 1")
+    said = (n.removesuffix(_WHOLE) + _WHOLE * any(map(str.isdigit, n)) for n in log.metadata.notes)
+    log = log.with_metadata(dataclasses.replace(log.metadata, notes=tuple(said)))
     unit_of = log.units if log.clusters is None else np.unique(log.clusters, return_inverse=True)[1]
     return _divide(log, unit_of, held_out, seed)
 

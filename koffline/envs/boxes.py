@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Shaped
 
-from koffline.errors import ConfigError, nearest_name
+from koffline.errors import ConfigError
 
 States = Shaped[np.ndarray, "copy *state"]  # (n, d) float64; (n,) state numbers of a finite process
 Observations = Float32[np.ndarray, "copy *observation"]
@@ -268,7 +268,8 @@ def make_world(name: str) -> BoxWorld:
 def world_name(name: str) -> str:
     """The name of a world from its name or Gymnasium id. Raises ConfigError."""
     if name not in NAMES:
-        raise ConfigError(f"there is no world '{name}'; {nearest_name(name, NAMES)}")
+        known = f"{', '.join(GYMNASIUM_IDS.values())} (any environment: koffline build rollouts)"
+        raise ConfigError(f"there is no world '{name}' that can start in any state; known are {known}")
     return NAMES[name]
 
 

@@ -162,9 +162,7 @@ def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:
     ridged = second + _CRITIC_RIDGE * second.diagonal().mean() * torch.eye(len(second)).to(second)
     root, failed = torch.linalg.cholesky_ex(ridged)
     if bool(failed):
-        raise DataError(
-            "DualDICE's critics cannot be told apart on these rows; give more rows of like weight"
-        )
+        raise DataError("DualDICE's critics cannot be told apart on these rows; give more of like weight")
     return torch.linalg.solve_triangular(root, system, upper=False)
 
 
@@ -226,9 +224,7 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from a feature system; it does not depend on the estimator."""
     settings, is_certified = workspace.settings, kind == names.KERNEL_CERTIFIED
     if is_certified and settings.history:
-        raise ConfigError(
-            f"{kind} certifies values of the logged state alone; leave history={settings.history} out"
-        )
+        raise ConfigError(f"{kind} is for the logged state alone; leave history={settings.history} out")
     if kind != names.BOOTSTRAP_PIVOT and workspace.problem.kind == "clusters":
         raise ConfigError(f"{kind} takes rows for independent, and this log has clusters; use another kind")
     system = workspace.fixed_system if is_certified else workspace.held_system

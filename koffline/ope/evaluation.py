@@ -205,11 +205,13 @@ def estimate_all(
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     wanted = known.having(settings.interval, [names] if isinstance(names, str) else names)
     with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
-        rows = tuple(_row(name, workspace) for name in wanted)
+        rows = [_row(name, workspace) for name in wanted]
         found = {row.name: row.estimate for row in rows if row.estimate is not None}
         if not found:
             raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
-        verdict = verdict_on(workspace, found.get(choose_estimator(workspace)) or next(iter(found.values())))
+        judged = auto if (auto := choose_estimator(workspace)) in found else next(iter(found))
+        rows.sort(key=lambda row: row.name != judged)
+        verdict = verdict_on(workspace, found[judged])
         bound_rows = bounds_of(workspace, found) if bounds else ()
         kept = {name: without_guesswork(estimate, verdict) for name, estimate in found.items()}
         diagnostics = common_diagnostics(workspace)

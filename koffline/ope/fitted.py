@@ -172,9 +172,7 @@ class FittedValues:
         full, kept = self.resampling.full, self.alive & np.isfinite(values).all(axis=1)
         if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
             told = f"{np.count_nonzero(~kept)} of {len(kept)} networks diverged or give no number"
-            raise KofflineError(
-                f"{told}; lower learning_rate or look for outliers with 'koffline data validate'"
-            )
+            raise KofflineError(f"{told}; lower learning_rate or look for outliers (koffline data validate)")
         resampled = values[full:, 0][kept[full:]]
         spread = float(resampled.std(ddof=1))
         return ReplicaMean(float(values[kept, 1].mean()), spread, int(kept[:full].sum()), len(resampled))

@@ -200,9 +200,7 @@ def _weights(
     """
     inputs = problem.kernel_inputs[rows]
     of_row = _draw_features(inputs, generator)
-    of_both = (
-        _draw_features(np.concatenate([inputs, memory.before], axis=1), generator) if memory.of_both else None
-    )
+    of_both = _draw_features(np.hstack([inputs, memory.before]), generator) if memory.of_both else None
 
     def features(states: Any, known: Any) -> Float[Tensor, "*m feature"]:
         x, h = torch.as_tensor(states), torch.as_tensor(known)

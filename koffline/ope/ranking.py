@@ -24,9 +24,7 @@ from koffline.ope.stream_settings import StreamSettings
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
 
-_PAIRED = (
-    "Student t over networks retrained on the same resampled {units} with the same seeds for every policy"
-)
+_PAIRED = "Student t over networks retrained on the same resampled {units} and seeds for every policy"
 _UNPAIRED = "judged by the intervals, as if any two estimates erred in opposite directions (safe, weak)"
 _NONE = "not judged, fewer than two estimates have intervals"
 _ASSUMPTIONS = (

@@ -208,16 +208,17 @@ def describe_log(log: AnyLog, seed: int, started: float) -> dict[str, Any]:
 class Estimate(LogResult):
     """What a policy is worth: the expected discounted return J = E_{s0, a~π} Q(s0, a) from start states.
 
-    ``interval``: for ``value``, None if the log does not support one; ``verdict``: whether the log answers
-    the question; ``warnings``: to be read before acting on the estimate; ``notes``: what else was done.
-    ``behavior_value``: of the logging policy, by the same estimator; ``uplift``: how much more this policy is
-    worth. ``groups``: a `koffline.ope.groups.GroupValue` for each group of start states that ``by`` defines.
-    ``evidence``, ``value_function``: only from kloss, fqe and lstd.
+    ``interval``: for ``value``, None if the log does not support one; ``truth``: a value to compare with;
+    ``verdict``: whether the log answers the question; ``warnings``: to be read before acting on the estimate;
+    ``notes``: what else was done. ``behavior_value``: of the logging policy, by the same estimator;
+    ``uplift``: how much more this policy is worth. ``groups``: a `koffline.ope.groups.GroupValue` for each
+    group of start states that ``by`` defines. ``evidence``, ``value_function``: only from kloss, fqe, lstd.
     """
 
     verdict: Verdict
     value: float
     interval: Interval | None
+    truth: float | None = None
     behavior_value: float | None = None
     uplift: Uplift | None = None
     by: str | None = None
@@ -276,11 +277,11 @@ class BoundRow(Record):
 class EstimateTable(LogResult):
     """Estimates of a policy's value by several estimators (``table["fqe"]``), and bounds of no single one.
 
-    ``verdict``: on the row that ``auto`` would choose, else on the first with an estimate. ``warnings``: on
-    all.
+    ``verdict``: on the first row: that of ``auto``, if it is there. ``warnings``: on all. ``truth``: given.
     """
 
     verdict: Verdict
+    truth: float | None = None
     rows: tuple[EstimateRow, ...] = field(metadata={"key": "estimates"})
     bounds: tuple[BoundRow, ...]
     level: float

@@ -150,9 +150,7 @@ def _doubts(
     if 0.5 * found.interval.width > _WIDE * scale:
         half = 0.5 * found.interval.width / scale
         yield Reason("size", f"the interval reaches {half:.0%} of the rms return either way")
-    elif limits.facts.episodes and 0.5 * found.interval.width > _WIDE_OF_USUAL * float(
-        limits.facts.sizes.mean
-    ):
+    elif limits.facts.episodes and 0.5 * found.interval.width > _WIDE_OF_USUAL * limits.facts.sizes.mean:
         told = "the interval reaches half of the mean |return| either way"
         yield Reason("size", f"{told}: few returns make up the value")
     if robust is None:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
-def report_estimate(truth: float | None, found: Estimate) -> Report:
+def report_estimate(found: Estimate) -> Report:
     """The report of one estimate, with the truth if it is known."""
-    figures, seen = {"estimate": partial(_plot_estimate, found, truth)}, found.evidence
+    figures, seen = {"estimate": partial(_plot_estimate, found)}, found.evidence
     if seen is not None:
         about = ("mean = the estimate", "V(s) of an initial state", "initial states")
         starts = partial(plots.plot_histogram, seen.initial_values, found.value, *about, bins=40)
@@ -34,10 +34,10 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
             "initial_values": starts,
             "coverage": partial(plots.plot_coverage, seen.action_support, seen.support_weights),
         }
-    return Report("estimate.json", found, figures, partial(_show_estimate, truth, found), {"truth": truth})
+    return Report("estimate.json", found, figures, partial(_show_estimate, found))
 
 
-def _plot_estimate(found: Estimate, truth: float | None) -> Figure:
+def _plot_estimate(found: Estimate) -> Figure:
     """The estimate beside the logging policy's, or beside the mean return of the log's episodes."""
     lines = [plots.Line(f"policy ({found.estimator})", found.value, found.interval)]
     logged, more = found.diagnostics.get("logged_return"), found.uplift
@@ -46,19 +46,19 @@ def _plot_estimate(found: Estimate, truth: float | None) -> Figure:
     elif logged is not None:
         cut = ", cut where\nlogging stopped" if found.diagnostics["beyond_cuts"] else ""
         lines.append(plots.Line(f"logged return{cut}", logged, None, plots.SOFT))
-    return plots.plot_intervals(lines, words.return_words(found), [("truth", truth)])
+    return plots.plot_intervals(lines, words.return_words(found), [("truth", found.truth)])
 
 
-def _show_estimate(truth: float | None, found: Estimate, console: Any) -> None:
+def _show_estimate(found: Estimate, console: Any) -> None:
     """Print value, interval and the most important diagnostics, then the groups."""
-    print_table(console, f"What {found.policy} is worth", (), _facts(found, truth))
+    print_table(console, f"What {found.policy} is worth", (), _facts(found))
     if found.groups:
         together = f"{percent(found.settings['level'])}, together"
         columns = (str(found.by), "start states", "value", together)
         print_table(console, f"By {found.by}", columns, words.group_rows(found))
 
 
-def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]:
+def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     """Names and texts of the lines on one estimate."""
     found, uplift, own = estimate.diagnostics, estimate.uplift, estimate.diagnostics.get("logged_return")
     is_open, over_episodes = estimate.verdict.is_open, estimate.estimator in OVER_EPISODES
@@ -66,8 +66,8 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
     yield "verdict", str(estimate.verdict)
     yield "value", f"{estimate.value:.4g}   ({about})"
     yield "interval", words.describe_interval(estimate.interval)
-    if truth is not None:
-        yield "truth", f"{truth:.4g}"
+    if estimate.truth is not None:
+        yield "truth", f"{estimate.truth:.4g}"
     if uplift is not None:
         logger = f"{uplift.behavior_value:.4g}{within(uplift.behavior_interval)}"
         yield "logging policy", f"{logger}   (the policy that wrote the log)"
@@ -89,45 +89,43 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
     yield "seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"
 
 
-def report_estimates(truth: float | None, found: EstimateTable) -> Report:
+def report_estimates(found: EstimateTable) -> Report:
     """The report of all estimators, with the truth if it is known."""
     of_all = [("all", text) for text in found.warnings]
     own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
-    interval, error = f"{percent(found.level)} interval", () if truth is None else ("error",)
+    interval, error = f"{percent(found.level)} interval", () if found.truth is None else ("error",)
     warnings = _collected([*of_all, *(pair for pair in own if pair[1] not in found.warnings)])
     context = {
-        "truth": truth,
         "warnings": [f"{', '.join(names)}: {text}" for text, names in warnings.items()],
         "reasons": _collected((row.name, row.reason) for row in found.rows).items(),
         "columns": ("estimator", "estimate", interval, "uplift", "kind", "promise", "ESS", *error),
-        "rows": [_cells(row, found, truth) for row in found.rows if row.estimate],
+        "rows": [_cells(row, found) for row in found.rows if row.estimate],
     }
-    figures = {"forest": partial(_plot_estimates, found, truth)}
+    figures = {"forest": partial(_plot_estimates, found)}
     return Report("estimates.json", found, figures, partial(_show_estimates, found, context), context)
 
 
-def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
+def _plot_estimates(found: EstimateTable) -> Figure:
     """One line per estimator and per bound; the logging policy and the truth."""
     made = {row.name: row.estimate for row in found.rows if row.estimate}
     lines = [plots.Line(name, each.value, each.interval) for name, each in made.items()]
     lines += [plots.Line(bound.kind, None, bound.interval) for bound in found.bounds if bound.interval]
     logging = next((each.uplift.behavior_value for each in made.values() if each.uplift), None)
-    marks = [("truth", truth), ("logging policy", logging)]
+    marks = [("truth", found.truth), ("logging policy", logging)]
     return plots.plot_intervals(lines, words.return_words(found), marks)
 
 
 def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: Any) -> None:
     """Print a line per estimator, then what applies to all: verdict, truth, bounds and reasons."""
-    truth = context["truth"]
     families = groupby(found.rows, attrgetter("family"))
-    parts = [[_cells(row, found, truth) for row in rows] for _, rows in families]
+    parts = [[_cells(row, found) for row in rows] for _, rows in families]
     title = f"What {found.policy} is worth ({words.return_words(found)})"
     print_table(console, title, context["columns"], *parts, right=("estimate", "ESS", "error"))
     print_labelled(console, "verdict", str(found.verdict), "bold")
     if "actions" in found.diagnostics:
         print_labelled(console, "actions", words.action_shares(found.diagnostics["actions"]), "bold")
-    if truth is not None:
-        console.print(f"truth: {truth:.4g}")
+    if found.truth is not None:
+        console.print(f"truth: {found.truth:.4g}")
     for bound in found.bounds:
         text = f"none: {bound.reason}" if bound.interval is None else words.describe_interval(bound.interval)
         print_labelled(console, bound.kind, text, "bold")
@@ -139,7 +137,7 @@ def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: A
         print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
 
 
-def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[str]:
+def _cells(row: EstimateRow, found: EstimateTable) -> list[str]:
     """Cells of an estimator's line, with its bandit name for one-step logs; a dash if it has no estimate."""
     alias, estimate = BANDIT.get(row.name) if words.is_one_step(found) else None, row.estimate
     name = f"{row.name} ({alias})" if alias else row.name
@@ -151,7 +149,7 @@ def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[
         ends, kind, promise = words.ends(interval), interval.kind, words.promise(interval)
     name += " !" if estimate.warnings else ""
     cells = [name, f"{estimate.value:.4g}", ends, words.uplift(estimate.uplift), kind, promise]
-    error = [] if truth is None else [f"{estimate.value - truth:+.3g}"]
+    error = [] if found.truth is None else [f"{estimate.value - found.truth:+.3g}"]
     return [*cells, "" if size is None else f"{size:.0f}", *error]
 
 

@@ -13,7 +13,7 @@ from koffline.spread import Spread
 
 CERTIFIED, CALIBRATED = "certified", "calibrated"
 UNCERTAIN = "certified only if bounds read off the log hold"
-_LONGEST_LIST = 8
+_LONGEST_LIST, _CHANCE = 8, 0.05
 _WORDS = {  # words for diagnostics; others are shown by their key
     "coverage": "share of the policy's actions that lie near logged ones",
     "coverage_of_starts": "the same of its actions in start states",
@@ -26,10 +26,10 @@ _WORDS = {  # words for diagnostics; others are shown by their key
     "actions": "how often the policy takes each action on the log's rows, and the log itself",
     "held_out_kernel_ratio": "the same, divided by that of a perfect value function (1 is perfect)",
     "memory_shift": "change of the value if earlier rows were part of the state",
-    "memory_p_value": "p-value of that change (small: what happened earlier matters)",
-    "memory_rows": "earlier rows that it is about (0: sums over all of them)",
+    "memory_p_value": "p-value of what happened earlier (small: it matters beyond the state)",
+    "memory_rows": "earlier rows that were tested (0: sums over all of them)",
     "drift_shift": "change of the value if the world were as it is where the log ends",
-    "drift_p_value": "p-value of that change (small: the world changes along the log)",
+    "drift_p_value": "p-value of a change of the world along the log (small: it changes)",
     "correction": "what the log's rewards add to it, weighted as the policy acts",
     "mass": "mean of all weights (1 where they fit)",
     "unseen": "share of rows valued by networks that have not seen them",
@@ -114,8 +114,10 @@ def promise(interval: Interval) -> str:
 
 
 def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Diagnostics in words, each with its lines."""
+    """Diagnostics in words, each with its lines; no shift whose p-value is not small."""
     shown = {**record, "actions": action_shares(record.get("actions", {})) or None}
+    tests = (name for name in record if name.endswith("_p_value") and (record[name] or 0.0) > _CHANCE)
+    shown |= {name.replace("p_value", "shift"): None for name in tests}
     return [
         (_WORDS.get(name, name.replace("_", " ")), describe_lines(value))
         for name, value in shown.items()

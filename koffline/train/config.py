@@ -160,7 +160,7 @@ def load_config(
     content = {name: part for name, part in read_layers(path, laid, FILES).items() if part is not None}
     given = content.pop("evaluators", {})
     config = read_section(TrainConfig, {"data": {}, "algo": {}, **content})
-    evaluators = _read_evaluators(given, config.data.split.held_out > 0.0)
+    evaluators = _read_evaluators(given, config.data.split.held_out > 0.0, laid)
     from koffline.algos.options import algorithm_types, resolve_params
 
     if config.algo.type is None:
@@ -169,13 +169,15 @@ def load_config(
     return config.model_copy(update={"algo": algo, "evaluators": evaluators})
 
 
-def _read_evaluators(given: Any, held_out: bool) -> dict[str, EvaluatorSettings]:
-    """Evaluator settings by name; without a type, the name is the type."""
+def _read_evaluators(given: Any, held_out: bool, laid: Mapping[str, Any]) -> dict[str, EvaluatorSettings]:
+    """Evaluator settings by name; without a type, the name is the type. None in ``laid`` leaves one out."""
     if not isinstance(given, Mapping) or not all(isinstance(each, Mapping | None) for each in given.values()):
         raise ConfigError(f"evaluators is {given!r}; write it as lines of 'key: value'")
     made = {}
     for name, settings in given.items():
-        where, settings = f"evaluators.{name}", {"type": name, **(settings or {})}
+        if laid.get(where := f"evaluators.{name}", where) is None:
+            continue
+        settings = {"type": name, **(settings or {})}
         kind = str(settings["type"])
         if kind not in _EVALUATORS:
             raise ConfigError(f"{where}: the type {kind!r} is unknown; {nearest_name(kind, _EVALUATORS)}")

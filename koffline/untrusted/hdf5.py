@@ -212,8 +212,6 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
                 short: list[int] = []
                 found.id.chunk_iter(lambda chunk, at=short: at.append(chunk.size) if chunk.size < 4 else None)
                 if short:
-                    raise Refused(
-                        f"{name} has a chunk of {short[0]} bytes with a checksum of 4; it is damaged"
-                    )
+                    raise Refused(f"{name}: a chunk of {short[0]} bytes with a checksum of 4; it is damaged")
         piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
     return limits.kept_bytes(found.shape, dtype), piece

@@ -55,7 +55,7 @@ def test_shards_hold_the_same_rows(run, tmp_path, build):
 
 # Arguments without --out, and words of the line.
 BAD = [
-    (("uniform", "--env", "CartPole-v1", *UNIFORM[3:]), "CartPole-v1"),
+    (("uniform", "--env", "CartPole-v1", *UNIFORM[3:]), "Car-v0 (any environment: koffline build rollouts"),
     (UNIFORM[:5], "--policy"),
     ((*UNIFORM, "--out", "nowhere/x.hdf5"), "does not exist"),
     ((*UNIFORM, "--out", "there.hdf5"), "exists"),

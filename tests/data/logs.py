@@ -54,9 +54,7 @@ class Rollout:
 
     def transitions(self, **changes) -> Transitions:
         names = (*REQUIRED_COLUMNS, "episode_ids", "steps")
-        columns = {
-            name: np.stack(column) for name, column in zip(names, zip(*self.rows, strict=True), strict=True)
-        }
+        columns = dict(zip(names, map(np.stack, zip(*self.rows, strict=True)), strict=True))
         return Transitions(**{**columns, "action_space": self.action_space, **changes})
 
 

@@ -14,7 +14,7 @@ from tests.data.logs import d4rl_arrays, leaves, roll_out
 from tests.refusals import assert_refused, run_cli
 
 ROLLOUT = roll_out(("truncated", "terminated") * 6, (5, 3) * 6)
-LOG = ROLLOUT.transitions(metadata=Metadata(gamma=0.9, notes=("made for a test",)))
+LOG = ROLLOUT.transitions(metadata=Metadata(gamma=0.9, notes=("made for 1 test", "by hand")))
 
 
 @pytest.fixture
@@ -90,9 +90,7 @@ def test_validation_lists_all_errors(folder, shards):
 
 def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
     result = run_cli("data", "convert", "log.hdf5", "shards", "--shard-rows", "20")
-    assert result.stdout.startswith(
-        "note: made for a test\nshards (shards): LazyTransitions(48 rows in 3 shards"
-    )
+    assert "1 test\nnote: by hand\nshards (shards): LazyTransitions(48 rows in 3 shards" in result.stdout
     assert run_cli("data", "convert", "shards", "again.npz", "--discrete", "7").exit_code == 0
     again = open_transitions("again.npz")
     assert (again.sha256, again.action_space) == (LOG.sha256, Discrete(7))
@@ -107,10 +105,7 @@ REFUSALS = [
     (("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside Discrete(1)"),
     (("convert", "log.hdf5", "s", "--shard-rows", "0"), "Invalid value for '--shard-rows'"),
     (("convert", "log.hdf5", "s", "--shard-rows", "9", "--format", "npz"), "--format npz and --shard-rows"),
-    (
-        ("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"),
-        "precious holds x, which --force would",
-    ),
+    (("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "precious holds x, which --f"),
     (("convert", "shards", "out.npz"), "shard-00001.hdf5: a truncated or corrupt"),
     (("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5: a truncated or corrupt"),
 ]
@@ -133,13 +128,13 @@ def test_split_writes_both_parts_or_none(tmp_path, monkeypatch):
     write_transitions(LOG, "log.hdf5")
     Path("d").mkdir()
     told = run_cli("data", "split", "log.hdf5", "a.npz", "b.hdf5", "--held-out", "0.2")
-    assert (told.exit_code, "note: made for a test" in told.stdout) == (0, True)
+    assert (told.exit_code, "note: made for 1 test\n" in told.stdout) == (0, True)
     parts = [open_transitions(name) for name in ("a.npz", "b.hdf5")]
     assert [part.n_episodes for part in parts] == [10, 2]
+    assert {part.metadata.notes for part in parts} == {("made for 1 test (in the whole log)", "by hand")}
     assert sorted(np.concatenate([part.rewards for part in parts])) == sorted(LOG.rewards)
     assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "b.hdf5"), "b.hdf5 exists already")
     assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "d/../c.npz"), "both")
-    assert_refused(
-        run_cli("data", "split", "log.hdf5", "c.npz", "d.npz", "--held-out", "nan"), "a share of nan"
-    )
+    told = run_cli("data", "split", "log.hdf5", "c.npz", "d.npz", "--held-out", "nan")
+    assert_refused(told, "a share of nan")
     assert not Path("c.npz").exists()

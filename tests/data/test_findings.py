@@ -50,7 +50,10 @@ class TestSummary:
     def test_a_time_limit_is_one_only_if_all_cuts_share_it(self):
         cut, ended = "truncated", "terminated"
         for ends, lengths in (((cut, ended), (4, 5)), ((cut, cut), (4, 3)), ((ended, ended), (4, 3))):
-            assert summarise(roll_out(ends, lengths).transitions())["time_limit"] is None
+            log = roll_out(ends, lengths).transitions()
+            assert summarise(log)["time_limit"] is None
+            lost = log.replace(metadata=Metadata(lost_last_rows=True))
+            assert summarise(lost)["time_limit"] == (5 if lengths == (4, 5) else None)  # one was cut after 5
 
 
 class TestWarningsInMemory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import numpy as np
 import polars as pl
@@ -110,6 +111,15 @@ class TestGuesses:
         mapping = tmp_path / "mapping.yaml"
         mapping.write_text(found.to_yaml())
         assert len(open_transitions(table, mapping=mapping)) == n
+
+    def test_ids_inside_a_user_whose_rows_share_times_or_end_often_are_episodes(self, tmp_path):
+        row = np.arange(60)
+        ids = {"id": row // 5, "user_id": row // 15, "order_id": row % 6 // 2}
+        for left_out in ("t", "done"):
+            found = look(tmp_path, **ids, **{left_out: None}).mapping
+            assert (found["episode"], found["cluster"]) == ("id", "user_id")
+        rows = {**ids, "id": row, "t": [timedelta(int(each)) for each in row], "done": None}
+        assert look(tmp_path, "rows.parquet", **rows).mapping["episode"] == "user_id"
 
     def test_every_problem_is_listed(self, tmp_path):
         rows = "id,t,x,y,a,r,done\n" + "\n".join(

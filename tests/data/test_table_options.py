@@ -73,12 +73,12 @@ class TestCategories:
     @pytest.mark.parametrize(
         ("columns", "encode", "words"),
         [
-            ({"city": CITY}, {"city": {"one-hot": ["a", "b"]}}, "holds 'c', which encode does not list"),
+            ({"city": CITY}, {"city": {"one-hot": ["a", "b"]}}, "holds 'c', no category of a, b"),
             ({"city": [None] * N}, {"city": "one-hot"}, "city"),
             ({"city": CITY}, {"city": "dummy"}, "one-hot or ordinal by column"),
             ({"city": CITY, "city=a": [1] * N}, {"city": "one-hot"}, "would become city=a, another column"),
             ({"city": CITY}, {"r": "one-hot"}, "encode names r, which is no observation"),
-            ({"city": CITY}, {}, "encode categories (--encode COLUMN=one-hot)"),
+            ({"city": CITY}, {}, "--encode city=one-hot (a state)"),
         ],
     )
     def test_refusals(self, tmp_path, columns, encode, words):

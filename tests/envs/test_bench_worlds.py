@@ -89,9 +89,7 @@ def test_steps_of_a_drawn_grid_by_hand():
 def test_a_noisy_scalar_system_by_hand():
     # x_t = 0.5^t x: cost Σ (0.9 · 0.25)^t x² = x² / 0.775
     # one step of noise variance v costs γ v P / (1 − γ) beyond the noiseless value; offset adds 1 / (1 − γ)
-    noisy = LinearQuadratic(
-        drift=((0.5,),), control=((2.0,),), action_cost=3.0, noise=0.1, start=2.0, offset=1.0
-    )
+    noisy = LinearQuadratic(drift=((0.5,),), control=((2.0,),), action_cost=3, noise=0.1, start=2, offset=1)
     policy = LinearGaussian(((0.0,),), deviation=0.4)
     variance = 0.1**2 + (2 * 0.4) ** 2
     rest = -(0.9 * variance / 0.775 + 3.0 * 0.4**2) / 0.1 + 10.0

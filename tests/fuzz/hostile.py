@@ -158,7 +158,7 @@ def a_chunk_without_its_checksum(path: Path) -> None:
 
 
 HDF5: dict[Callable[[Path], None], str] = {
-    a_chunk_without_its_checksum: "rewards has a chunk of 2 bytes with a checksum of 4",
+    a_chunk_without_its_checksum: "rewards: a chunk of 2 bytes with a checksum of 4",
     external_link: "rewards is a link to another file",
     soft_link_through_an_external_one: "out is a link to another file",
     external_storage: "rewards keeps its numbers in another file",

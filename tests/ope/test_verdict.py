@@ -18,7 +18,7 @@ from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate, Reason
 from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, cautions, judge
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from koffline.report.words import action_shares
+from koffline.report.words import action_shares, described
 from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, SOFT, continuous_log, discrete_log, facts_of
 from tests.refusals import run_cli, succeed
 
@@ -235,6 +235,11 @@ def test_shares_of_actions_by_hand() -> None:
     assert [shares[name]["policy"] for name in "012"] == pytest.approx([0.9, 0.1, 0.0])
     assert [shares[name]["log"] for name in "012"] == pytest.approx(taken)
     assert f"0 90% (log {taken[0]:.0%})" in action_shares(shares)
+
+
+def test_a_change_that_may_be_chance_has_its_p_value_only() -> None:
+    shifts = {"drift_shift": 1.0, "drift_p_value": 0.12, "memory_shift": 2.0, "memory_p_value": 0.01}
+    assert [lines for _, lines in described(shifts)] == [["0.12"], ["2"], ["0.01"]]
 
 
 def test_a_rare_action_does_not_cover_what_lies_between_its_few_rows() -> None:

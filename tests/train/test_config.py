@@ -77,11 +77,12 @@ def test_later_assignments_win_and_reach_any_depth():
             "algo.params.critic_encoder_factory.params.hidden_units=[4, 5]",
             "data.split.held_out=0.25",
             "evaluators.td_error.type=td_error",
+            "evaluators.environment=null",
         ],
     )
     assert config.algo.params["gamma"] == 0.6
     assert config.algo.params["critic_encoder_factory"]["params"]["hidden_units"] == [4, 5]
-    assert config.evaluators["td_error"].part == "held_out"
+    assert {name: each.part for name, each in config.evaluators.items()} == {"td_error": "held_out"}
     assert load_config(with_algo("sac"), ["algo.params=null"]) == load_config(with_algo("sac"))
 
 

@@ -112,9 +112,7 @@ def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np
         inside = log[flag] & ~_last(episodes)
         if inside.any():
             goes_on = counted(len(np.unique(episodes[inside])), "episode")
-            said = (
-                f"is set in {counted(int(inside.sum()), 'row')} whose episode goes on afterwards ({goes_on})"
-            )
+            said = f"is set in {counted(int(inside.sum()), 'row')} whose episode goes on ({goes_on})"
             remedy = "drop what follows, or give it another episode id"
             table.problems.add(f"column {name} {said}; {remedy}")
     return log, episodes

@@ -108,9 +108,7 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
     problems = found.problems
     numbers = pl.Series(list(stored)).str.replace(",", ".").cast(pl.Float64, strict=False)
     if kind == CSV and not numbers.has_nulls() and not all(map(str.isdecimal, stored)):
-        problems.append(
-            f"the first line holds numbers ({listed(stored, 3)}); write names of columns above it"
-        )
+        problems.append(f"the first line holds numbers ({listed(stored, 3)}); write column names above it")
     for each in columns:
         if each.problem:
             problems.append(f"{each.name}: {each.problem}")

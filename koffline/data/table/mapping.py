@@ -57,9 +57,7 @@ def _no_flag(value: Any) -> Any:
 
 
 _Name = Annotated[str, pydantic.Field(min_length=1)]
-_Names = Annotated[
-    tuple[_Name, ...], pydantic.BeforeValidator(lambda it: (it,) if isinstance(it, str) else it)
-]
+_Names = Annotated[tuple[_Name, ...], pydantic.BeforeValidator(lambda s: (s,) if isinstance(s, str) else s)]
 _Number = Annotated[float, pydantic.Field(allow_inf_nan=False), pydantic.BeforeValidator(_no_flag)]
 # A method by column, or one for all observations, whose column is "".
 _Imputed = Annotated[

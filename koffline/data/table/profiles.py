@@ -22,6 +22,7 @@ _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
 _DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
 _THOUSANDS = r"^[+-]?[1-9]\d{0,2},\d{3}$"
+_ID = "an id by its name"
 _NONE = 1000  # rank of a name without a word of the role
 _CODES = 20  # most whole numbers that are taken to be codes
 NEXT = re.compile(r"^(?:next|new)[_. -]?(.+)$|^(.+)[_. -]next$", re.I)
@@ -208,17 +209,41 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
     for each in left:
         if not each.reason:
             each.role, each.reason = _as_observation(each)
-    chosen = {each.role: each for each in profiles}
-    if {"time", "episode"} <= chosen.keys() and not chosen["time"].is_time:
-        both = pl.DataFrame({role: chosen[role].values for role in ("episode", "time")})
-        if int(both.is_duplicated().sum()) > _SHARED * both.height:
-            chosen["time"].role = "observations"
-            chosen["time"].reason = "numbers; rows of an episode share them, so they are no time"
+    _settle_episodes(profiles)
     observed = [each for each in profiles if each.role == "observations"]
     vectors = [each for each in observed if each.values.dtype.is_nested()]
     for each in observed if vectors else ():
         if each is not vectors[0]:
             each.role, each.reason = IGNORED, f"the list {vectors[0].name} stands alone as the observation"
+
+
+def _settle_episodes(profiles: Sequence[Profile]) -> None:
+    """Take ids inside the guessed episodes if these share times or end often; what is shared is no time."""
+    chosen = {each.role: each for each in profiles}
+    if (whole := chosen.get("episode")) is None:
+        return
+    texts = [chosen[n].values.to_physical().cast(pl.String) for n in ("time", "terminal") if n in chosen]
+    marks = [each.str.to_lowercase().replace(FALSE, None) for each in texts]
+    inner = [
+        each
+        for each in profiles
+        if each.reason.startswith(_ID) and _ROLES["episode"][1](each)
+        if pl.DataFrame([each.values, whole.values]).n_unique() == each.distinct
+        if any(_are_shared(whole, mark) and not _are_shared(each, mark) for mark in marks)
+    ]
+    for each in sorted(inner, key=lambda each: each.distinct)[-1:]:
+        whole.role, whole.reason = "cluster", f"each has several {each.name}"
+        each.role, each.reason, whole = "episode", f"each has one {whole.name}", each
+    time = chosen.get("time")
+    if time is not None and not time.is_time and _are_shared(whole, time.values):
+        time.role = "observations"
+        time.reason = "numbers; rows of an episode share them, so they are no time"
+
+
+def _are_shared(ids: Profile, marks: pl.Series) -> bool:
+    """Whether many marks of rows are those of other rows with the same id."""
+    both = pl.DataFrame({"id": ids.values, "mark": marks}).drop_nulls()
+    return int(both.is_duplicated().sum()) > _SHARED * both.height
 
 
 def _as_observation(each: Profile) -> tuple[str, str]:
@@ -229,7 +254,7 @@ def _as_observation(each: Profile) -> tuple[str, str]:
         return IGNORED, "times; export what matters of them as numbers"
     is_counted = each.values.dtype.is_numeric() and (each.values == each.values.floor()).all()
     if ID_NAME.search(each.name) and (is_counted or each.has_digits):
-        return IGNORED, f"an id by its name; {counted(each.distinct, 'value')}"
+        return IGNORED, f"{_ID}; {counted(each.distinct, 'value')}"
     if each.values.dtype == pl.String:
         if each.distinct > min(MOST_ONE_HOT, each.present // 2):
             return IGNORED, f"{each.distinct} different texts; encode it (one-hot, ordinal) if they matter"

@@ -58,9 +58,7 @@ def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]
         any_row = True
         yield found
     if not any_row:
-        raise DataError(
-            f"{table.source}: no row has a next observation; name --next-observations or --terminal"
-        )
+        raise DataError(f"{table.source}: no row has a next state; name --next-observations or --terminal")
 
 
 class TableStream:
@@ -157,10 +155,8 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     # the part that holds the episode's last row; parts have at most `limit` rows, except for long episodes
     part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
     rows = pl.col("rows").cast(pl.Int64).sum()
-    by_start = (
-        table.runs.with_row_index().sort("start", maintain_order=True).group_by("id", maintain_order=True)
-    )
-    sizes = by_start.agg(rows, pl.first("start", "index"))
+    runs = table.runs.with_row_index().sort("start", maintain_order=True)
+    sizes = runs.group_by("id", maintain_order=True).agg(rows, pl.first("start", "index"))
     sizes = sizes if table.is_dated else sizes.sort("index")
     parts = sizes.select("id", part=part)
     try:

@@ -224,8 +224,8 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
         elif not known:
             problems.add(f"column {column} has no value to encode; leave it out")
         elif unknown:
-            said = f"holds {listed(map(repr, unknown))}, which encode does not list"
-            problems.add(f"column {column} {said}; list all its categories, or none to have them looked up")
+            said = f"column {column} holds {listed(map(repr, unknown))}, no category of {listed(known)}"
+            problems.add(f"{said}; list all of them (--encode {column}={encoding.kind}:a,b,c)")
         others = {*rows.types, *roles.columns} - {column}
         for twice in others.intersection(encodings[column].names(column)):
             problems.add(f"column {column} would become {twice}, another column; rename that one")

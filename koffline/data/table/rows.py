@@ -155,7 +155,7 @@ class TableRows:
                 if wrong.any():
                     place = int(wrong.arg_max() or 0)
                     text = column[place][:_MOST_SHOWN]
-                    remedy = "mend it or leave it empty, or encode categories (--encode COLUMN=one-hot)"
+                    remedy = f"mend it, or --encode {name}=one-hot (a state), \"{name} == '…'\" (a reward)"
                     if "," in text:
                         remedy = "write no comma if that marks thousands, or say --decimal-comma"
                     said = f"is not all numbers: row {above + place + 1} holds {text!r}"

@@ -283,16 +283,11 @@ def _check_counts(table: Table) -> None:
         return
     if roles.episode is None and roles.one_step is None and not (roles.stands_alone or table.flagged):
         table.is_open = True
-        problems.add(
-            "no column says which rows belong together; name the episode column (--episode COLUMN), or say "
-            "that every row is an episode of one step (--one-step), or that all rows are one record in order "
-            "(--one-record)"
-        )
+        said = "no column says which rows belong together; name one (--episode), or say that each row is an"
+        problems.add(f"{said} episode of one step (--one-step), or all are one record (--one-record)")
     if roles.episode is not None and roles.terminal is None and roles.last_row is None:
-        problems.add(
-            "nothing says how episodes end; name a column (--terminal), or say what the last row of every "
-            "episode is (--last-row terminal, or cut by the end of logging)"
-        )
+        said = "nothing says how episodes end; name a column (--terminal), or say what every last row is"
+        problems.add(f"{said} (--last-row terminal, or cut by the end of logging)")
     for each in table.formulas if not problems.found else ():
         is_flag = each.text in (roles.terminal, roles.truncated)
         if is_flag and any(each.columns.values()) and each.text not in table.flagged:

@@ -72,9 +72,7 @@ def importance_ratios(
         target = action_log_probabilities(transitions, policy)
     logged = transitions.behavior_log_probabilities
     if logged is None and behavior == FROM_LOG:
-        raise DataError(
-            "the log has no behavior_log_probabilities; store them, or estimate them with behavior='estimate'"
-        )
+        raise DataError("the log has no behavior_log_probabilities; store them, or set behavior='estimate'")
     at_bounds = _warnings_at_bounds(transitions, policy)
     if logged is not None and behavior != ESTIMATED:
         logs = target - np.asarray(logged, dtype=np.float64)

@@ -26,9 +26,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("features", [0, 64])
 def test_gram_and_features_on_every_log(features: int) -> None:
     for log, policy in ((discrete_log(), SOFT), (continuous_log(), NOISY)):
-        result = koffline.bellman_test(
-            lambda s, a: 30.0 + simple_q(s, a), log, policy, 0.9, features=features
-        )
+        result = koffline.bellman_test(lambda s, a: 30 + simple_q(s, a), log, policy, 0.9, features=features)
         assert result.features == features
         assert result.rejects  # an error of 30 everywhere leaves −3 in every residual
 
