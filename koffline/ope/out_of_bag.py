@@ -270,7 +270,8 @@ def drl(sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "epi
         quantile = float(special.stdtrit(sums.count - 1, 0.5 + level / 2.0))
         half = max(quantile * error, least)
         error = half / quantile
-        text = _ASSUMPTIONS.format(units=kind, starts=" and their start states" * ("start" in sums.by_unit))
+        starts = " and their start states" if "start" in sums.by_unit else ""
+        text = _ASSUMPTIONS.format(units=kind, starts=starts)
         interval = Interval(sums.value - half, sums.value + half, level, SANDWICH, text)
     described, direct = sums.diagnostics(), sums.start_value / sums.start_weight
     return PointEstimate(
