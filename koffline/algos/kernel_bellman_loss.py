@@ -106,6 +106,7 @@ class KernelCriticConfig(LearnableConfig):
 class ActorCriticConfig(KernelCriticConfig):
     """Options of a kernel-loss critic with an actor, in addition to those of a d3rlpy config."""
 
+    diag_weight: Optional[float] = 0.1  # noqa: UP045
     critic_learning_rate: float = 3e-3
 
 
