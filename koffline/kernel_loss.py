@@ -63,8 +63,7 @@ def u_statistic(residual: Residual, gram: Gram) -> Loss:
 
     (Feng et al. 2019, sec:batch_lv)
     """
-    rows = _checked_rows(residual, gram, least=2)
-    return (_quadratic_form(residual, gram) - _diagonal_sum(residual, gram)) / (rows * (rows - 1))
+    return kernel_loss(residual, gram, diag_weight=0.0)
 
 
 def kernel_loss(residual: Residual, gram: Gram, diag_weight: float) -> Loss:

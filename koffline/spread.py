@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Shaped
@@ -11,6 +12,9 @@ from scipy import special
 
 LEVEL = 0.95
 _DRAWS, _MOST_DRAWN = 10_000, 20_000_000
+# Mean of the last axis without its lowest and highest quarter, both rounded down to whole scores.
+# (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice)
+interquartile_mean = partial(stats.trim_mean, proportiontocut=0.25, axis=-1)
 
 
 @dataclass(frozen=True)
@@ -20,16 +24,6 @@ class Spread:
     iqm: float
     low: float
     high: float
-
-
-def interquartile_mean(scores: Shaped[np.ndarray, "*draw score"]) -> Shaped[np.ndarray, "*draw"]:
-    """Mean without the lowest and the highest quarter, both rounded down to whole scores.
-
-    (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice)
-    """
-    count = scores.shape[-1]
-    cut = count // 4
-    return np.asarray(np.sort(scores, axis=-1)[..., cut : count - cut].mean(axis=-1))
 
 
 def spread_of(scores: Shaped[np.ndarray, " score"], draws: int = _DRAWS) -> Spread:

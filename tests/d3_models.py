@@ -12,6 +12,11 @@ from tests.algos.makers import d3rlpy, with_small_networks
 
 BOX = Continuous(2, low=(-2.0, 0.0), high=(3.0, 1.0))
 SHAPE = (4,)
+# d3rlpy's algorithms by what their predict does.
+DISCRETE = ["DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteBC", "DiscreteBCQ", "DiscreteSAC"]
+DETERMINISTIC = ["DDPG", "TD3", "TD3PlusBC", "ReBRAC", "PRDC", "PLAS", "PLASWithPerturbation", "BC"]
+STOCHASTIC = ["SAC", "CQL", "CalQL", "AWAC", "IQL"]
+PREDICT_DRAWS = ["BCQ", "BEAR", "CRR"]
 
 
 def raw_observations(n: int = 64) -> np.ndarray:

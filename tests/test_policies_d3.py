@@ -14,7 +14,11 @@ from koffline.errors import PolicyError
 from koffline.policy_specs import as_policy, load_policy
 from tests.d3_models import (
     BOX,
+    DETERMINISTIC,
+    DISCRETE,
+    PREDICT_DRAWS,
     SHAPE,
+    STOCHASTIC,
     action_scaler,
     build,
     raw_observations,
@@ -24,11 +28,6 @@ from tests.d3_models import (
     standard_scaler,
 )
 from tests.refusals import Attack, one_line
-
-DISCRETE = ["DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteBC", "DiscreteBCQ", "DiscreteSAC"]
-DETERMINISTIC = ["DDPG", "TD3", "TD3PlusBC", "ReBRAC", "PRDC", "PLAS", "PLASWithPerturbation", "BC"]
-STOCHASTIC = ["SAC", "CQL", "CalQL", "AWAC", "IQL"]
-PREDICT_DRAWS = ["BCQ", "BEAR", "CRR"]
 
 
 @pytest.mark.parametrize("algorithm", DISCRETE)

@@ -83,6 +83,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for source, target in (
                 ("log.hdf5", "log.hdf5"),
                 ("file://{place}/log.hdf5", "log.hdf5"),
+                ("memory://a/log.npz", "memory://a/log.npz"),
                 (POLICY, "hard.npz"),
                 ("tables", "tables/part.parquet"),
                 ("minari:chain/small-v0", "minari:chain/small-v0"),

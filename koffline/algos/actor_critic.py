@@ -1,28 +1,24 @@
 """Continuous actor-critics with the kernel loss.
 
-KLossAWAC, KLossReBRAC, KLossCalQL and KLossBCQ are d3rlpy's own algorithms, in which a slow copy values s',
-with the kernel loss in place of the critics' squared error.
+KLossIQL, KLossAWAC, KLossReBRAC, KLossCalQL and KLossBCQ are d3rlpy's own algorithms, with the kernel loss in
+place of the critics' squared error; s' is valued by a slow copy, or in KLossIQL by a state value of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from functools import partial
 from typing import Any, Optional
 
 import torch
 from d3rlpy.algos import qlearning
-from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy, create_value_function
-from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
-from d3rlpy.models.torch import build_gaussian_distribution, build_squashed_gaussian_distribution
+from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy
+from d3rlpy.models.torch import build_squashed_gaussian_distribution
 from d3rlpy.torch_utility import TorchMiniBatch
-from jaxtyping import Float
 from torch import Tensor
 
 from koffline.algos.kernel_algo import ComposedAlgo, ComposedConfig, KernelCriticAlgo
-from koffline.algos.kernel_bellman_loss import NO_SLOW_COPY, ActorCriticConfig, registered
+from koffline.algos.kernel_bellman_loss import ActorCriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses
 
 
@@ -97,6 +93,7 @@ class KLossSACConfig(ActorCriticConfig, qlearning.SACConfig):
     prevents it. 0 is plain SAC, which is right if actions can be tried out (online).
     """
 
+    diag_weight: Optional[float] = None  # noqa: UP045  (d3rlpy reads the annotations)
     conservative_weight: float = 0.1
 
 
@@ -155,7 +152,6 @@ class KLossTD3PlusBCConfig(ActorCriticConfig, qlearning.TD3PlusBCConfig):
     backup: the minimum over critics, as in the original.
     """
 
-    diag_weight: Optional[float] = 0.1  # noqa: UP045
     tau: float = 0.02
     backup: str = "min"
 
@@ -168,79 +164,20 @@ class KLossTD3PlusBC(KernelCriticAlgo):
     create_policy = staticmethod(create_deterministic_policy)
 
 
-class KLossIQLImpl(KernelImpl):
-    """δ = r + discount · V(s') − Q(s, a), V an upper expectile of Q over the logged actions.
-
-    V and the actor use a slow copy of Q; with Q itself, the original and this variant learn much worse.
-    """
-
-    def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
-        """The kernel loss of the critics plus the expectile loss of V, one pass through each network.
-
-        Gradient through Q(s, a); none flows into V(s'), because V has a loss of its own.
-        """
-        expectile = self._config.expectile
-        values = self.q_values(batch.observations, batch.actions)
-        both = torch.cat((batch.observations, batch.next_observations))
-        value, next_value = self._modules.value_func(both).squeeze(1).chunk(2)
-        losses = self.kernel_losses(batch, self.residual(batch, values, next_value.detach()))
-        difference = self._slow_values(batch) - value
-        weight = torch.where(difference < 0.0, 1.0 - expectile, expectile)
-        q_loss, v_loss = losses["critic_loss"], (weight * difference.square()).mean()
-        parts = {"q_loss": q_loss.detach(), "v_loss": v_loss.detach()}
-        return {**losses, "critic_loss": q_loss + v_loss, **parts}
-
-    def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
-        """−exp(β (Q − V)) log π(a|s), the weight capped (Kostrikov et al. 2022)."""
-        with torch.no_grad():
-            value = self._modules.value_func(batch.observations).squeeze(1)
-            advantage = self._slow_values(batch) - value
-            weight = (self._config.weight_temp * advantage).exp().clamp(max=self._config.max_weight)
-        policy = self.distribution(batch.observations)
-        return {"actor_loss": -(weight * policy.log_prob(batch.actions).squeeze(1)).mean()}
-
-    def distribution(self, x: Tensor) -> Any:
-        """The actor's Gaussian."""
-        return build_gaussian_distribution(self._modules.policy(x))
-
-    def _slow_values(self, batch: TorchMiniBatch) -> Float[Tensor, " row"]:
-        """Smallest Q(s, a) over the critics of the slow copy, without gradient."""
-        with torch.no_grad():
-            slow = self._modules.slow_q_funcs
-            return self.q_values(batch.observations, batch.actions, slow).amin(dim=0)
-
-
 @dataclasses.dataclass()
-class KLossIQLConfig(ActorCriticConfig, qlearning.IQLConfig):
+class KLossIQLConfig(ComposedConfig, qlearning.IQLConfig):
     """Config of KLossIQL; fields as in d3rlpy's IQLConfig.
 
-    tau: rate of the slow copy of the critics, which the state value and the actor use.
+    tau: rate of the slow copy of the critics, which the state value and the actor use; with the critics
+    themselves, the original and this variant learn much worse.
     """
 
-    diag_weight: Optional[float] = 0.1  # noqa: UP045
-    q_func_factory: QFunctionFactory = make_q_func_field()
     tau: float = 0.005
-
-    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """Contradictions of the kernel's options, and a slow copy that would never move."""
-        return super().contradictions(is_discrete) | {NO_SLOW_COPY: self.tau == 0.0}
 
 
 @registered("kloss_iql", KLossIQLConfig)
-class KLossIQL(KernelCriticAlgo):
+class KLossIQL(ComposedAlgo, qlearning.IQL):
     """Implicit Q-learning with a kernel-loss critic (Kostrikov et al. 2022; Feng et al. 2019)."""
-
-    impl_class = KLossIQLImpl
-    create_policy = staticmethod(
-        partial(create_normal_policy, min_logstd=-5.0, max_logstd=2.0, use_std_parameter=True)
-    )
-
-    def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
-        """Networks, optimisers and kernel; the critics' optimiser also trains the state value."""
-        parts = self.actor_parts(shape, size)
-        value_func = create_value_function(shape, self._config.value_encoder_factory, self._device, False)
-        parts |= {**self.critic_parts(shape, size), "value_func": value_func}
-        return {**parts, "critic_optim": self.make_optimizer("critic_", parts["q_funcs"], value_func)}
 
 
 @dataclasses.dataclass()

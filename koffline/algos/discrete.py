@@ -141,8 +141,6 @@ class KLossDiscreteSACImpl(KernelImpl):
 class KLossDiscreteSACConfig(ActorCriticConfig, SACConfig):
     """Config of KLossDiscreteSAC; fields as in d3rlpy's SACConfig."""
 
-    diag_weight: Optional[float] = 0.1  # noqa: UP045
-
 
 @registered("kloss_discrete_sac", KLossDiscreteSACConfig)
 class KLossDiscreteSAC(KernelCriticAlgo):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Generator, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -189,10 +189,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         encoder = self._config.actor_encoder_factory
         return self.create_policy(shape, size, encoder, device=self._device, enable_ddp=False)
 
-    def make_optimizer(self, prefix: str, *modules: nn.Module) -> OptimizerWrapper:
+    def make_optimizer(self, prefix: str, module: nn.Module) -> OptimizerWrapper:
         """Optimiser from the options whose names begin with `prefix`; it is saved with the model."""
-        named = [pair for module in modules for pair in module.named_modules()]
-        rate = getattr(self._config, f"{prefix}learning_rate")
+        named, rate = module.named_modules(), getattr(self._config, f"{prefix}learning_rate")
         return getattr(self._config, f"{prefix}optim_factory").create(named, lr=rate, compiled=self.compiled)
 
     def make_kernel(self, shape: Sequence[int], size: int) -> KernelBellmanLoss:
@@ -253,7 +252,6 @@ class ComposedConfig(ActorCriticConfig):
     tau: rate of d3rlpy's target networks; it must be positive. memory and backup do not apply.
     """
 
-    diag_weight: Optional[float] = 0.1  # noqa: UP045  (d3rlpy reads the annotations)
     tau: float = 0.02
 
     def contradictions(self, is_discrete: bool) -> dict[str, bool]:

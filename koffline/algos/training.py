@@ -8,6 +8,7 @@ import json
 import random
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from koffline.algos.policies import KLossFQE
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Continuous, Discrete, Transitions
-from koffline.errors import ConfigError, KofflineError, refuse
+from koffline.errors import ConfigError, refuse
 from koffline.store.files import write_text
+from koffline.untrusted.limits import one_line_errors
 
 EVALUATORS = ("fqe", "kloss_fqe")  # types that evaluate a given policy
 _SUCH_AS = {True: "discrete_cql or kloss_discrete_cql", False: "cql, iql or kloss_sac"}  # key: is discrete
@@ -35,6 +37,8 @@ _EXTENTS = {
     "min_max": {"minimum": "minimum", "maximum": "maximum"},
 }
 _ROWS_CHECKED = 1000
+# d3rlpy says little where an encoder or a scaler is for other observations or actions.
+_making = partial(one_line_errors, remedy="check algo.params, encoders and scalers too", kind=ConfigError)
 _EVALUATORS: dict[str, Any] = {
     "td_error": metrics.TDErrorEvaluator,
     "discounted_sum_of_advantage": metrics.DiscountedSumOfAdvantageEvaluator,
@@ -61,7 +65,7 @@ def make_algorithm(
     wrong = {missing: evaluates and not policy, needless: policy and not evaluates}
     refuse(wrong | {absent: policy and not Path(policy).exists()}, kind=ConfigError)
     target = None if policy is None else load(policy, device=device)
-    with _making(kind):
+    with _making(kind, "cannot be made"):
         config = CONFIG_STORAGE[LearnableConfig].config_list[kind].deserialize_from_dict(dict(params))
         if target is None:
             return config.create(device=device)
@@ -83,7 +87,7 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
         what = f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}"
         raise ConfigError(f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}")
-    with _making(kind, f" for observations of shape {shape}"):
+    with _making(kind, f"cannot be made for observations of shape {shape}"):
         fit_scalers(algo, buffer)
         algo.create_impl(shape, buffer.dataset_info.action_size)
 
@@ -135,18 +139,6 @@ def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
     if isinstance(buffer, LazyReplayBuffer):
         extremes = buffer.statistics.actions.minimum, buffer.statistics.actions.maximum
     return bool(np.abs(extremes).max() > 1.0 + 1e-6)
-
-
-@contextlib.contextmanager
-def _making(kind: str, purpose: str = "") -> Iterator[None]:
-    """Turn any error of a library's constructor into a ConfigError of one line."""
-    try:
-        yield
-    except KofflineError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or "an encoder or a scaler is for other observations or actions"
-        raise ConfigError(f"{kind} cannot be made{purpose}: {reason}; check algo.params") from error
 
 
 class LogEvaluator:

@@ -202,7 +202,8 @@ def ablation_tables(results: Results) -> Iterator[str]:
             for world in worlds:
                 # Methods are compared at the same variant, variants of one method with each other.
                 rivals = [r for r in best if r.world == world and (not several or r.variant_name == name)]
-                line.append(_share_cell(found.get((name, method, world)), rivals))
+                (row,) = found[name, method, world]
+                line.append(_share_cell(row, rivals))
             lines.append(line)
         title, bold = group.replace("_", " "), "of the methods in bold" if several else "in bold"
         note = f"MSE / Var V against Monte Carlo at the best learning rate of each; the smallest {bold}."
@@ -210,11 +211,8 @@ def ablation_tables(results: Results) -> Iterator[str]:
         yield style.section(f"## {title.capitalize()}", note, header, lines)
 
 
-def _share_cell(found: Sequence[Row] | None, rivals: Sequence[Row]) -> str:
-    if not found:
-        return "–"
-    row, share = found[0], found[0].shares[0]
-    if share is None:
+def _share_cell(row: Row, rivals: Sequence[Row]) -> str:
+    if (share := row.shares[0]) is None:
         return f"diverged ({row.diverged}/{row.seeds})"
     text = style.interval_text(Interval(*row.shares))
     others = [other for rival in rivals if (other := rival.shares[0]) is not None]

@@ -169,12 +169,10 @@ def mujoco_claims(learned: Learned) -> Iterator[Claim]:
 
 
 def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator[Claim]:
-    """Claims comparing a kernel loss with each other critic that was run, by the given scores."""
+    """Claims comparing a kernel loss with each other critic, by the given scores; a part has all of them."""
     own, ours, is_noisy = style.LABELS[group.critic], learned[group], group.part == "noise"
     for rival, score in itertools.product(_RIVALS, scores):
-        theirs = learned.get(group._replace(critic=rival))
-        if theirs is None:
-            continue
+        theirs = learned[group._replace(critic=rival)]
         greedy, sampled = (
             difference(*(getattr(part, score)(curve) for part in (ours, theirs)))
             for curve in ("returns", "sampled")

@@ -125,10 +125,10 @@ def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval
 
 def band(curves: Shaped[np.ndarray, "run time"]) -> Interval:
     """Interquartile mean over runs at each time, with bootstrap intervals (same resamples at all times)."""
-    runs, mean = len(curves), interquartile_mean(curves.T)
+    runs, mean = len(curves), interquartile_mean(curves, axis=0)
     if runs < 2:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
     rows = np.random.default_rng(0).integers(runs, size=(_BAND_DRAWS, runs))
-    drawn = interquartile_mean(np.moveaxis(curves[rows], 1, -1))  # (draw, time)
+    drawn = interquartile_mean(curves[rows], axis=1)  # (draw, time)
     tail = tail_share(runs)
     return Interval(mean, *np.quantile(drawn, [tail, 1.0 - tail], axis=0))

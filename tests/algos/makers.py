@@ -15,8 +15,8 @@ d3rlpy = import_d3rlpy()
 COLUMNS, ACTIONS = 4, 3
 EVALUATORS = ("KLossFQE", "DiscreteKLossFQE")
 DISCRETE = ("KLossDQN", "KLossDiscreteSAC", "KLossDiscreteCQL", "DiscreteTrustPCL", "DiscreteKLossFQE")
-COMPOSED = ("KLossAWAC", "KLossReBRAC", "KLossCalQL", "KLossBCQ")
-CONTINUOUS = ("KLossSAC", "KLossTD3PlusBC", "KLossIQL", "KLossCQL", "TrustPCL", "KLossFQE", *COMPOSED)
+COMPOSED = ("KLossIQL", "KLossAWAC", "KLossReBRAC", "KLossCalQL", "KLossBCQ")
+CONTINUOUS = ("KLossSAC", "KLossTD3PlusBC", "KLossCQL", "TrustPCL", "KLossFQE", *COMPOSED)
 ALL = DISCRETE + CONTINUOUS
 
 

@@ -102,7 +102,7 @@ def test_online_training_and_collection(name: str) -> None:
 
 def test_stock_buffers_ensembles_memory_and_shared_encoders(name: str) -> None:
     settings = {"n_critics": 3} if name in COMPOSED else {"n_critics": 3, "backup": "min", "memory": 0.9}
-    if "TrustPCL" not in name:
+    if name != "KLossIQL" and "TrustPCL" not in name:
         settings["q_func_factory"] = d3rlpy.models.MeanQFunctionFactory(share_encoder=True)
     algo = make(name, **settings)
     assert len(makers.fit(algo, to_d3rlpy(makers.make_log(makers.is_discrete(name))), steps=3)) == 1

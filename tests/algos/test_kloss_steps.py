@@ -146,26 +146,6 @@ def test_td3_plus_bc_critic_and_actor() -> None:
     by_hand.assert_actor_step(algo, batch, loss)
 
 
-def test_iql_critic_and_value() -> None:
-    algo = in_float64("KLossIQL", expectile=0.8)
-    batch = batch_of(discrete=False)
-    value_func = algo.impl.modules.value_func
-    values = critics(algo, batch.observations, batch.actions)
-    next_value = value_func(batch.next_observations)[:, 0].detach()
-    residual = bellman_residual(batch, next_value, values)
-    with torch.no_grad():
-        for parameter in algo.impl.modules.slow_q_funcs.parameters():
-            parameter.add_(0.05)
-        slow = torch.stack(
-            [q(batch.observations, batch.actions).q_value[:, 0] for q in algo.impl.modules.slow_q_funcs]
-        )
-    gap = slow.min(dim=0).values - value_func(batch.observations)[:, 0]
-    value_loss = (torch.where(gap > 0, 0.8, 0.2) * gap.square()).mean()
-    expected_v = by_hand.stepped(value_func, value_loss)
-    by_hand.assert_critic_step(algo, batch, residual, value_loss)
-    by_hand.assert_stepped(value_func, expected_v)
-
-
 def test_continuous_cql_critic() -> None:
     """log Σ exp over draws of three proposals, each divided by its density, against the logged actions."""
     draws, weight = 4, 0.6

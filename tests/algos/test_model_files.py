@@ -16,15 +16,9 @@ from tests import d3_models
 from tests.algos import makers
 from tests.algos.makers import ACTIONS, ALL, d3rlpy
 from tests.algos.makers import observations as small_observations
-from tests.d3_models import BOX, build
+from tests.d3_models import BOX, DETERMINISTIC, DISCRETE, PREDICT_DRAWS, STOCHASTIC, build
 from tests.refusals import one_line
 
-DISCRETE = ("DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteSAC", "DiscreteBC", "DiscreteBCQ")
-CONTINUOUS = (
-    *("DDPG", "TD3", "TD3PlusBC", "ReBRAC", "PRDC", "PLAS", "PLASWithPerturbation"),
-    *("BC", "SAC", "CQL", "CalQL", "AWAC", "IQL"),
-)
-DRAWING = ("CRR", "BEAR", "BCQ")  # predict draws candidates
 FORMATS = (".pt", ".onnx")
 
 
@@ -49,10 +43,10 @@ def assert_acts_as_predict(path: Path, algo, observations: np.ndarray) -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", DISCRETE + CONTINUOUS)
+@pytest.mark.parametrize("name", DISCRETE + DETERMINISTIC + STOCHASTIC)
 def test_stock_policies(name: str, tmp_path: Path, caplog) -> None:
     scaled = {"observation_scaler": d3_models.standard_scaler()}
-    if name in CONTINUOUS:
+    if name not in DISCRETE:
         scaled = {"observation_scaler": d3_models.minmax_scaler(), "action_scaler": d3_models.action_scaler()}
     algo = build(name, 3 if name in DISCRETE else 2, **scaled)
     for suffix in FORMATS:
@@ -72,7 +66,7 @@ def test_our_policies(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", PREDICT_DRAWS)
 def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_path: Path, caplog) -> None:
     """And a warning says so. Actions stay those of the box; equal observations get draws of their own."""
     algo = build(name, 2, action_scaler=d3_models.action_scaler())

@@ -1,7 +1,5 @@
 """Small tables as people keep them, and the formats they keep them in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,7 +8,6 @@ from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Discrete
 from koffline.data.units import split_transitions
 from koffline.errors import ConfigError, DataError
-from koffline.store import check_apart
 from tests.data.logs import d4rl_arrays, in_shards, roll_out, write_arrays
 from tests.refusals import one_line, refused
 
@@ -81,9 +80,3 @@ def test_bad_requests_are_one_line(tmp_path):
         split_transitions(LOG, "0.3")
     assert open_transitions(lazy, Discrete(9), lazy=True).action_space == Discrete(9)
     assert open_transitions(lazy).sha256 == LOG.sha256
-
-
-def test_urls_that_are_equal_are_the_same():
-    with pytest.raises(ConfigError, match="would replace memory"):
-        check_apart(["memory://a/log.parquet"], "memory://a/log.parquet")
-    check_apart(["memory://a/log.parquet"], "memory://b/log.parquet")

@@ -1,7 +1,5 @@
 """What columns mean, and tables on the command line, from a stranger's file to the right number."""
 
-from __future__ import annotations
-
 import json
 import sys
 

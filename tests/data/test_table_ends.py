@@ -1,7 +1,5 @@
 """Ends and beginnings of episodes in tables, where users' exports mislead; what is dependent or missing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

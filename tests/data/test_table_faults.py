@@ -1,7 +1,5 @@
 """Tables from strangers and from broken disks: one line each, nothing read that is not there."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A stranger's table: a mapping is guessed, and all that is wrong is listed."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 

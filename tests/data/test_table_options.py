@@ -1,7 +1,5 @@
 """What a mapping may ask for: categories, formulas, ends, repeated rows, episodes of one row; refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

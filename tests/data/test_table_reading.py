@@ -1,7 +1,5 @@
 """Tables as logs: every format, any order of rows, and what is refused or said."""
 
-from __future__ import annotations
-
 import uuid
 
 import fsspec

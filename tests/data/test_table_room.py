@@ -1,7 +1,5 @@
 """Small tables that are large in memory: refused within a stated figure, whatever their size on disk."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

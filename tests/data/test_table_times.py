@@ -1,7 +1,5 @@
 """Times in tables: rows come in the order of the instants, whatever way these are written."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -58,7 +58,7 @@ def trained(monkeypatch):
         out.mkdir(parents=True, exist_ok=True)
         (out / "model_9.d3").write_bytes(b"")
         ended = {"finished": "today", "model": "model_9.d3", "metrics": metrics, "seconds": 1.0}
-        write_record(out, {"config": config.resolved(), **ended})
+        write_record(out, {"kind": "train", "config": config.resolved(), **ended})
 
     train.calls, train.errors = calls, {}
     monkeypatch.setattr(koffline.train.sweep, "train", train)

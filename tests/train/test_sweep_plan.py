@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from koffline.errors import ConfigError, DataError
-from koffline.spread import interquartile_mean, spread_of
+from koffline.spread import spread_of
 from koffline.train.config import load_config, make_plan
 from koffline.train.sweep import as_markdown, summarise, write_summary
 from tests.refusals import one_line
@@ -95,12 +95,6 @@ def summary_of(scores, seeds, metric="average_value", maximize=None, failures=No
 
 def order_of(summary):
     return [row.setting.values["learning_rate"] for row in summary.rows]
-
-
-@pytest.mark.parametrize("count", range(1, 14))
-def test_interquartile_mean_is_scipys_trimmed_mean(count):
-    scores = np.random.default_rng(count).normal(size=(3, count))
-    np.testing.assert_allclose(interquartile_mean(scores), stats.trim_mean(scores, 0.25, axis=1))
 
 
 def test_bootstrap_against_all_possible_draws():

@@ -37,8 +37,6 @@ def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _encoding(given: Any) -> Any:
     """An Encoding from ``ordinal``, ``ordinal:s,m,l`` or ``{ordinal: [s, m, l]}``."""
-    if isinstance(given, Encoding):
-        return given
     if isinstance(given, str):
         kind, colon, names = given.partition(":")
         given = {kind: [name.strip() for name in names.split(",")] if colon else []}
@@ -232,8 +230,8 @@ class Formula:
     value: pl.Expr = field(repr=False, compare=False)
 
 
-def parse_formula(text: str) -> Formula | None:
-    """Parse a formula; None for a single word. Raises DataError for anything else."""
+def parse_formula(text: str) -> Formula:
+    """Parse a formula. Raises DataError for anything else."""
     quoted: list[str] = re.findall(r"`([^`]+)`", text)
     names = {f"_quoted_{i}": name for i, name in enumerate(quoted)}
     places, columns = iter(names), dict[str, bool]()
@@ -244,8 +242,6 @@ def parse_formula(text: str) -> Formula | None:
         value = _expression(tree, names, columns)
     except (SyntaxError, ValueError, KeyError, OverflowError, RecursionError, MemoryError):
         raise DataError(f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}") from None
-    if isinstance(tree, ast.Name) and not quoted:
-        return None
     is_missing = pl.any_horizontal(pl.lit(False), *(_read(*each).is_null() for each in columns.items()))
     return Formula(text, columns, pl.when(~is_missing).then(value).alias(text))
 
