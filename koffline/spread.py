@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from jaxtyping import Shaped
@@ -12,9 +11,6 @@ from scipy import special
 
 LEVEL = 0.95
 _DRAWS, _MOST_DRAWN = 10_000, 20_000_000
-# Mean of the last axis without its lowest and highest quarter, both rounded down to whole scores.
-# (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice)
-interquartile_mean = partial(stats.trim_mean, proportiontocut=0.25, axis=-1)
 
 
 @dataclass(frozen=True)
@@ -24,6 +20,15 @@ class Spread:
     iqm: float
     low: float
     high: float
+
+
+def interquartile_mean(scores: Shaped[np.ndarray, "*draw score"], axis: int = -1) -> np.ndarray:
+    """Mean along an axis without the lowest and the highest quarter, both rounded down to whole scores.
+
+    (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice)
+    """
+    ordered, cut = np.sort(np.moveaxis(scores, axis, -1)), scores.shape[axis] // 4
+    return np.asarray(ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1))
 
 
 def spread_of(scores: Shaped[np.ndarray, " score"], draws: int = _DRAWS) -> Spread:
