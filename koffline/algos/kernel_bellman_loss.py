@@ -176,6 +176,11 @@ class KernelBellmanLoss(nn.Module):
             return v_statistic(residual, gram) * self.factor
         return kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0) * self.factor
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load buffers; in files of earlier versions the unit of reward was one."""
+        state_dict.setdefault(f"{prefix}reward_size", torch.tensor(1.0))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def _remembered(self, residual: Residual, psi: Float[Tensor, "row feature"]) -> Loss:
         """(1 − w) mᵀψᵀδ/n + w mean δ², whose gradient is that of (1 − w) ‖E ψδ‖² + w E δ²."""
         now = residual @ psi / residual.shape[-1]

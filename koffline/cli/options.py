@@ -152,7 +152,8 @@ def worker_options(command: Command) -> Command:
 
 
 _MEMORY = ("--memory", "SIZE", f"Memory for rows read at once; default {DEFAULT_MEMORY}.")
-_READING = (*_named([_MEMORY]), worker_options)
+_ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, hidden=True)  # older commands have it
+_READING = (_ON_DISK, *_named([_MEMORY]), worker_options)
 
 
 @dataclass(frozen=True)

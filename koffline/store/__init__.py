@@ -128,7 +128,7 @@ def read_record(out: Path, kind: str = "train") -> dict[str, Any] | None:
         return None
     except (OSError, ValueError):
         raise ConfigError(f"{out / RECORD} cannot be read; the folder is damaged: choose another") from None
-    is_ours = isinstance(content, dict) and content.get("kind") == kind
+    is_ours = isinstance(content, dict) and content.get("kind", "train") == kind  # absent in old records
     if not is_ours or not isinstance(content.get("config"), dict):
         raise ConfigError(f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder")
     return content

@@ -194,6 +194,9 @@ def test_the_soft_maximum_follows_the_units_of_reward(scale: float, tmp_path) ->
     loaded = d3rlpy.load_learnable(str(tmp_path / "model.d3"))
     makers.fit(loaded, ColumnarReplayBuffer(log, seed=0))
     assert float(loaded.impl.temperature) == pytest.approx(expected, rel=1e-5)
+    kernel = loaded.impl.modules.kernel
+    kernel.load_state_dict({key: held for key, held in kernel.state_dict().items() if key != "reward_size"})
+    assert float(loaded.impl.temperature) == pytest.approx(0.1), "files without it were in units of reward"
 
 
 def test_without_rewards_the_soft_maximum_waits_for_one() -> None:

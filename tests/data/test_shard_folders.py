@@ -53,6 +53,7 @@ def test_any_log_comes_back_however_it_is_cut(tmp_path_factory, drawn, shard_row
     with ShardWriter(folder, shard_rows) as writer:
         for start, stop in pairwise(np.unique([*borders, 0, units])):
             writer.append(take(np.arange(start, stop)))
+        assert writer.rows == len(log)
     lazy = open_transitions(folder, lazy=True)
     assert_same_rows(lazy.load(), log)
     assert lazy.sha256 == log.sha256

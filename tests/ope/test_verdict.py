@@ -121,7 +121,7 @@ def test_rows_that_are_missing_inside_episodes_reach_the_verdict_and_the_page(tm
     assert said in found["reasons"][0]["text"]
     assert said in (report / "report.html").read_text().split("Diagnostics")[0]
     succeed("data", "convert", table, shards, "--shard-rows", 500, *COLUMNS)
-    lazy = json.loads(succeed("evaluate", shards, *given, "--json"))["verdict"]
+    lazy = json.loads(succeed("evaluate", shards, "--lazy", *given, "--json"))["verdict"]
     assert lazy["reasons"][0] == found["reasons"][0]
 
 

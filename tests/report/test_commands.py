@@ -101,9 +101,9 @@ def test_shards_say_what_their_file_says(command) -> None:
     in_shards(discrete_log(120), Path("shards"), 30)
     found = [
         _untimed(json.loads(succeed(command[0], *data, *command[2:], "--json")))
-        for data in (["log.hdf5"], ["shards"])
+        for data in (["log.hdf5"], ["shards"], ["log.hdf5", "--lazy"])
     ]
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def _untimed(record):

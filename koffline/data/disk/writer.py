@@ -151,6 +151,11 @@ class ShardWriter:
                 raise error
             self._finish()
 
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return sum(shard.rows for shard in self._shards) + self._rows
+
     def append(self, log: Transitions) -> None:
         """Append a log of whole episodes. Raises DataError if it differs in space or columns."""
         columns = log.columns
