@@ -189,7 +189,6 @@ def fit_value_function(
         raise ConfigError("diagnose and value functions are of the logged state; leave history out")
     with torch.no_grad(), threads(settings.threads):
         generator = np.random.default_rng(settings.seed)
-        asked = transitions, policy, settings.gamma, settings.action_draws, generator
-        problem = prepare_problem(*asked, centred=True)
+        problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
         resampling = Resampling.draw(problem, settings.full_replicas, 0, settings.seed)
         return fit_value_functions(problem, resampling, settings, progress).value_function(transitions)

@@ -12,31 +12,13 @@ from koffline.errors import DataError
 from koffline.ope import training
 from koffline.ope.learning import Resampling
 from koffline.ope.problem import prepare_problem
-from koffline.policies import ContinuousPolicy
-from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log, prepared
+from tests.ope.problems import SOFT, discrete_log, prepared
 
 
 def test_time_limits_do_not_cut_the_future() -> None:
     log, problem = discrete_log(), prepared("discrete", gamma=0.9)
     assert log.truncated.any()
     np.testing.assert_allclose(problem.discounts, np.where(log.terminated, 0.0, 0.9))
-
-
-def test_actions_are_measured_from_the_policys_own() -> None:
-    """What the policy does is one place in all states; if it wrote the log, rounding is not blown up."""
-    log, random = continuous_log(), np.random.default_rng(0)
-    own = np.tanh(log.observations[:, :1])
-    found = prepare_problem(log, NOISY, 0.9, 3, random, centred=True)
-    away = log.actions - own
-    np.testing.assert_allclose(found.inputs[:, 2:], (away - away.mean()) / away.std())
-    np.testing.assert_allclose(found.standardise(log.observations, log.actions), found.inputs)
-    assert found.next_inputs.shape == (50, 3, 3)
-    assert found.next_inputs[..., 2].std() * away.std() == pytest.approx(0.2, rel=0.2)
-    policy = ContinuousPolicy(1, NOISY.mean_function)
-    written = log.replace(actions=own + 1e-9 * random.normal(size=own.shape))
-    found = prepare_problem(written, policy, 0.9, 3, random, centred=True)
-    assert found.input_scale[2] == pytest.approx(0.1 * own.std())
-    np.testing.assert_allclose(found.next_inputs[..., 2], 0.0, atol=1e-6)
 
 
 def test_resampling_counts_whole_episodes_and_their_starts() -> None:
