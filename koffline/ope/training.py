@@ -30,7 +30,7 @@ from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 from koffline.replicas import ReplicaPlan, StackedMLP
 
-SHORTEST, MOST_STEPS = 1000, 8000  # least in a round; most in total, since 8000 more changed no error
+SHORTEST, MOST_STEPS = 1000, 8000  # least in a round, most in total: 8000 more hardly change an error
 _EPOCHS = 40  # epochs before training may stop
 _BETTER = 0.9  # features still improve if the held-out loss falls below this share of the one before
 _SHARP = 0.2  # width, in rms returns, below which better features would not help an interval
