@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from koffline.checkpoints import read_checkpoint, write_checkpoint
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
 from tests.refusals import Attack, one_line
 
 
@@ -32,4 +32,20 @@ def test_damaged_checkpoints_are_refused_in_one_line(damaged, tmp_path, monkeypa
     path.write_bytes(damaged(path.read_bytes()))
     with one_line(ConfigError, match="cannot be read|is not read"):
         read_checkpoint(path, "x")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "state.pt"
+    write_checkpoint(path, {"fingerprint": "x", "step": 1})
+
+    def torn(state, file):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("koffline.checkpoints.torch.save", torn)
+    with pytest.raises(DataError, match="disk full"):
+        write_checkpoint(path, {"fingerprint": "x", "step": 2})
+    monkeypatch.undo()
+    assert read_checkpoint(path, "x") == {"fingerprint": "x", "step": 1}
     assert list(tmp_path.iterdir()) == [path]

@@ -141,6 +141,35 @@ def test_equal_states_are_equal(dtype: torch.dtype) -> None:
     assert gram[0, 50:, :50].max() == 0.0
 
 
+@pytest.mark.parametrize(
+    ("ending", "follows"), [({}, 0.5**2), ({"terminated": True}, 0.0), ({"truncated": True}, 0.5**2)]
+)
+def test_by_hand(ending, follows):
+    """Two steps, V = 3 everywhere, standard normal policy, slow policy with deviation e, γ = 1/2."""
+    agent = reference.Agent(stacks.STATE, stacks.ACTIONS, False)
+    with torch.no_grad():
+        for module in (agent.policy, agent.slow_policy, agent.value, agent.slow_value):
+            for part in module.parameters():
+                part.zero_()
+        agent.value[-1].bias.fill_(3.0)
+        agent.log_std.zero_()
+        agent.slow_log_std.fill_(1.0)
+    actions, rewards = np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([10.0, 20.0])
+    path = reference.Path(np.zeros((3, stacks.STATE)), actions, rewards, **ending)
+    settings = reference.Settings(
+        "rg", gamma=0.5, entropy_coef=0.25, kl_coef=0.5, window_length=5, diag_weight=0.1
+    )
+    level, squeezed = math.log(2.0 * math.pi), math.exp(-2.0)
+    log_policy = [-0.5 - level, -2.0 - level]
+    log_slow = [-0.5 * squeezed - 2.0 - level, -2.0 * squeezed - 2.0 - level]
+    expected = -3.0 + follows * 3.0
+    for t in range(2):
+        expected += 0.5**t * (rewards[t] - 0.75 * log_policy[t] + 0.5 * log_slow[t])
+    assert float(reference.residual(agent, path, 0, settings).detach()) == pytest.approx(expected)
+    step, _ = stacks.compute([agent], [settings], [[path]], [[0]], windows_per_path=1)
+    assert step.residual.item() == pytest.approx(expected, rel=1e-12)
+
+
 def test_rewards_are_scaled():
     settings = [replace(SETTINGS, entropy_coef=0.0)]
     agents, [paths] = stacks.make_agents(1), stacks.draw(1)
