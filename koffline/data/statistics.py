@@ -15,9 +15,6 @@ from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.jobs import PassSettings
 
-FAR = 10.0  # standard deviations, beyond which a value is an outlier
-_HIDING = 0.25  # outliers with a larger share of a column's variance are left out of its scale
-
 
 class Tally:
     """Base of statistics that can be merged with those of other rows."""
@@ -133,26 +130,6 @@ class EpisodeTally(Tally):
         """Steps of all cut episodes, if equal, and no episode has more; lost: without last rows."""
         least, most = self.cuts.minimum + lost, self.cuts.maximum + lost
         return int(most) if least == most >= self.lengths.maximum else None
-
-
-def location_and_scale(share: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (d,) of columns (N, d), without outliers that would hide all other values.
-
-    share (N,): of the rows, with sum one. Values beyond `FAR` deviations are left out if they make up a large
-    share of the variance.
-    """
-    mean = share @ columns  # (N,) @ (N, d) = (d,)
-    gaps = columns - mean
-    spread = np.sqrt(share @ np.square(gaps))
-    for column in np.flatnonzero((np.abs(gaps) > FAR * spread).any(axis=0)):
-        own, values, gap = share.copy(), columns[:, column], gaps[:, column]
-        while own[far := np.abs(gap) > FAR * spread[column]] @ gap[far] ** 2 > _HIDING * (own @ gap**2):
-            own[far] = 0.0
-            own /= own.sum()
-            mean[column] = own @ values
-            gap = values - mean[column]
-            spread[column] = np.sqrt(own @ gap**2)
-    return mean, spread
 
 
 class LogTally(Tally):

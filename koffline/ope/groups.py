@@ -130,7 +130,7 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
 
 def _holes_of(workspace: Workspace, groups: Groups, group: int) -> float:
     """`visited_holes` of the visits from a group's start states, taken to be those in its own episodes."""
-    problem, visits = workspace.plain_problem, workspace.held_values.weights
+    problem, visits = workspace.problem, workspace.held_values.weights
     members = groups.codes[problem.start_units] == group
     weights = problem.start_weights * members
     if not (share := weights.sum() / problem.start_weights.sum()):  # none among the rows in memory

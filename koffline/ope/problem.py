@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.data.statistics import FAR, ColumnStatistics, location_and_scale
-from koffline.data.transitions import Transitions
+from koffline.data.statistics import ColumnStatistics
+from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.limits import value_bounds
 from koffline.policies import DiscretePolicy, Policy
 
+_FAR = 10.0  # bound of standardised numbers, so that no outlier dominates a network
 _MOST_INPUTS = 4096
 _START_DRAWS = 16_384  # draws of a continuous policy's actions over all start states
 _LARGEST = 1e100  # largest number whose squares and discounted sums are finite
-_LEAST_NEAR = 0.1  # share of rows whose action is the policy's up to a deviation; below, networks guess alike
-_LEAST_SCALE = 0.1  # of the actions' deviation, for a policy that wrote the log up to rounding
+_HIDING = 0.25  # outliers beyond `_FAR` with a larger share of a column's variance are left out of its scale
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,9 +33,7 @@ class Measures:
     divided by ``input_scale``; rewards are divided by ``reward_scale``, weights by ``weight_scale``.
     ``value_bounds``: bounds of any discounted sum of scaled rewards. ``fixed_starts``: start states were
     given, and are not resampled with the log. ``n_actions``: None if continuous. ``history``: number of
-    previous rows in the state; if positive, location and scale have one more entry, for rewards. ``centre``:
-    a policy's mean action by state, which is subtracted from continuous actions first; None: nothing is.
-    ``near (k,)``: an action is near the centre if it differs by no more in any of its numbers.
+    previous rows in the state; if positive, location and scale have one more entry, for rewards.
     """
 
     input_location: np.ndarray
@@ -46,18 +44,14 @@ class Measures:
     fixed_starts: bool
     n_actions: int | None = None
     history: int = 0
-    centre: Callable[[np.ndarray], np.ndarray] | None = None
-    near: np.ndarray | None = None
 
     def standardise(self, observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
-        """Standardise observations (M, ...), with continuous actions (M, k) or (M, m, k) appended."""
+        """Standardise observations (M, ...), with continuous actions (M, k) appended."""
         columns = _flat(observations)
         if self.n_actions is None and actions is not None:
-            moved = _centred(self.centre, observations, actions)
-            columns = columns if moved.ndim == 2 else np.repeat(columns[:, None], moved.shape[1], axis=1)
-            columns = np.concatenate([columns, moved], axis=-1)
-        count = columns.shape[-1]
-        return np.clip((columns - self.input_location[:count]) / self.input_scale[:count], -FAR, FAR)
+            columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
+        count = columns.shape[1]
+        return np.clip((columns - self.input_location[:count]) / self.input_scale[:count], -_FAR, _FAR)
 
     @property
     def measures(self) -> dict[str, Any]:
@@ -138,7 +132,6 @@ def prepare_problem(
     history: int = 0,
     numbers: np.ndarray | None = None,
     draw: Callable[..., np.ndarray] | None = None,
-    centred: bool = False,
 ) -> EvaluationProblem:
     """Standardise states and actions, scale rewards, and evaluate the policy at next and initial states.
 
@@ -147,8 +140,7 @@ def prepare_problem(
     the rows are a part of it; if its start states were given, those of the part have no meaning. history:
     number of previous rows in the state, which the policy does not see. numbers: of the units in the log, by
     default 0, 1, 2, … draw: from states and a count to actions (N, count, k); by default, drawn from the
-    policy with ``generator``. centred: subtract the policy's mean action from continuous actions, if it is
-    known and the log has enough actions near it.
+    policy with ``generator``.
     """
     log, given, history = transitions, initial_observations, history if like is None else like.history
     if history and not log.has_episodes:
@@ -167,7 +159,7 @@ def prepare_problem(
             "or a first row a positive weight"
         )
     rewards = np.asarray(log.rewards, dtype=np.float64)
-    known = like or _measure(log, policy, gamma, own, given is not None, history, centred)
+    known = like or _measure(log, policy, gamma, own, given is not None, history)
     weights, starts = own / known.weight_scale, log.initial_observations() if given is None else given
     if isinstance(policy, DiscretePolicy):  # the action reads out one of n outputs
         asked: dict[str, Any] = {
@@ -186,11 +178,11 @@ def prepare_problem(
         first = draw(starts, max(several, draws), several > draws)
         asked = {
             "inputs": known.standardise(log.observations, log.actions),
-            "next_inputs": known.standardise(log.next_observations, following),
-            "start_inputs": known.standardise(starts, first),
+            "next_inputs": _with_actions(known, log.next_observations, following),
+            "start_inputs": _with_actions(known, starts, first),
         }
     if history:
-        reward = np.clip((rewards - known.input_location[-1]) / known.input_scale[-1], -FAR, FAR)
+        reward = np.clip((rewards - known.input_location[-1]) / known.input_scale[-1], -_FAR, _FAR)
         remember(asked, reward[:, None], units, history)
     numbers = np.arange(len(units)) if numbers is None else numbers
     return EvaluationProblem(
@@ -215,11 +207,10 @@ def _draw(
     return np.stack([policy.sample(states, generator) for _ in range(count)], axis=1)
 
 
-def _centred(centre: Callable[..., np.ndarray] | None, states: np.ndarray, actions: Any) -> np.ndarray:
-    """Actions (N, k) or (N, m, k) minus the centre's in their states (N, ...)."""
-    actions = np.asarray(actions, dtype=np.float64)
-    middle: Any = 0.0 if centre is None else centre(states)
-    return actions - (middle[:, None] if actions.ndim == 3 and centre else middle)
+def _with_actions(known: Measures, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """Standardised (N, m, d + k): each state (N, d) with each of its actions (N, m, k) appended."""
+    every = np.repeat(states, actions.shape[1], axis=0)
+    return known.standardise(every, actions.reshape(len(every), -1)).reshape(*actions.shape[:2], -1)
 
 
 def remember(asked: dict[str, Any], reward: np.ndarray, starts: np.ndarray, count: int) -> None:
@@ -241,7 +232,7 @@ def remember(asked: dict[str, Any], reward: np.ndarray, starts: np.ndarray, coun
 
 
 def _measure(
-    log: Transitions, policy: Policy, gamma: float, own: np.ndarray, fixed: bool, history: int, centred: bool
+    log: Transitions, policy: Policy, gamma: float, own: np.ndarray, fixed_starts: bool, history: int
 ) -> Measures:
     """Measures by which inputs have mean 0 and deviation 1, weights mean 1, and returns root mean square 1.
 
@@ -253,18 +244,11 @@ def _measure(
     weights = own / weight_scale
     rewards = np.asarray(log.rewards, dtype=np.float64)
     share, parts = weights / weights.sum(), [_flat(log.observations)]
-    if not isinstance(policy, DiscretePolicy):
+    if not isinstance(log.action_space, Discrete):
         parts.append(np.asarray(log.actions, dtype=np.float64))
     if history:
         parts.append(rewards[:, None])
-    found = [location_and_scale(share, part) for part in parts]
-    centre = near = None
-    if not isinstance(policy, DiscretePolicy) and centred and policy.mean_function is not None:
-        away, (_, scale) = _centred(policy.mean, log.observations, parts[1]), found[1]
-        if share @ (np.abs(away) <= scale).all(axis=1) >= _LEAST_NEAR:
-            centre, near, (middle, own) = policy.mean, scale, location_and_scale(share, away)
-            found[1] = middle, np.maximum(own, _LEAST_SCALE * scale)
-    mean, spread = (np.concatenate(each) for each in zip(*found, strict=True))
+    mean, spread = (np.concatenate(each) for each in zip(*map(partial(_spread, share), parts), strict=True))
     alone = np.where(log.terminated, rewards, rewards / (1.0 - gamma))
     values = log.returns_to_go(gamma) if log.has_episodes else alone
     largest, scale = float(np.abs(values).max()), 1.0
@@ -279,12 +263,29 @@ def _measure(
         weight_scale=weight_scale,
         reward_scale=scale,
         value_bounds=value_bounds(going_on, final, gamma),
-        fixed_starts=fixed,
+        fixed_starts=fixed_starts,
         n_actions=policy.n if isinstance(policy, DiscretePolicy) else None,
         history=history,
-        centre=centre,
-        near=near,
     )
+
+
+def _spread(share: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (d,) of columns (N, d), without outliers that would hide all other values.
+
+    Values beyond `_FAR` deviations are left out if they make up a large share of the variance.
+    """
+    mean = share @ part  # (N,) @ (N, d) = (d,)
+    gaps = part - mean
+    spread = np.sqrt(share @ np.square(gaps))
+    for column in np.flatnonzero((np.abs(gaps) > _FAR * spread).any(axis=0)):
+        own, values, gap = share.copy(), part[:, column], gaps[:, column]
+        while own[far := np.abs(gap) > _FAR * spread[column]] @ gap[far] ** 2 > _HIDING * (own @ gap**2):
+            own[far] = 0.0
+            own /= own.sum()
+            mean[column] = own @ values
+            gap = values - mean[column]
+            spread[column] = np.sqrt(own @ gap**2)
+    return mean, spread
 
 
 def _flat(observations: np.ndarray) -> np.ndarray:

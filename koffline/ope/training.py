@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float
 
 from koffline.batches import rows_by_weight
 from koffline.config import EvaluationSettings
@@ -70,7 +69,7 @@ class Training:
         self._settings, self._progress, weights = settings, progress, resampling.row_weights(problem)
         self._instruments = instruments
         generator = torch.Generator().manual_seed(resampling.seeds[0])
-        distinct = torch.cat([weights[:1], weights[resampling.full :]]) * torch.as_tensor(_emphasis(problem))
+        distinct = torch.cat([weights[:1], weights[resampling.full :]])
         self._row_sets = tuple(rows_by_weight(own, generator) for own in distinct)  # 1 + R − F
         rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
         self._table = table.select(rows.to(table.inputs.device))
@@ -140,22 +139,6 @@ class Training:
         return float(projected.square().sum() - squares)
 
 
-def _emphasis(problem: EvaluationProblem) -> Float[np.ndarray, " row"]:
-    """How often mini-batches draw a row near the centre for one of the others, so that half of them are near.
-
-    Networks are to be exact where the policy acts. The Bellman equation holds for any weights that depend
-    on state and action alone. Last layers are solved with the log's own weights. Ones if there is no centre.
-    """
-    if problem.near is None:
-        return np.ones(problem.n_rows)
-    last = len(problem.input_location) - (problem.history > 0)
-    own = slice(last - len(problem.near), last)  # the columns of actions
-    away = problem.inputs[:, own] * problem.input_scale[own] + problem.input_location[own]
-    is_near = (np.abs(away) <= problem.near).all(axis=1)
-    share = max(float(np.average(is_near, weights=problem.row_weights)), 1e-3)
-    return np.where(is_near, max(1.0, round(1.0 / share - 1.0)), 1.0)
-
-
 def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
     """The second round's record, with the steps of both and the first divergence of each replica."""
     steps, diverged = first.steps, zip(first.diverged_at, second.diverged_at, strict=True)
@@ -206,7 +189,6 @@ def fit_value_function(
         raise ConfigError("diagnose and value functions are of the logged state; leave history out")
     with torch.no_grad(), threads(settings.threads):
         generator = np.random.default_rng(settings.seed)
-        asked = transitions, policy, settings.gamma, settings.action_draws, generator
-        problem = prepare_problem(*asked, centred=True)
+        problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
         resampling = Resampling.draw(problem, settings.full_replicas, 0, settings.seed)
         return fit_value_functions(problem, resampling, settings, progress).value_function(transitions)

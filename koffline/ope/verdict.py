@@ -56,7 +56,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     gaps += [*training_rows(workspace), *cautions(workspace.transitions)]
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)
-    problem, visits = workspace.plain_problem, None if robust is None else workspace.held_values.weights
+    problem, visits = workspace.problem, None if robust is None else workspace.held_values.weights
     holes = visited_holes(problem, visits, workspace.settings.seed)
     coverage = dataclasses.replace(workspace.coverage, holes=holes)
     return judge(found, workspace.limits, coverage, problem.reward_scale, robust, gaps)

@@ -74,19 +74,14 @@ class Workspace:
     @cached_property
     def problem(self) -> EvaluationProblem:
         """Standardised rows in memory, with the actions of the `answerable` policy."""
-        return self._problem_of(self.answerable, centred=True)
+        return self._problem_of(self.answerable)
 
-    @cached_property
-    def plain_problem(self) -> EvaluationProblem:
-        """`problem` with continuous actions as they are logged, for distances between states and actions."""
-        return self.problem if self.problem.centre is None else self._problem_of(self.answerable)
-
-    def _problem_of(self, policy: Policy, centred: bool = False) -> EvaluationProblem:
+    def _problem_of(self, policy: Policy) -> EvaluationProblem:
         settings, facts, generator = self.settings, self.facts, np.random.default_rng(self.settings.seed)
         asked = (policy, settings.gamma, settings.action_draws, generator)
         starts = self.initial_observations
         more: dict[str, Any] = {"history": settings.history or 0, "numbers": self.log.held.units}
-        problem = prepare_problem(self.transitions, *asked, starts, centred=centred, **more)
+        problem = prepare_problem(self.transitions, *asked, starts, **more)
         low, high = facts.bounds()  # by the rewards of all rows
         scale = problem.reward_scale
         return replace(problem, value_bounds=(low / scale, high / scale))
@@ -172,34 +167,38 @@ class Workspace:
     def coverage(self) -> Coverage:
         """Coverage of the policy's actions by the rows in memory."""
         known = self.known_actions
-        problem = self.plain_problem if known is None else self._problem_of(self.policy)
+        problem = self.problem if known is None else self._problem_of(self.policy)
         return measure_coverage(problem, np.random.default_rng([self.settings.seed, 1]), known)
 
     @cached_property
     def held_system(self) -> FeatureSystem:
-        """Feature system of the rows in memory: last hidden layer of the first finite full-log network."""
+        """Feature system of the rows in memory, for intervals that need every row.
+
+        Learned features are the hidden layers of the first full-log network that did not diverge.
+        """
         if self.settings.feature_source == "random":
             return self.fixed_system
         first = np.flatnonzero(self.fitted.alive[: self.settings.full_replicas])[:1].tolist()
         one = self.fitted.record.network.select(first)
-        return self._system(self.problem, lambda x: hidden_features(one, x.to(one.flat.device))[0].cpu())
+        return self._system(lambda inputs: hidden_features(one, inputs.to(one.flat.device))[0].cpu())
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:
         """Feature system with random features. They do not depend on rewards, as a certificate requires."""
         settings = self.settings
         asked = settings.features, settings.feature_width, settings.seed
-        return self._system(self.plain_problem, default_features(self.plain_problem, *asked))
+        return self._system(default_features(self.problem, *asked))
 
-    def _system(self, problem: EvaluationProblem, features: FeatureMap) -> FeatureSystem:
+    def _system(self, features: FeatureMap) -> FeatureSystem:
         asked = self.settings.model_dump(include={"gamma", "bandwidth", "instruments", "seed"})
-        return make_feature_system(problem, features, **asked)
+        return make_feature_system(self.problem, features, **asked)
 
     @cached_property
     def episodes(self) -> EpisodeProblem:
-        """Episodes with importance weights; those in memory if the behaviour policy must be estimated.
+        """Episodes with the policy's importance weights. Raises DataError and PolicyError.
 
-        Raises DataError and PolicyError.
+        If the behaviour policy must be estimated, which needs observations, only the episodes in memory are
+        used.
         """
         settings, rows, target = self.settings, self.transitions, None
         if self.sees_all_episodes:

@@ -12,52 +12,13 @@ from koffline.errors import DataError
 from koffline.ope import training
 from koffline.ope.learning import Resampling
 from koffline.ope.problem import prepare_problem
-from koffline.policies import ContinuousPolicy
-from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log, prepared
+from tests.ope.problems import SOFT, discrete_log, prepared
 
 
 def test_time_limits_do_not_cut_the_future() -> None:
     log, problem = discrete_log(), prepared("discrete", gamma=0.9)
     assert log.truncated.any()
     np.testing.assert_allclose(problem.discounts, np.where(log.terminated, 0.0, 0.9))
-
-
-def test_actions_are_measured_from_the_policys_own() -> None:
-    """What the policy does is one place in all states; if it wrote the log, rounding is not blown up.
-
-    If the log has hardly any action near the policy's, actions stay as they are.
-    """
-    log, random = continuous_log(), np.random.default_rng(0)
-    own = np.tanh(log.observations[:, :1])
-    found = prepare_problem(log, NOISY, 0.9, 3, random, centred=True)
-    away = log.actions - own
-    np.testing.assert_allclose(found.inputs[:, 2:], (away - away.mean()) / away.std())
-    np.testing.assert_allclose(found.standardise(log.observations, log.actions), found.inputs)
-    assert found.next_inputs.shape == (50, 3, 3)
-    assert found.next_inputs[..., 2].std() * away.std() == pytest.approx(0.2, rel=0.2)
-    policy = ContinuousPolicy(1, NOISY.mean_function)
-    written = log.replace(actions=own + 1e-9 * random.normal(size=own.shape))
-    found = prepare_problem(written, policy, 0.9, 3, random, centred=True)
-    assert found.input_scale[2] == pytest.approx(0.1 * own.std())
-    np.testing.assert_allclose(found.next_inputs[..., 2], 0.0, atol=1e-6)
-    assert np.all(training._emphasis(found) == 1.0)  # all rows are near
-    far = ContinuousPolicy(1, lambda observations: np.tanh(observations[:, :1]) + 9.0)
-    plain, found = (prepare_problem(log, far, 0.9, 3, random, centred=each) for each in (False, True))
-    np.testing.assert_array_equal(found.inputs, plain.inputs)
-    assert found.centre is None
-
-
-def test_half_of_a_mini_batch_is_near_the_policys_actions() -> None:
-    log, random = continuous_log(), np.random.default_rng(1)
-    is_near = np.arange(50) % 4 == 0
-    own = 0.2 * np.tanh(log.observations[:, :1])
-    away = np.where(is_near[:, None], 0.0, random.choice([-0.6, 0.6], size=own.shape))
-    policy = ContinuousPolicy(1, lambda observations: 0.2 * np.tanh(observations[:, :1]))
-    episodes = {"episode_ids": np.arange(50) // 10, "truncated": np.arange(50) % 10 == 9}
-    asked = log.replace(actions=own + away, **episodes), policy, 0.9, 1, random
-    weights = training._emphasis(prepare_problem(*asked, history=1, centred=True))
-    np.testing.assert_array_equal(weights, np.where(is_near, 3.0, 1.0))  # 13 of 50 rows: 39 to 37
-    assert np.all(training._emphasis(prepare_problem(*asked)) == 1.0)
 
 
 def test_resampling_counts_whole_episodes_and_their_starts() -> None:
