@@ -35,7 +35,7 @@ from scripts.bench.specs import cache_directory
 from scripts.bench.worlds import BestOffer, Clicks
 
 _CONFIG = Path(__file__).resolve().parents[2] / "configs" / "online" / "walker2d.yaml"
-_SEEDS = 3  # of each training
+_SEEDS = 3  # trained at once
 _TRUTH_EPISODES = 200
 
 
@@ -53,7 +53,8 @@ class Skill:
 
     def spec(self, environment: str) -> str:
         """The policy as koffline names it; trained when it is first asked for."""
-        path = trained(environment, self.steps) / f"seed_{self.seed}" / "model.d3"
+        first = self.seed - self.seed % _SEEDS
+        path = trained(environment, self.steps, first) / f"seed_{self.seed}" / "model.d3"
         if self.greedy:
             return str(_exported(path))
         return f"epsilon:{self.epsilon}:{path}" if self.epsilon else str(path)
@@ -71,13 +72,14 @@ class Written:
         return self.policy
 
 
-def trained(environment: str, steps: int) -> Path:
-    """The folder of a run of Trust-PCL with TD(0), resumed where it was broken off."""
-    out = cache_directory() / "policies" / f"{environment.removesuffix('-v5')}-{steps}"
+def trained(environment: str, steps: int, first: int) -> Path:
+    """The folder of a run of Trust-PCL with TD(0) from a first seed, resumed where it was broken off."""
+    name = f"{environment.removesuffix('-v5')}-{steps}" + (f"-{first}" if first else "")
+    out = cache_directory() / "policies" / name
     if not (out / "summary.json").exists():
         settings = {"env": environment, "critic": "td0", "steps": steps}
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        start = [str(_CONFIG), *words, "--seed-count", str(_SEEDS), "--out", str(out)]
+        start = [str(_CONFIG), *words, "--seed", str(first), "--seed-count", str(_SEEDS), "--out", str(out)]
         going = ["--resume", str(out)] if out.exists() else start
         subprocess.run([sys.executable, "-m", "koffline", "online", *going], check=True)
     return out
@@ -139,16 +141,16 @@ class PlayedProblem:
         return value, error
 
 
-def _locomotion(environment: str, steps: int, episodes: int) -> Callable[[], PlayedProblem]:
+def _locomotion(environment: str, steps: int, episodes: int, first: int = 0) -> Callable[[], PlayedProblem]:
     """Two policies wrote the log, noisily; asked are one of them, its mean action, and one that did not."""
-    writer, other, stranger = (Skill(steps, seed) for seed in range(_SEEDS))
+    writer, other, stranger = (Skill(steps, first + number) for number in range(_SEEDS))
     return lambda: PlayedProblem(
-        f"{environment} {steps}",
+        f"{environment} {steps}" + (f" from {first}" if first else ""),
         f"{environment}-v5",
-        ((Skill(steps, 0, 0.2), 1.0), (Skill(steps, 1, 0.1), 1.0)),
+        ((Skill(steps, first, 0.2), 1.0), (Skill(steps, first + 1, 0.1), 1.0)),
         {
             "writer": writer,
-            "writer greedy": Skill(steps, 0, greedy=True),
+            "writer greedy": Skill(steps, first, greedy=True),
             "other": other,
             "stranger": stranger,
         },
@@ -269,6 +271,9 @@ HALVES: dict[str, tuple[Maker, ...]] = {
         _locomotion("Hopper", 40_000, 120),
         _locomotion("Walker2d", 40_000, 120),
         _locomotion("HalfCheetah", 40_000, 40),
+        _locomotion("Hopper", 40_000, 120, first=3),
+        _locomotion("Walker2d", 40_000, 120, first=3),
+        _locomotion("HalfCheetah", 40_000, 40, first=3),
         *([_lander] if importlib.util.find_spec("Box2D") else []),
         _treatment(300),
         _treatment(3000),
