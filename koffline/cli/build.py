@@ -155,11 +155,11 @@ def rollouts(
 
 
 @build.command(no_args_is_help=True)
-@click.option("--env", required=True, help="CartPole-v1, … or any id with --policy, --train-steps.")
+@click.option("--env", required=True, help="CartPole-v1, …, or any id with --policy or --train-steps.")
 @click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays; see above.")
-@whole("--n", help="Rows; default: 10,000, of a replay all.")
-@click.option("--policy", "policies", multiple=True, help="Instead of the bundled; medium-expert needs two.")
-@click.option("--noise", type=float, help="Share of uniform actions; continuous: deviation in half ranges.")
+@whole("--n", help="Number of rows; default 10,000, for a replay all.")
+@click.option("--policy", "policies", multiple=True, help="Policy instead of ours; medium-expert needs two.")
+@click.option("--noise", type=float, help="Share of uniform actions; continuous: noise in half ranges.")
 @whole("--train-steps", help="Train the policies, or the replay's learner, for so many steps.")
 @QUIET
 @_target_options
@@ -185,7 +185,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
 @gamma_option("Discount factor.", default=0.98, show_default=True)
-@click.option("--temperature", type=_POSITIVE, help="Of the softmax; default: the environment's.")
+@click.option("--temperature", type=_POSITIVE, help="Temperature of the softmax; default: the environment's.")
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")
 @_FORCE
 def policy(env: str, gamma: float, temperature: float | None, out: str, force: bool) -> None:

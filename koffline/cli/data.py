@@ -28,7 +28,7 @@ def data() -> None:
 
     \b
     SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder
-    of shards, a Minari folder or minari:<id>. Its content tells which (CSV: its name).
+    of shards, a Minari folder or minari:<id>. koffline tells which by the content (CSV by the name).
     Options under "Tables" say what the columns of a table are.
     """
 

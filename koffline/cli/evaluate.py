@@ -26,7 +26,7 @@ _SEVERAL = "--policies"
 @click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
-@click.option("--truth", metavar="NUMBER|FILE", help="A value to compare with, or a JSON file's 'value'.")
+@click.option("--truth", metavar="NUMBER|FILE", help="True value to compare with, or a JSON file's 'value'.")
 @whole("--sample-rows", 2, help="Train networks on about so many rows at most; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
 @click.option("--by", metavar="COLUMN", help="Also give the value of each group of start states.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from koffline.report import Row
 
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
-_of_mujoco = partial(click.option, help="Only this of figure-mujoco.")
+_of_mujoco = partial(click.option, help="Only this one of figure-mujoco; repeatable.")
 _GRID = "Values of one setting, e.g. algo.params.gamma=0.98,0.99; repeatable."
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 

@@ -26,8 +26,8 @@ _OF_MODELS = ("d3rlpy.algos", "d3rlpy.base", "d3rlpy.metrics.utility", "gymnasiu
 def export(model_path: str, output_path: str, force: bool) -> None:
     """Write the policy of a .d3 model as a TorchScript (.pt) or ONNX (.onnx) file.
 
-    The file takes the best action, of any number of observations at once. It includes scalers, and needs
-    neither koffline nor d3rlpy. For BCQ, BEAR and CRR it draws actions, and a line says so.
+    The file turns any number of observations into the policy's best actions (for BCQ, BEAR and CRR into
+    random ones; a line says so). It includes scalers, and needs neither koffline nor d3rlpy.
 
     \b
     Examples:

@@ -53,7 +53,7 @@ def whole(flag: str, least: int = 1, **more: Any) -> Option:
 
 
 def gamma_option(
-    text: str = "Discount factor; default: the log's. If episodes end: try 0.999.", **more: Any
+    text: str = "Discount factor; default: the log's. May be near 1 if episodes end.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
     return click.option("--gamma", type=INSIDE, metavar="NUMBER", help=text, **more)
@@ -74,28 +74,28 @@ _SETTINGS = (
     ("--config", "FILE", "YAML file of settings (see --set); options override it."),
 )
 _TABLE = (
-    ("--observations", "COLUMNS", "Columns of the state; 'x_*' takes all that fit; repeatable."),
+    ("--observations", "COLUMNS", "Columns of the state; 'x_*' takes all whose names fit; repeatable."),
     ("--action", "COLUMN", "Column of the action; several make a vector."),
     ("--reward", "COLUMN", "Column of the reward, or a formula: 'spend - 0.1 * cost'."),
     ("--episode", "COLUMN", "Column that tells episodes apart."),
     ("--time", "COLUMN", "Column that orders the rows of an episode."),
     ("--terminal", "COLUMN", "Column, true where an episode really ended; or a formula: status == 'died'."),
     ("--truncated", "COLUMN", "Column, true where only the recording stopped; or a formula."),
-    ("--last-row", "terminal|cut", "Last rows without a flag: terminal (ended) or cut."),
-    ("--drop-duplicates", "exact|first|last", "Of rows at one time keep one if equal, the first, the last."),
+    ("--last-row", "terminal|cut", "What last rows without a flag are: terminal (the episode ended) or cut."),
+    ("--drop-duplicates", "exact|first|last", "Of rows at one time keep: one if equal, the first, the last."),
     ("--behavior-probability", "COLUMN", "Probability of the logged action."),
     ("--behavior-log-probability", "COLUMN", "Logarithm of that probability."),
     ("--weight", "COLUMN", "Weight of the row."),
     ("--cluster", "COLUMN", "Column of what several episodes share, such as a user."),
     ("--next-observations", "COLUMNS", "Columns of the next state, if the table has them."),
     ("--action-names", "A,B,…", "Values of the action, in the order of a policy's outputs."),
-    ("--encode", "COLUMN=HOW", "Make categories numbers: one-hot, ordinal or ordinal:s,m,l; repeatable."),
+    ("--encode", "COLUMN=HOW", "Turn categories into numbers: one-hot, ordinal, ordinal:s,m,l; repeatable."),
     ("--impute", "[COLUMN=]HOW", "Fill missing values: zero, mean, forward, a number; or cut the episode."),
     ("--mapping", "FILE", "YAML file with these options; options override it."),
 )
 _SEVERAL = ("--observations", "--action", "--next-observations", "--impute", "--encode")
 _COMMA = "Read the text 1,5 as the number 1.5."
-_ONE_STEP = "Each row is an episode (any log); or all rows are one (tables)."
+_ONE_STEP = "Each row is an episode (any log); or all rows are one episode (tables)."
 _LOW_HIGH = "Actions are continuous, within these bounds."
 
 

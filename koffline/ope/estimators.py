@@ -122,7 +122,7 @@ def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interva
     fitted, scale, rms = workspace.fitted, workspace.problem.reward_scale, diagnostics["residual_rms"]
     if diagnostics["head_disagreement"] > max(0.5 * interval.width, NOTABLE * scale):
         heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
-        yield f"Estimators that should agree do not ({heads}); train longer or collect more data."
+        yield f"The heads of the same networks disagree ({heads}); train longer or collect more data."
     if not fitted.alive.all():
         yield f"{fitted.describe_diverged()}, and were left out; lower learning_rate."
     if rms is None or rms > _LARGE_RESIDUAL * scale:

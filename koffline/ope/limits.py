@@ -149,8 +149,7 @@ def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -
     if not high[1].low - low[1].high > NOTABLE * scale:
         return []
     texts = [f"{head} says [{one.low:.4g}, {one.high:.4g}]" for head, one in (low, high)]
-    what = f"after {steps} steps two last layers of the same networks disagree"
-    return [f"{what} ({', '.join(texts)}): train longer, or log more episodes"]
+    return [f"after {steps} steps {' and '.join(texts)}: train longer, or log more episodes"]
 
 
 def value_bounds(

@@ -118,7 +118,7 @@ def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Reason |
     if coverage.reasons:
         return Reason("support", coverage.reasons[0])
     if found.interval is None:
-        told = f": {found.why_no_interval}" if found.why_no_interval else ""
+        told = f", because {found.why_no_interval}" if found.why_no_interval else ""
         return Reason("interval", f"there is no interval{told}")
     if 0.5 * found.interval.width > _TOO_WIDE * scale:
         return Reason("size", "the interval is wider than the returns; log more episodes")
