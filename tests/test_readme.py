@@ -201,7 +201,7 @@ def test_its_evidence_is_that_of_the_pages() -> None:
     assert f"truth in {covered} logs" in text
     held, draws = (int(number) for number in re.findall(r"\d+", found["all"][1])[:2])
     assert f"the squared error was {float(found['all'][4]):.1f} times the efficiency bound" in text
-    assert f"held it in {held} of {draws} draws, {held / draws:.0%}".replace("%", " %") in text
+    assert f"held the truth in {held} of {draws} draws, {held / draws:.0%}".replace("%", " %") in text
     board = table_rows(PAGES["leaderboard"], "## All questions")
     weighted = min(float(row[3]) for row in board.values() if row[1].endswith("importance sampling"))
     default, plain = (100 * float(board[name][3]) for name in ("auto", "plain FQE"))
