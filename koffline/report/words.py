@@ -16,7 +16,7 @@ UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST, _CHANCE = 8, 0.05
 _WORDS = {  # words for diagnostics; others are shown by their key
     "coverage": "share of the policy's actions that lie near logged ones",
-    "coverage_of_starts": "the same of its actions in start states",
+    "coverage_of_starts": "share of its actions in start states that lie near logged ones",
     "n_terminated": "rows where an episode really ended",
     "n_truncated": "rows where only the recording stopped",
     "n_initial_states": "start states",
@@ -24,14 +24,14 @@ _WORDS = {  # words for diagnostics; others are shown by their key
     "logged_return": "mean return of logged episodes, up to their last row",
     "beyond_cuts": "share of the discounted future that comes after the end of recording",
     "actions": "how often the policy takes each action on the log's rows, and the log itself",
-    "held_out_kernel_ratio": "the same, divided by that of a perfect value function (1 is perfect)",
+    "held_out_kernel_ratio": "kernel loss on held-out rows, relative to that of noise alone (1 is perfect)",
     "memory_shift": "change of the value if earlier rows were part of the state",
-    "memory_p_value": "p-value of what happened earlier (small: it matters beyond the state)",
+    "memory_p_value": "p-value of that change (small: earlier rows matter beyond the state)",
     "memory_rows": "earlier rows that were tested (0: sums over all of them)",
     "drift_shift": "change of the value if the world were as it is where the log ends",
-    "drift_p_value": "p-value of a change of the world along the log (small: it changes)",
-    "correction": "what the log's rewards add to it, weighted as the policy acts",
-    "mass": "mean of all weights (1 where they fit)",
+    "drift_p_value": "p-value of that change (small: the world changes along the log)",
+    "correction": "what the residuals of logged rows, weighted as the policy acts, add to the value",
+    "mass": "mean of the weights of the policy's visits (1 if they fit)",
     "unseen": "share of rows valued by networks that have not seen them",
 }
 
