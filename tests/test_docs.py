@@ -163,4 +163,4 @@ def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) ->
 
 def test_the_table_of_worlds_with_memory_says_what_results_say() -> None:
     runs = json.loads((DOCS / "results" / "memory.json").read_text(encoding="utf-8"))
-    assert memory.as_table(runs) in (DOCS / "trust.md").read_text(encoding="utf-8")
+    assert memory.as_table(runs) in (DOCS / "evidence.md").read_text(encoding="utf-8")
