@@ -22,6 +22,15 @@ from scripts.bench.leaderboard_scores import (
     with_default,
 )
 
+_NAMES = """\
+- Hopper, Walker2d, HalfCheetah, Swimmer: robots, with the number of steps for which their policies were trained.
+  Two policies wrote the log; 20 % of the actions of *writer* and 10 % of those of *other* were uniform instead.
+  Asked are both without this noise, the mean action of *writer* (*writer greedy*), and a policy that wrote
+  nothing (*stranger*).
+- shift: CartPole. At 0 the log's writer would steer as *balance* does, at 0.5 it acts at random, at 1 it
+  steers the other way.
+- Other numbers count rows. *continuing*: only a time limit ends episodes.
+"""
 _COMMAND = (
     "python -m scripts.bench.leaderboard --half test --first-seed {first} --seeds {seeds} "
     "--out docs/results/leaderboard.json --page docs/leaderboard.md"
@@ -100,6 +109,7 @@ def render_page(content: dict[str, Any]) -> str:
         "\n95 % intervals that hold the true value.\n",
         _by_problem(cells, unit, _covered, estimates=False),
         "\n## Problems\n",
+        _NAMES,
         _problems(cells),
         "\nWhy a method does not apply to a question is in `docs/results/leaderboard.json`.\n",
     ]
