@@ -23,8 +23,8 @@ from scripts.bench.leaderboard_scores import (
 )
 
 _NAMES = """\
-- Hopper, Walker2d, HalfCheetah, Swimmer: robots, with the number of steps for which their policies were trained.
-  Two policies wrote the log; 20 % of the actions of *writer* and 10 % of those of *other* were uniform instead.
+- Hopper, Walker2d, HalfCheetah, Swimmer: robots, with the number of steps that trained their policies. Two
+  policies wrote the log; 20 % of the actions of *writer* and 10 % of those of *other* were uniform instead.
   Asked are both without this noise, the mean action of *writer* (*writer greedy*), and a policy that wrote
   nothing (*stranger*).
 - shift: CartPole. At 0 the log's writer would steer as *balance* does, at 0.5 it acts at random, at 1 it

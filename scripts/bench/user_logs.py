@@ -147,15 +147,16 @@ def _pendulum() -> BoardProblem:
     )
 
 
+_RUNS = ((40_000, 0), (40_000, 3), (40_000, 6), (40_000, 9), (120_000, 6), (120_000, 9))  # steps, first seed
+_ROBOTS = (("Hopper", 120), ("Walker2d", 120), ("HalfCheetah", 40))
 Maker = Callable[[], "PlayedProblem | BoardProblem"]
 HALVES: dict[str, tuple[Maker, ...]] = {
     "development": (
-        _locomotion("Hopper", 40_000, 120),
-        _locomotion("Walker2d", 40_000, 120),
-        _locomotion("HalfCheetah", 40_000, 40),
-        _locomotion("Hopper", 40_000, 120, first=3),
-        _locomotion("Walker2d", 40_000, 120, first=3),
-        _locomotion("HalfCheetah", 40_000, 40, first=3),
+        *(
+            _locomotion(robot, steps, episodes, first)
+            for steps, first in _RUNS
+            for robot, episodes in _ROBOTS
+        ),
         *([_lander] if importlib.util.find_spec("Box2D") else []),
         _treatment(300),
         _treatment(3000),
