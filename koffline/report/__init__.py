@@ -73,15 +73,17 @@ class Report:
         return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
 
     def print(self, page: Path | None = None) -> None:
-        """Print the result, warnings, notes on the log, the verdict and the path of the page."""
+        """Print the result, other warnings than the verdict, notes, the verdict and the path of the page."""
         console, notes = make_console(), getattr(self.found, "notes", ())
         self.show(console)
+        said = self.found.verdict.sentence if hasattr(self.found, "verdict") else ""
         for warning in self.context.get("warnings", self.found.warnings):
-            print_labelled(console, "warning", warning)
+            if warning.removeprefix("No interval: ") not in said:
+                print_labelled(console, "warning", warning)
         for note in notes:
             console.print(f"note: {note}", style="dim", soft_wrap=True)
-        if hasattr(self.found, "verdict"):
-            console.print(self.found.verdict.sentence, style="bold", soft_wrap=True)
+        if said:
+            console.print(said, style="bold", soft_wrap=True)
         if page is not None:
             console.print(f"report: {page}", soft_wrap=True)
 

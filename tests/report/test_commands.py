@@ -110,3 +110,11 @@ def _untimed(record):
     if not isinstance(record, dict):
         return [_untimed(entry) for entry in record] if isinstance(record, list) else record
     return {key: _untimed(entry) for key, entry in record.items() if key not in ("seconds", "source")}
+
+
+def test_a_reason_that_ends_the_output_is_no_warning_too() -> None:
+    log = discrete_log()
+    write_transitions(log.replace(rewards=0.0 * log.rewards), "zero.npz", None, False)
+    shown = succeed("evaluate", "zero.npz", *SELECT[2:], "--policy", "uniform", *AS_OPTIONS)
+    assert "say what the policy is worth: there is no interval, because rewards and endings are" in shown
+    assert "warning: No interval" not in shown
