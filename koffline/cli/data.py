@@ -143,6 +143,8 @@ def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, st
     for key, value in found["extra"].items():
         if features is None or key not in (NAMES, ENCODINGS):
             yield printable(str(key)), printable(str(value))
+    for sign in found["structure"]:
+        yield "warning", printable(sign)
     for note in found["notes"]:
         yield "note", printable(note)
     yield "sha256 of the rows", str(found["sha256"])

@@ -15,6 +15,7 @@ from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.statistics import ColumnStatistics, LogTally, tally_of
+from koffline.data.structure import Structure, joined_symptoms
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.errors import DataError, counted, listed
@@ -64,6 +65,7 @@ class WarningTally(LogTally):
         self._broken, self._shifted = RowCount(), RowCount()
         self._first: Transitions | None = None  # first and last row so far
         self._last: Transitions | None = None
+        self.structures = list[Structure]()
         self.errors, self.edited = list[str](), list[str]()  # errors, and notes on shards that were edited
 
     def add_shard(self, log: AnyLog, shard: int, part: Part | None) -> None:
@@ -85,6 +87,7 @@ class WarningTally(LogTally):
                 self._add_links(joined([self._last, first]), self.rows - 1)
             self._add_links(block, self.rows)
             self._first, self._last = self._first or first, last
+        self.structures.append(Structure.of(block))
         super().add(block)
 
     def _add_links(self, rows: Transitions, start: int) -> None:
@@ -115,7 +118,10 @@ class WarningTally(LogTally):
         if self._broken.count:
             where = f"{self._broken} inside episodes"
             yield f"next observation is not the observation of the row below in {where}"
-        if self._shifted.count:
+        symptoms = joined_symptoms(self.structures)
+        yield from (symptom.text for symptom in symptoms)
+        is_explained = any(symptom.test == "next observations of resets" for symptom in symptoms)
+        if self._shifted.count and not is_explained:
             cause = "one stream cut into pieces, or was it exported by shifting the observations by one"
             first = f"the first one of the following episode in {self._shifted}"
             yield f"the next observation is {first}; is it {cause}?"

@@ -11,6 +11,7 @@ from koffline.data import columns as checks
 from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
 from koffline.data.raw import space_to_json
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
+from koffline.data.structure import Structure, joined_symptoms
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.jobs import PassSettings
@@ -172,6 +173,19 @@ class LogTally(Tally):
         return (float(returns.minimum), float(returns.maximum)) if returns.count else None
 
 
+class _SummaryTally(LogTally):
+    """Statistics of a log without those of its observations, and the structure of its parts."""
+
+    def __init__(self, space: ActionSpace) -> None:
+        super().__init__(space)
+        self.structures = list[Structure]()
+
+    def add(self, block: Transitions) -> None:
+        """Add the next rows of a shard, in whole units."""
+        super().add(block)
+        self.structures.append(Structure.of(block))
+
+
 _Tally = TypeVar("_Tally", bound=LogTally)
 
 
@@ -210,10 +224,11 @@ def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool 
 
     ``time_limit``: the steps of all cut episodes, with a last row that was left out, if no episode has more.
     ``action_counts`` (n): for discrete actions; ``action_ranges`` (k): for continuous ones. Returns are
-    undiscounted, of whole episodes as logged. ``shards``: number of files, if more than one. One pass in
-    bounded memory; settings: where it runs. Raises DataError.
+    undiscounted, of whole episodes as logged. ``structure``: signs that the log is not what it says, with
+    remedies. ``shards``: number of files, if more than one. One pass in bounded memory; settings: where it
+    runs. Raises DataError.
     """
-    tally = tally_of(log, LogTally(log.action_space), settings=settings, progress=progress)
+    tally = tally_of(log, _SummaryTally(log.action_space), settings=settings, progress=progress)
     counts, episodes, shards = tally.action_counts, tally.episodes, len(log.shard_names)
     return {
         "source": log.metadata.source,
@@ -238,5 +253,6 @@ def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool 
         "gamma": log.metadata.gamma,
         "extra": dict(log.metadata.extra),
         "notes": log.metadata.notes,
+        "structure": [symptom.text for symptom in joined_symptoms(tally.structures)],
         **({"shards": shards} if shards > 1 else {}),
     }

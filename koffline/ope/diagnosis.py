@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.copies import without_copies
+from koffline.data.structure import symptoms_of
 from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_late_ends
 from koffline.ope.bellman_test import BellmanTest, bellman_test
@@ -128,11 +129,16 @@ def diagnose(
         maps=_maps(seen),
         shown=shown,
         findings=_findings(test, coverage, places),
-        warnings=(*dict.fromkeys(test.warnings), *merged.notes),
+        warnings=(*structure_warnings(transitions), *dict.fromkeys(test.warnings), *merged.notes),
         gamma=test.gamma,
         settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
         **describe_log(transitions, seed, started),
     )
+
+
+def structure_warnings(log: Transitions) -> tuple[str, ...]:
+    """One sentence for each sign that the log is not what it says it is."""
+    return tuple(f"The log may be misread: {symptom.text}." for symptom in symptoms_of(log))
 
 
 def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:

@@ -6,11 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from koffline.data.flat import rows_are_linked
 from koffline.data.raw import CAUTIONS
-from koffline.data.transitions import Transitions
 from koffline.errors import counted, percent
 from koffline.ope.coverage import (
     FEW_WEIGHTED,
@@ -41,8 +37,7 @@ _LOW_COVERAGE, _UNLOGGED = 0.8, 0.001
 _FEW_EPISODES = 20.0
 _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
-_UNLINKED, _FEW_SEEN = 0.01, 0.02  # share of the rows inside episodes; of rows that the policy was trained on
-_FEW_ZEROS = 0.05  # share of the other rewards
+_FEW_SEEN = 0.02  # share of the rows that the policy was trained on
 _MANY_CUT = 0.2  # share of episodes cut at the same step
 
 
@@ -53,7 +48,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
     noted = (note.partition(": ") for note in workspace.log.log.metadata.notes)
     gaps = [Reason(kind, text) for kind, _, text in noted if kind in CAUTIONS]
-    gaps += [*training_rows(workspace), *cautions(workspace.transitions)]
+    gaps += [*training_rows(workspace), *structure_reasons(workspace)]
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)
     problem, visits = workspace.problem, None if robust is None else workspace.held_values.weights
@@ -194,23 +189,9 @@ def _stands(interval: Interval | None, verdict: Verdict) -> bool:
     return interval is not None and verdict.reasons[0].kind == "size"
 
 
-def cautions(log: Transitions) -> Iterator[Reason]:
-    """Yield reasons for care that the rows show.
-
-    One is next observations that differ from the observations of the following rows. The other is rewards
-    that may be recorded one row late, because only the first rewards of episodes are zero.
-    """
-    if not log.has_episodes:
-        return
-    inside = np.delete(rows_are_linked(log.observations, log.next_observations), log.episode_ends[:-1])
-    if len(inside) and (share := 1.0 - float(inside.mean())) > _UNLINKED:
-        yield Reason("states", f"{share:.0%} of next observations in episodes are not those of the row below")
-    zero, starts = np.asarray(log.rewards) == 0.0, log.episode_starts
-    is_enough = _FEW_EPISODES <= log.n_episodes < len(log)
-    if is_enough and zero[starts].all() and np.delete(zero, starts).mean() <= _FEW_ZEROS:
-        told = "the first one of every episode is 0 and hardly any other is"
-        remedy = "if each row holds that of the row before, move them up by one row"
-        yield Reason("rewards", f"{told}; {remedy}")
+def structure_reasons(workspace: Workspace) -> list[Reason]:
+    """Reasons for care that the rows show: signs that the log is not what it says it is."""
+    return [Reason(symptom.kind, symptom.text) for symptom in workspace.symptoms]
 
 
 def training_rows(workspace: Workspace) -> Iterator[Reason]:

@@ -15,6 +15,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.data.disk.log import AnyLog
+from koffline.data.structure import Structure, Symptom, symptoms_of
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, refuse
 from koffline.fitting import Progress, threads
@@ -32,7 +33,7 @@ from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.training import fit_value_functions
-from koffline.ope.working_log import S, WorkingLog, hold, in_problem
+from koffline.ope.working_log import LogPart, S, WorkingLog, hold, in_problem
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
 
@@ -101,6 +102,13 @@ class Workspace:
     def facts(self) -> LogFacts:
         """Facts of all rows that need no model."""
         return self.log.fold(partial(log_facts, gamma=self.settings.gamma))
+
+    @cached_property
+    def symptoms(self) -> tuple[Symptom, ...]:
+        """Signs that the log was misread, from all rows."""
+        if self.log.is_whole:
+            return symptoms_of(self.log.sample.transitions)
+        return self.log.fold(structure_of_part).symptoms
 
     @cached_property
     def limits(self) -> Limits:
@@ -297,3 +305,8 @@ def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
 def _weigh(reader: Any, problem: EvaluationProblem) -> RowSums:
     """Doubly robust sums of a part of the log."""
     return RowSums.of(problem, reader(problem).values)
+
+
+def structure_of_part(part: LogPart) -> Structure:
+    """Structure of a part of a log that consists of whole units."""
+    return Structure.of(log=part.transitions, units=part.units)

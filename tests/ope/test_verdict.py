@@ -16,9 +16,10 @@ from koffline.ope.coverage import Coverage, measure_coverage, visited_holes
 from koffline.ope.limits import Limits
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate, Reason
-from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, cautions, judge
+from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, judge
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.report.words import action_shares, described
+from scripts.bench.structure_worlds import as_log, play, with_fault, worlds
 from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, SOFT, continuous_log, discrete_log, facts_of
 from tests.refusals import run_cli, succeed
 
@@ -125,12 +126,17 @@ def test_rows_that_are_missing_inside_episodes_reach_the_verdict_and_the_page(tm
     assert lazy["reasons"][0] == found["reasons"][0]
 
 
-def test_first_rewards_that_alone_are_zero_ask_for_care() -> None:
-    log = discrete_log(600)
-    late = log.replace(rewards=np.where(log.steps == 0, 0.0, log.rewards))
-    (unlinked,) = cautions(log)  # of unconnected rows
-    assert str(unlinked).startswith("states: 100% of next observations")
-    assert [unlinked] != [*cautions(late)]
+def test_signs_of_a_misread_log_are_reasons_for_care() -> None:
+    generator = np.random.default_rng(0)
+    world = next(world for world in worlds(generator) if world.name == "corridor with costs")
+    episodes = play(world, rows=800, generator=generator)
+    right = koffline.evaluate(as_log(world, episodes), "uniform", gamma=0.8, **QUICK)
+    assert "ends" not in [reason.kind for reason in right.verdict.reasons]
+    log = with_fault(world, episodes, "terminals that end nothing", 0.1, generator)
+    assert log is not None
+    estimate = koffline.evaluate(log, "uniform", gamma=0.8, **QUICK)
+    assert estimate.verdict.answer != SUPPORTED
+    assert "in the observation that ended the last one" in " ".join(map(str, estimate.verdict.reasons))
 
 
 def test_actions_of_which_the_log_tells_too_little_are_replaced_by_the_others() -> None:

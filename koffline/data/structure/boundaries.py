@@ -1,0 +1,249 @@
+"""Where episodes meet: terminations that ended nothing, dummy rows of resets, next observations of resets.
+
+Every test counts rows that are exactly equal, and compares the count with the chance of such equalities
+between episodes that have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.special import bdtrc
+
+from koffline.data.flat import rows_are_linked
+from koffline.data.structure.rows import LoggedRows
+from koffline.data.structure.surprise import PlacesOfEpisodes
+from koffline.data.structure.symptom import Symptom
+from koffline.data.transitions import Transitions
+from koffline.errors import counted, percent
+
+SIGNIFICANT = 1e-6  # p-value of one test; some ten tests look at a log
+_LEAST_ROWS = 3
+_LEAST_SHARE = 0.005  # of the rows that could show a symptom
+_UNLINKED_SHARE = 0.01  # of the rows inside episodes
+_FEWEST_EPISODES = 20
+_FEW_ZEROS = 0.05  # share of the rewards that are no first ones
+_MOSTLY = 0.5
+
+
+def boundary_symptoms(rows: LoggedRows) -> Iterator[Symptom]:
+    """Yield the symptoms that show where episodes meet."""
+    yield from _terminations_that_end_nothing(rows)
+    yield from _reset_rows(rows)
+    yield from _next_observations_of_resets(rows)
+
+
+def chance_of_count(count: int, trials: int, rate: float) -> float:
+    """Probability of at least ``count`` successes in ``trials`` independent trials of a rate."""
+    if count <= 0:
+        return 1.0
+    return float(bdtrc(count - 1, trials, min(max(rate, 0.0), 1.0)))
+
+
+def coincidence_rate(ends: Int[np.ndarray, " end"], starts: Int[np.ndarray, " start"]) -> float:
+    """Chance that an end drawn at random equals a start drawn at random, with one more pair for caution."""
+    values, end_counts = np.unique(ends, return_counts=True)
+    start_values, start_counts = np.unique(starts, return_counts=True)
+    place = np.searchsorted(start_values, values)
+    place = np.minimum(place, len(start_values) - 1)
+    is_shared = start_values[place] == values
+    pairs = float((end_counts[is_shared] * start_counts[place[is_shared]]).sum())
+    return (pairs + 1.0) / (float(len(ends)) * float(len(starts)) + 1.0)
+
+
+def _terminations_that_end_nothing(rows: LoggedRows) -> Iterator[Symptom]:
+    """Terminations after which the next episode begins in the very observation that ended the last one.
+
+    Either the flag did not end anything, or the next row is a dummy row of an automatic reset.
+    """
+    lasts, firsts = rows.meetings
+    is_terminated = np.asarray(rows.log.terminated)[lasts]
+    lasts, firsts = lasts[is_terminated], firsts[is_terminated]
+    has_own = rows.next_keys[lasts] != rows.observation_keys[lasts]  # readers may repeat the last observation
+    lasts, firsts = lasts[has_own], firsts[has_own]
+    if len(lasts) < _LEAST_ROWS:
+        return
+    is_joined = rows.next_keys[lasts] == rows.observation_keys[firsts]
+    rate = coincidence_rate(ends=rows.next_keys[lasts], starts=rows.observation_keys[rows.firsts])
+    count = int(is_joined.sum())
+    p_value = chance_of_count(count=count, trials=len(lasts), rate=rate)
+    if not _is_clear(count=count, of=len(lasts), p_value=p_value):
+        return
+    joined_rewards = np.asarray(rows.log.rewards)[firsts[is_joined]]
+    if (joined_rewards == 0.0).all():
+        statement = (
+            f"after {count} of {counted(len(lasts), 'termination')} the next episode begins in the "
+            "observation that ended the last one, with reward 0"
+        )
+        remedy = (
+            "leave out these rows if an automatic reset wrote them; if the episode went on, its "
+            "terminal flag is wrong"
+        )
+    else:
+        statement = (
+            f"after {count} of {counted(len(lasts), 'termination')} the next episode begins in the "
+            "observation that ended the last one"
+        )
+        remedy = "check the terminal flag: a flag that ends nothing is a time limit, or means the opposite"
+    yield Symptom(
+        test="terminations that end nothing",
+        kind="ends",
+        rows=count,
+        of=len(lasts),
+        p_value=p_value,
+        statement=statement,
+        remedy=remedy,
+    )
+
+
+def _reset_rows(rows: LoggedRows) -> Iterator[Symptom]:
+    """First rows whose observation ended another episode, as dummy rows of an automatic reset begin.
+
+    They are named if their rewards are all 0 where others are not, or if their steps are unlike all others.
+    A stream that was cut into pieces, and worlds that begin where they end, show neither.
+    """
+    log = rows.log
+    last_keys = rows.next_keys[rows.lasts]
+    ended = last_keys[last_keys != rows.observation_keys[rows.lasts]]
+    begins_at_end = np.isin(rows.observation_keys[rows.firsts], np.unique(ended))
+    count = int(begins_at_end.sum())
+    rewards = np.asarray(log.rewards)
+    first_rewards = rewards[rows.firsts]
+    has_other_starts = bool((~begins_at_end).any())
+    is_zero = bool((first_rewards[begins_at_end] == 0.0).all())
+    if count < _LEAST_ROWS or not is_zero or not has_other_starts:
+        return
+    second = rows.firsts[np.asarray(log.episode_lengths) > 1] + 1
+    other_rewards = np.concatenate([first_rewards[~begins_at_end], rewards[second]])
+    zero_rate = (float((other_rewards == 0.0).sum()) + 1.0) / (len(other_rewards) + 2.0)
+    p_value = zero_rate**count
+    evidence = "with reward 0"
+    if not _is_clear(count=count, of=len(rows.firsts), p_value=p_value):
+        dummies = rows.firsts[begins_at_end]
+        places = PlacesOfEpisodes.of(rows, without=dummies)
+        p_value = places.p_value_of_unlike(dummies)
+        evidence = "and then jump, with reward 0"
+    if not _is_clear(count=count, of=len(rows.firsts), p_value=p_value):
+        return
+    yield Symptom(
+        test="rows of automatic resets",
+        kind="starts",
+        rows=count,
+        of=len(rows.firsts),
+        p_value=p_value,
+        statement=(
+            f"{count} of {counted(len(rows.firsts), 'episode')} begin in an observation that ended another "
+            f"one, {evidence}"
+        ),
+        remedy="leave out these first rows if an automatic reset wrote them (their actions did nothing)",
+    )
+
+
+def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
+    """Cut rows whose next observation is a start of another episode, which the dynamics do not lead to."""
+    log = rows.log
+    cut = rows.lasts[~np.asarray(log.terminated)[rows.lasts]]
+    if len(cut) < _LEAST_ROWS:
+        return
+    starts = rows.observation_keys[rows.firsts]
+    is_start = np.isin(rows.next_keys[cut], starts)
+    inside = np.flatnonzero(~rows.is_last)
+    inside_rate = (float(np.isin(rows.next_keys[inside], starts).sum()) + 1.0) / (len(inside) + 2.0)
+    count = int(is_start.sum())
+    p_value = chance_of_count(count=count, trials=len(cut), rate=inside_rate)
+    if not _is_clear(count=count, of=len(cut), p_value=p_value):
+        return
+    places = PlacesOfEpisodes.of(rows)
+    if places.p_value_of_unlike(cut[is_start]) >= SIGNIFICANT:
+        return  # one stream was cut into pieces, and goes on in the next episode
+    yield Symptom(
+        test="next observations of resets",
+        kind="states",
+        rows=count,
+        of=len(cut),
+        p_value=p_value,
+        statement=(
+            f"in {count} of {len(cut)} cut episodes the last next observation is the first one of another "
+            "episode, as after an automatic reset"
+        ),
+        remedy=(
+            "store the observation that was reached (Gymnasium: info['final_obs']), or leave next "
+            "observations out of the log"
+        ),
+    )
+
+
+def _is_clear(count: int, of: int, p_value: float) -> bool:
+    """Whether enough rows show a symptom, and more than chance allows."""
+    return count >= _LEAST_ROWS and count >= _LEAST_SHARE * of and p_value < SIGNIFICANT
+
+
+def unlinked_rows(log: Transitions) -> Iterator[Symptom]:
+    """Yield a symptom if next observations inside episodes are not the observations of the rows below."""
+    linked = rows_are_linked(log.observations, log.next_observations)
+    inside = np.delete(linked, log.episode_ends[:-1])
+    broken = int((~inside).sum())
+    if not len(inside) or broken <= _UNLINKED_SHARE * len(inside):
+        return
+    yield Symptom(
+        test="linked rows",
+        kind="states",
+        rows=broken,
+        of=len(inside),
+        p_value=0.0,
+        statement=(
+            f"{percent(broken / len(inside))} of next observations in episodes are not those of the row below"
+        ),
+        remedy="export them anew, or leave next observations out of the log",
+    )
+
+
+def late_first_rewards(log: Transitions) -> Iterator[Symptom]:
+    """Yield a symptom if only the first rewards of episodes are zero."""
+    is_zero = np.asarray(log.rewards) == 0.0
+    starts = log.episode_starts
+    has_enough = _FEWEST_EPISODES <= log.n_episodes < len(log)
+    if not has_enough or not is_zero[starts].all():
+        return
+    zero_share = float(np.delete(is_zero, starts).mean())
+    if zero_share > _FEW_ZEROS:
+        return
+    yield Symptom(
+        test="first rewards",
+        kind="rewards",
+        rows=len(starts),
+        of=len(starts),
+        p_value=(zero_share + 1.0 / len(log)) ** len(starts),
+        statement="the first one of every episode is 0 and hardly any other is",
+        remedy=(
+            "if each row holds the reward of the row before, move rewards up by one row, and the "
+            "actions too if each row holds the action before"
+        ),
+    )
+
+
+def rows_that_go_on(log: Transitions) -> Iterator[Symptom]:
+    """Yield a symptom if rows without episodes follow each other: episodes were lost."""
+    goes_on = ~np.asarray(log.terminated)[:-1]
+    if log.has_episodes or goes_on.sum() < _LEAST_ROWS:
+        return
+    linked: Bool[np.ndarray, " pair"] = rows_are_linked(log.observations, log.next_observations)
+    count = int((linked & goes_on).sum())
+    shifted: Float[np.ndarray, "..."] = np.roll(np.asarray(log.next_observations), shift=7, axis=0)
+    by_chance = int((rows_are_linked(log.observations, shifted) & goes_on).sum())
+    if count - by_chance < _MOSTLY * goes_on.sum():
+        return
+    yield Symptom(
+        test="rows without episodes",
+        kind="order",
+        rows=count,
+        of=int(goes_on.sum()),
+        p_value=0.0,
+        statement=(
+            f"the rows stand alone, yet {percent(count / goes_on.sum())} of them go on in the row "
+            "below: every row counts as a start"
+        ),
+        remedy="name the episode of each row (episode_ids, or steps)",
+    )

@@ -1,0 +1,103 @@
+"""All tests of a log's structure in one list, and how their results add up over parts of a log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from koffline.data.structure.alignment import alignment_symptoms
+from koffline.data.structure.boundaries import (
+    boundary_symptoms,
+    late_first_rewards,
+    rows_that_go_on,
+    unlinked_rows,
+)
+from koffline.data.structure.jumps import jump_symptoms
+from koffline.data.structure.rows import LoggedRows
+from koffline.data.structure.sentinels import sentinel_symptoms
+from koffline.data.structure.symptom import Symptom
+from koffline.data.transitions import Transitions
+
+_LEAST_SHARE = 0.005  # of a log's rows: parts with a symptom that make up less are not reported
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Symptoms of the parts of a log; ``+`` joins parts.
+
+    parts: number of rows of each part, and its symptoms.
+    """
+
+    parts: tuple[tuple[int, tuple[Symptom, ...]], ...] = ()
+
+    @classmethod
+    def of(cls, log: Transitions, units: Int[np.ndarray, " episode"] | None = None) -> Structure:
+        """Run all tests on whole episodes of a log (or on rows that stand alone) in memory.
+
+        units: numbers (E,) of the episodes in the log; without them the episodes follow each other.
+        """
+        if not len(log):
+            return cls()
+        return cls(parts=((len(log), symptoms_of(log=log, units=units)),))
+
+    def __add__(self, other: Structure) -> Structure:
+        """The parts of both."""
+        return Structure(parts=(*self.parts, *other.parts))
+
+    @property
+    def symptoms(self) -> tuple[Symptom, ...]:
+        """One symptom per test and kind, with the counts of all parts, if they make up half a percent."""
+        rows_in_all = sum(rows for rows, _ in self.parts)
+        joined: dict[tuple[str, str], Symptom] = {}
+        shares: dict[tuple[str, str], float] = {}
+        for rows, symptoms in self.parts:
+            for symptom in symptoms:
+                key = (symptom.test, symptom.statement if len(self.parts) == 1 else "")
+                shares[key] = shares.get(key, 0.0) + symptom.share * rows / rows_in_all
+                joined[key] = _larger(joined.get(key), symptom)
+        return tuple(
+            symptom
+            for key, symptom in joined.items()
+            if len(self.parts) == 1 or symptom.rows == 1 or shares[key] >= _LEAST_SHARE
+        )
+
+
+def _larger(first: Symptom | None, second: Symptom) -> Symptom:
+    """The symptom that more rows show, with the smaller of both p-values."""
+    if first is None:
+        return second
+    larger = first if first.rows >= second.rows else second
+    return dataclasses.replace(larger, p_value=min(first.p_value, second.p_value))
+
+
+def symptoms_of(log: Transitions, units: Int[np.ndarray, " episode"] | None = None) -> tuple[Symptom, ...]:
+    """Run all tests on rows in memory and return what they found.
+
+    log: whole episodes, or rows that stand alone. units: numbers (E,) of the episodes in a larger log of
+    which these rows are a part; without them the episodes follow each other in the log.
+    """
+    if not log.has_episodes:
+        return (*rows_that_go_on(log), *sentinel_symptoms(log))
+    rows = LoggedRows.of(log=log, units=units)
+    alignment = tuple(alignment_symptoms(rows))
+    first_rewards = () if alignment else tuple(late_first_rewards(log))
+    return (
+        *unlinked_rows(log),
+        *boundary_symptoms(rows),
+        *jump_symptoms(rows),
+        *alignment,
+        *first_rewards,
+        *sentinel_symptoms(log),
+    )
+
+
+def joined_symptoms(parts: Iterable[Structure]) -> tuple[Symptom, ...]:
+    """The symptoms of a log from those of its parts."""
+    total = Structure()
+    for part in parts:
+        total = total + part
+    return total.symptoms
