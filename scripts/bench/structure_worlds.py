@@ -134,7 +134,7 @@ def as_log(world: World, episodes: list[Episode]) -> Transitions:
         parts["truncated"].append(truncated)
         parts["episode_ids"].append(np.full(length, number))
         parts["steps"].append(np.arange(length))
-    columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    columns: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     if world.actions:
         return Transitions(**columns, action_space=Discrete(world.actions))
     columns["actions"] = columns["actions"].reshape(-1, 1)
@@ -660,7 +660,7 @@ def _lost(world: World, episodes: list[Episode], share: float, generator: Genera
     log = as_log(world, episodes)
     kept = generator.random(len(log)) >= share
     kept[log.episode_ends] = True
-    columns = {name: column[kept] for name, column in log.columns.items() if name != "steps"}
+    columns: dict[str, Any] = {name: column[kept] for name, column in log.columns.items() if name != "steps"}
     return Transitions(**columns, action_space=log.action_space)
 
 

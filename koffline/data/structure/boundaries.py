@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from scipy.special import bdtrc
+from jaxtyping import Bool, Float
 
 from koffline.data.flat import rows_are_linked
+from koffline.data.structure.chances import SIGNIFICANT, chance_of_count, coincidence_rate, is_clear
 from koffline.data.structure.rows import LoggedRows
 from koffline.data.structure.surprise import PlacesOfEpisodes
 from koffline.data.structure.symptom import Symptom
 from koffline.data.transitions import Transitions
 from koffline.errors import counted, percent
 
-SIGNIFICANT = 1e-6  # p-value of one test; some ten tests look at a log
 _LEAST_ROWS = 3
-_LEAST_SHARE = 0.005  # of the rows that could show a symptom
 _UNLINKED_SHARE = 0.01  # of the rows inside episodes
 _FEWEST_EPISODES = 20
 _FEW_ZEROS = 0.05  # share of the rewards that are no first ones
@@ -33,24 +31,6 @@ def boundary_symptoms(rows: LoggedRows) -> Iterator[Symptom]:
     yield from _terminations_that_end_nothing(rows)
     yield from _reset_rows(rows)
     yield from _next_observations_of_resets(rows)
-
-
-def chance_of_count(count: int, trials: int, rate: float) -> float:
-    """Probability of at least ``count`` successes in ``trials`` independent trials of a rate."""
-    if count <= 0:
-        return 1.0
-    return float(bdtrc(count - 1, trials, min(max(rate, 0.0), 1.0)))
-
-
-def coincidence_rate(ends: Int[np.ndarray, " end"], starts: Int[np.ndarray, " start"]) -> float:
-    """Chance that an end drawn at random equals a start drawn at random, with one more pair for caution."""
-    values, end_counts = np.unique(ends, return_counts=True)
-    start_values, start_counts = np.unique(starts, return_counts=True)
-    place = np.searchsorted(start_values, values)
-    place = np.minimum(place, len(start_values) - 1)
-    is_shared = start_values[place] == values
-    pairs = float((end_counts[is_shared] * start_counts[place[is_shared]]).sum())
-    return (pairs + 1.0) / (float(len(ends)) * float(len(starts)) + 1.0)
 
 
 def _terminations_that_end_nothing(rows: LoggedRows) -> Iterator[Symptom]:
@@ -69,7 +49,7 @@ def _terminations_that_end_nothing(rows: LoggedRows) -> Iterator[Symptom]:
     rate = coincidence_rate(ends=rows.next_keys[lasts], starts=rows.observation_keys[rows.firsts])
     count = int(is_joined.sum())
     p_value = chance_of_count(count=count, trials=len(lasts), rate=rate)
-    if not _is_clear(count=count, of=len(lasts), p_value=p_value):
+    if not is_clear(count=count, of=len(lasts), p_value=p_value):
         return
     joined_rewards = np.asarray(rows.log.rewards)[firsts[is_joined]]
     if (joined_rewards == 0.0).all():
@@ -120,12 +100,12 @@ def _reset_rows(rows: LoggedRows) -> Iterator[Symptom]:
     zero_rate = (float((other_rewards == 0.0).sum()) + 1.0) / (len(other_rewards) + 2.0)
     p_value = zero_rate**count
     evidence = "with reward 0"
-    if not _is_clear(count=count, of=len(rows.firsts), p_value=p_value):
+    if not is_clear(count=count, of=len(rows.firsts), p_value=p_value):
         dummies = rows.firsts[begins_at_end]
         places = PlacesOfEpisodes.of(rows, without=dummies)
         p_value = places.p_value_of_unlike(dummies)
         evidence = "and then jump, with reward 0"
-    if not _is_clear(count=count, of=len(rows.firsts), p_value=p_value):
+    if not is_clear(count=count, of=len(rows.firsts), p_value=p_value):
         return
     yield Symptom(
         test="rows of automatic resets",
@@ -153,7 +133,7 @@ def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
     inside_rate = (float(np.isin(rows.next_keys[inside], starts).sum()) + 1.0) / (len(inside) + 2.0)
     count = int(is_start.sum())
     p_value = chance_of_count(count=count, trials=len(cut), rate=inside_rate)
-    if not _is_clear(count=count, of=len(cut), p_value=p_value):
+    if not is_clear(count=count, of=len(cut), p_value=p_value):
         return
     places = PlacesOfEpisodes.of(rows)
     if places.p_value_of_unlike(cut[is_start]) >= SIGNIFICANT:
@@ -173,11 +153,6 @@ def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
             "observations out of the log"
         ),
     )
-
-
-def _is_clear(count: int, of: int, p_value: float) -> bool:
-    """Whether enough rows show a symptom, and more than chance allows."""
-    return count >= _LEAST_ROWS and count >= _LEAST_SHARE * of and p_value < SIGNIFICANT
 
 
 def unlinked_rows(log: Transitions) -> Iterator[Symptom]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from koffline.data.structure.boundaries import SIGNIFICANT, chance_of_count
+from koffline.data.structure.chances import SIGNIFICANT, chance_of_count
 from koffline.data.structure.rows import LoggedRows
 from koffline.data.structure.surprise import PlacesOfEpisodes
 from koffline.data.structure.symptom import Symptom
