@@ -127,13 +127,6 @@ def test_files_in_the_layout_exist_and_the_table_of_the_paper_is_there() -> None
         assert (ROOT / "koffline" / name).exists() or (ROOT / name).exists(), name
 
 
-def test_pictures_and_pages_of_results_exist() -> None:
-    for page in DOCS.glob("*.md"):
-        text = page.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text):
-            assert (DOCS / target).is_file(), f"{page.name}: {target}"
-
-
 def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) -> None:
     for package in ("mkdocs", "material", "mkdocstrings", "mkdocs_gen_files", "mkdocs_jupyter"):
         pytest.importorskip(package)
