@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from koffline.errors import DataError
 from koffline.store import locked
 from koffline.store.files import digest_of, write_text
+from koffline.untrusted.limits import TEXT_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import AnyLog
@@ -37,8 +38,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return TypeAdapter(dict[str, dict[str, Any]]).validate_json(path.read_bytes())
-    except (OSError, ValueError):  # pydantic's errors are ValueErrors
+        content = read_bytes(path, TEXT_BYTES)
+        return TypeAdapter(dict[str, dict[str, Any]]).validate_json(content)
+    except (OSError, ValueError):  # pydantic's errors and Refused are ValueErrors
         said = f"{path} is not a manifest (JSON: name → entry)"
         raise DataError(f"{said}; repair it or choose another folder") from None
 

@@ -33,9 +33,17 @@ _CONTENTS: dict[bytes, str | None] = {
 
 
 def is_shard_folder(folder: str) -> bool:
-    """Whether a folder, at a path or URL, holds a manifest of ours."""
+    """Whether a folder, at a path or URL, holds a manifest of ours.
+
+    A manifest that is a link is not opened, so that nothing outside the folder is touched. It counts as ours,
+    and is refused where it is to be read, unless the folder is one of tables.
+    """
+    manifest = remote.joined(folder, MANIFEST)
+    path = remote.local_path(manifest)
+    if path is not None and path.is_symlink():
+        return not _files_below(folder)
     try:
-        head = remote.read_bytes(remote.joined(folder, MANIFEST), 4096)
+        head = remote.read_bytes(manifest, 4096)
     except DataError:
         return False
     return SHARDS.encode() in head

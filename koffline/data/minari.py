@@ -44,6 +44,7 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
         said = f"{source} holds no Minari dataset (no {METADATA}) and no shards (no manifest.json)"
         raise DataError(f"{said}; give the folder of a dataset")
     with reading(source, "Minari"):
+        check_inside(data, data / METADATA)
         described_by = read_json(data / METADATA)
         if not isinstance(described_by, dict) or "data_format" not in described_by:
             raise DataError(f"{source} holds no Minari dataset ({METADATA} names no data_format)")

@@ -71,13 +71,15 @@ def _told(name: str, here: Callable[[str], Any], there: str) -> Any:
 def read_bytes(name: str, limit: int) -> bytes:
     """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
     limit = min(limit, size(name))  # a reader allocates all the bytes it is asked for
+    with storage_faults(name):
+        here = local_path(name)
+        if here is not None:  # also of file:// URLs, whose storage would wait for a pipe
+            check_regular(here)
     if is_url(name):
         with storage(name) as (system, path), system.open(path, "rb") as file:
             return bytes(file.read(limit))
-    with storage_faults(name):
-        check_regular(Path(name))
-        with open(name, "rb") as file:
-            return file.read(limit)
+    with storage_faults(name), open(name, "rb") as file:
+        return file.read(limit)
 
 
 @contextlib.contextmanager

@@ -142,14 +142,15 @@ def _is_table(name: str, mapping: _Mapping) -> bool:
 
 
 def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
-
     kind = kind_of(str(path), is_table=True)
     if kind not in (HDF5, NPZ):
         raise DataError(f"{path} is no data file that koffline knows, whatever its name says; {_READABLE}")
     if kind == NPZ:
         return read_flat(path, kind, action_space, one_step)
     with reading(path, kind), h5py.File(path, "r") as opened:
-        is_dump, is_minari = {"columns", "num_episodes"} <= opened.keys(), "episode_0" in opened
+        names = set(opened)  # names alone: `name in opened` would open the file that an external link names
+    is_dump = {"columns", "num_episodes"} <= names
+    is_minari = "episode_0" in names
     if one_step and (is_dump or is_minari):
         raise DataError(f"{path} holds episodes; {_NOT_FLAT}")
     if is_dump:

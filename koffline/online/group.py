@@ -22,6 +22,7 @@ from koffline.online.lockstep import LockStep
 from koffline.online.networks import trust_pcl_model
 from koffline.online.paths import replay_transitions
 from koffline.store.files import write_text
+from koffline.untrusted.limits import check_regular
 
 EVALUATION, METRICS, MODEL, REPLAY = "evaluation.csv", "metrics.csv", "model.d3", "replay.hdf5"
 COLUMNS = ("return", "length", "sampled_return")  # columns of evaluation.csv after the step
@@ -44,7 +45,8 @@ class GroupResult(BaseModel):
 
 def read_result(path: Path) -> GroupResult | None:
     """The result of a finished stack; None if it is missing, or damaged and has to be computed again."""
-    with contextlib.suppress(OSError, ValueError):  # pydantic's errors are ValueErrors
+    with contextlib.suppress(OSError, ValueError):  # pydantic's errors and Refused are ValueErrors
+        check_regular(path)
         return GroupResult.model_validate_json(path.read_bytes())
     return None
 

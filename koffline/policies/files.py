@@ -127,6 +127,7 @@ def read_torchscript(path: Path) -> Any:
     """The module of a TorchScript file, on the CPU. Raises PolicyError for a corrupt file."""
     say_it_runs_code(str(path), "is a TorchScript program, which can read and write files")
     with reading(path, "the TorchScript file cannot be read", "export it again"):
+        check_regular(path)
         return _unpack(path.read_bytes())
 
 
@@ -174,6 +175,7 @@ def load_onnx(path: Path) -> OnnxFunction:
     with reading(path, "reading ONNX needs onnxruntime", "pip install 'koffline[onnx]'"):
         import onnxruntime  # noqa: F401  (its extra may be missing)
     with reading(path, "the ONNX file cannot be read", "export it again"):
+        check_regular(path)
         content = path.read_bytes()
         check_onnx(content)
         return OnnxFunction(content)

@@ -26,6 +26,8 @@ from koffline.untrusted.limits import one_line, one_line_errors
 _BLOCK = 1 << 20  # bytes
 Location = str | os.PathLike[str]
 MINARI = "minari:"  # prefix of Minari's dataset names
+# Files that mark a folder of shards or of Minari, which travels as a whole: its readers refuse links in it.
+_WHOLE = ("manifest.json", "metadata.json", "data/metadata.json")
 
 
 @contextlib.contextmanager
@@ -119,9 +121,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it."""
+    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it.
+
+    Links in a folder are followed, as readers of tables do, but not in one that travels as a whole.
+    """
     if path.is_dir():
-        files = sorted(part for part in path.rglob("*") if part.is_file() and "__pycache__" not in part.parts)
+        parts = [part for part in path.rglob("*") if "__pycache__" not in part.parts]
+        if any(os.path.lexists(path / name) for name in _WHOLE):
+            parts = [part for part in parts if not part.is_symlink()]
+        files = sorted(part for part in parts if part.is_file())
         lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
         return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
     digest = hashlib.sha256()
