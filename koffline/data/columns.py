@@ -76,7 +76,8 @@ def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     """Cast a column to int64 (N,); floats must be whole numbers. ``first_row``: row number for messages."""
     array = _vector(name, values)
     if array.dtype.kind == "f":
-        bad = ~(np.abs(array) < 2.0**63) | (np.trunc(array) != array)
+        wide = array.astype(np.float64)  # 16 bits do not hold the bound
+        bad = ~(np.abs(wide) < 2.0**63) | (np.trunc(wide) != wide)
         _refuse(name, array, "no whole number of 64 bits", "give whole numbers", bad, first_row)
     return array.astype(np.int64, copy=False)
 

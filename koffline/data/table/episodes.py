@@ -244,7 +244,9 @@ def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.Data
     for name, how in table.roles.impute.items():
         if how == CUT or not table.missing[name]:
             continue
-        column = frame[name] if frame.schema[name].is_float() else frame[name].cast(pl.Float64)
+        kind = frame.schema[name]
+        # 16 bits do not hold every number that a user may impute.
+        column = frame[name] if kind in (pl.Float32, pl.Float64) else frame[name].cast(pl.Float64)
         column = column.fill_nan(None)
         count, said = column.null_count(), "the last value before"
         if how == "forward":
@@ -284,12 +286,19 @@ def _numbers(column: pl.Series) -> np.ndarray:
     return column.cast(number_type([column.dtype])).to_numpy()
 
 
+def _is_beyond_int64(column: pl.Series) -> bool:
+    """Whether a column of whole numbers holds one that 64 bits with a sign cannot hold."""
+    return column.dtype == pl.UInt64 and bool((column > np.iinfo(np.int64).max).any())
+
+
 def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
     names, kinds = table.roles.action, [frame.schema[name] for name in table.roles.action]
     if table.categories:
         known = pl.Series(table.categories, dtype=kinds[0])
         column = frame[names[0]].replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int64)
         return shaped_actions(column.to_numpy(), table.action_space)
-    is_whole = len(names) == 1 and kinds[0].is_integer()
-    found = _matrix(frame, names, pl.Int64() if is_whole else number_type(kinds), table)
+    kind = number_type(kinds)
+    if len(names) == 1 and kinds[0].is_integer() and not _is_beyond_int64(frame[names[0]]):
+        kind = pl.Int64()
+    found = _matrix(frame, names, kind, table)
     return shaped_actions(found, table.action_space)

@@ -13,6 +13,7 @@ from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.kinds import CSV, HDF5, NPZ, find_tables, is_log_source
 from koffline.data.raw import ORDER, SHARED
 from koffline.data.table import profiles
+from koffline.data.table.arrow_frames import UnreadableColumn
 from koffline.data.table.episodes import assemble
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.profiles import IGNORED, NEXT, Profile
@@ -39,6 +40,7 @@ _CHOICES = {
 }
 _SEVERAL = ("observations", "next_observations", "action")
 _FEW_VALUES = 20  # a column with more values cannot be an end flag
+_MOST_UNREADABLE = 20  # columns; a file with more is damaged
 _BY_CHANCE = 5  # fewer rows may be last rows by chance
 
 
@@ -96,9 +98,7 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")
     readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
-    with faults(name, kind):
-        held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
-    assert held is not None, "asked for"
+    held, unreadable = _first_rows(name, kind, files, readable, rows)
     if not held.height:
         raise DataError(f"{name} has no rows; give a table with at least one transition")
     empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
@@ -106,6 +106,7 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
     profiles.guess_roles(columns)
     found = Inspection(name, held.height, columns)
     problems = found.problems
+    problems += unreadable
     numbers = pl.Series(list(stored)).str.replace(",", ".").cast(pl.Float64, strict=False)
     if kind == CSV and not numbers.has_nulls() and not all(map(str.isdecimal, stored)):
         problems.append(f"the first line holds numbers ({listed(stored, 3)}); write column names above it")
@@ -125,6 +126,25 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
     if not missing:
         _survey(found, rows)
     return found
+
+
+def _first_rows(
+    name: str, kind: str, files: tuple[str, ...], readable: dict[str, Any], rows: int
+) -> tuple[pl.DataFrame, list[str]]:
+    """The first rows of the columns that can be read, and why others cannot; these leave ``readable``."""
+    unreadable = []
+    while True:
+        try:
+            with faults(name, kind):
+                held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
+        except UnreadableColumn as error:
+            unreadable.append(str(error))
+            if len(unreadable) > _MOST_UNREADABLE:
+                raise
+            del readable[error.column]
+        else:
+            assert held is not None, "asked for"
+            return held, unreadable
 
 
 def _check_ends(found: Inspection) -> None:

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from koffline.data import remote
 from koffline.data.kinds import CSV, HDF5, NO_TABLE, NPZ, PARQUET, STREAM
+from koffline.data.table.arrow_frames import frame_of_batch, polars_type
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
 from koffline.untrusted.arrays import open_npz
@@ -65,7 +66,7 @@ def table_reader(name: str, kind: str) -> Iterator[Reader]:
             yield _arrays_reader(file.slices(_columns(datasets, name)))
         else:
             source = stack.enter_context(open_bytes(name))
-            yield _parquet_reader(source) if kind == PARQUET else _arrow_reader(source)
+            yield _parquet_reader(name, source) if kind == PARQUET else _arrow_reader(name, source)
 
 
 @contextlib.contextmanager
@@ -168,27 +169,7 @@ def _csv_frames(
                     raise DataError(f"{name} {found}; mend that row") from None
 
 
-@cache
-def polars_type(kind: Any) -> Any:
-    """The polars type for an Arrow type, or for a dictionary's values; Unknown if there is none."""
-    if pa.types.is_dictionary(kind):
-        value = polars_type(kind.value_type)
-        return pl.Unknown() if value.is_nested() else value  # one list in every row: a small file, long rows
-    if pa.types.is_decimal256(kind):
-        return pl.Unknown()
-    try:
-        return pl.DataFrame(pa.table({"": pa.nulls(0, kind)})).dtypes[0]
-    except (ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-        return pl.Unknown()
-
-
-def _frame(batch: Any) -> pl.DataFrame:
-    """Convert a record batch to a frame, with dictionaries decoded. Raises ArrowInvalid if it is damaged."""
-    batch.validate(full=True)  # an untrusted file may hold wrong offsets or invalid texts
-    return pl.DataFrame(pa.Table.from_batches([batch])).with_columns(pl.col(pl.Categorical).cast(pl.String))
-
-
-def _parquet_reader(source: Any) -> Reader:
+def _parquet_reader(name: str, source: Any) -> Reader:
     import pyarrow.parquet
 
     metadata = pyarrow.parquet.read_metadata(source)
@@ -200,7 +181,8 @@ def _parquet_reader(source: Any) -> Reader:
     opened = pyarrow.parquet.ParquetFile(source, metadata=metadata, read_dictionary=texts, pre_buffer=False)
 
     def frames(columns: Columns, rows: int) -> _Frames:
-        return map(_frame, opened.iter_batches(rows, columns=list(columns), use_threads=False))
+        for batch in opened.iter_batches(rows, columns=list(columns), use_threads=False):
+            yield frame_of_batch(batch, name)
 
     return Reader(fields, frames, schema.metadata or {}, partial(_parquet_sizes, opened, dict(fields)))
 
@@ -230,7 +212,7 @@ def _parquet_sizes(opened: Any, found: Columns, columns: Columns, itemsize: int)
     return total, at_once
 
 
-def _arrow_reader(source: Any) -> Reader:
+def _arrow_reader(name: str, source: Any) -> Reader:
     """An Arrow stream or file; neither declares the sizes of its columns."""
     opening = pa.ipc.open_stream if source.read(4) == STREAM else pa.ipc.open_file
     source.seek(0)
@@ -245,7 +227,7 @@ def _arrow_reader(source: Any) -> Reader:
             count = getattr(opened, "num_record_batches", None)
             for whole in opened if count is None else map(opened.get_batch, range(count)):
                 for start in range(0, whole.num_rows, rows):
-                    yield _frame(whole.select(list(columns)).slice(start, rows))
+                    yield frame_of_batch(whole.select(list(columns)).slice(start, rows), name)
 
     return Reader([(each.name, polars_type(each.type)) for each in schema], frames, schema.metadata or {})
 

@@ -118,6 +118,11 @@ def _are_numbers(kind: Any) -> bool:
     return _is_number(getattr(kind, "inner", kind))
 
 
+def _has_labels(kind: Any) -> bool:
+    """Whether every value of a type can be written as a text."""
+    return not kind.is_nested() and not isinstance(kind, pl.Duration)
+
+
 def column_types(
     stored: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula], problems: Problems
 ) -> dict[str, Any]:
@@ -131,6 +136,9 @@ def column_types(
     texts = {*roles.numbers, *terms, *several} - set(roles.encode)
     # what is not stored is a formula
     types = {name: stored[name] for name in (*roles.columns, *parts) if name in stored}
+    for name in [name for name, kind in types.items() if kind == pl.Unknown]:
+        problems.add(f"column {name} has a type that is not read; export it as numbers, texts or times")
+        del types[name]
     for name, kind in types.items():
         is_decimal = kind.is_decimal() and name in (*roles.numbers, *roles.action)
         types[name] = pl.Float64() if is_decimal or (kind == pl.String and name in texts) else kind
@@ -139,12 +147,12 @@ def column_types(
     coded, plain = ([n for n in states if (n in roles.encode) == is_coded] for is_coded in (True, False))
     rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
         (plain, _are_numbers, f"{needed}, or encode categories (--encode COLUMN=one-hot)"),
-        ((*coded, roles.episode, roles.by, roles.cluster),
-         lambda kind: not kind.is_nested() and kind != pl.Unknown, "give one value per row"),
+        ((roles.episode, roles.cluster), lambda kind: not kind.is_nested(), "give one value per row"),
+        ((*coded, roles.by), _has_labels, "give one number, text or date per row"),
         (roles.action, lambda kind: kind == pl.String or _are_numbers(kind), needed),
         ((roles.reward, roles.behavior, roles.weight, *several, *terms), _is_number, needed),
         ([n for n, is_text in parts.items() if is_text],
-         lambda kind: not kind.is_numeric() and not kind.is_nested(), "compare it with a number"),
+         lambda kind: not kind.is_numeric() and _has_labels(kind), "compare it with a number"),
         ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or _is_number(kind),
          "give true and false, or 1 and 0"),
         ((roles.time,),

@@ -12,6 +12,7 @@ import polars as pl
 
 from koffline.data import remote
 from koffline.data.raw import SHARED
+from koffline.data.table.arrow_frames import check_times
 from koffline.data.table.readers import Reader, table_reader, width_of
 from koffline.data.table.values import ID_NAME
 from koffline.errors import DataError, listed
@@ -138,6 +139,7 @@ class TableRows:
                     together += total if whole else 0
                     check_room(together, _IN_PIECES if whole else _SHORTER, at_once)
                 for frame in opened.frames(wanted, self.batch_rows):
+                    check_times(frame, file)
                     if frame.height:
                         yield frame if dict(frame.schema) == wanted else self._fitted(frame, file, above)
                     above += frame.height

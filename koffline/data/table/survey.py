@@ -247,6 +247,8 @@ def _look_at(table: Table, column: pl.Series) -> None:
         column = column.drop_nulls()
         lengths = column.list.len() if column.dtype == pl.List else column.arr.len()
         for length in lengths.unique(maintain_order=True):
+            if length == 0:
+                table.problems.add(f"column {name} holds lists without numbers; leave it, or those rows, out")
             if table.widths.setdefault(name, length) != length:
                 said = f"holds lists of {table.widths[name]} and {length} numbers"
                 table.problems.add(f"column {name} {said}; give lists of one length")

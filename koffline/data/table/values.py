@@ -161,7 +161,26 @@ _PARTS = 16  # bins per octave: steps of about equal length share a bin
 _LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # bins from the usual step of a regular log to a gap
 _FAR = 3.0  # Tukey's "far out": this many interquartile ranges above the third quartile (of the logarithm)
 _PER_SECOND = {"ms": 1e3, "us": 1e6, "ns": 1e9}
+_FIRST_DAY, _LAST_DAY = 19_000_101, 20_991_231  # days as whole numbers: 20241027
 _FEW_LATE, _LATE = 5, 0.1  # episodes, and share of them, that begin after the first step
+
+
+def _wide(numbers: pl.Series) -> pl.Series:
+    """Numbers in a type that holds the difference of any two of them; -100 and 100 are both of 8 bits.
+
+    Differences of times in nanoseconds stay exact; times of 64 bits without a sign become floats.
+    """
+    if not numbers.dtype.is_integer():
+        return numbers
+    return numbers.cast(pl.Float64 if numbers.dtype == pl.UInt64 else pl.Int64)
+
+
+def _are_days(times: pl.Series) -> bool:
+    """Whether times are whole numbers that look like days."""
+    # In a column's own type of 8 or 16 bits polars cannot even write these bounds.
+    return bool(
+        times.dtype.is_integer() and len(times) and _wide(times).is_between(_FIRST_DAY, _LAST_DAY).all()
+    )
 
 
 @dataclass
@@ -177,14 +196,15 @@ class StepLengths:
 
     def add(self, times: pl.Series, inside: pl.Series) -> None:
         """Add times in order; ``inside``: whether a row continues the episode of the row before."""
-        if times.dtype.is_integer() and len(times) and times.is_between(19_000_101, 20_991_231).all():
-            days = times.cast(pl.String).str.to_date("%Y%m%d", strict=False)  # whole numbers: 20241027
+        if _are_days(times):
+            days = times.cast(pl.String).str.to_date("%Y%m%d", strict=False)
             times = times if days.null_count() else days
         if times.dtype == pl.Date:
             self.unit = 86_400.0
         elif times.dtype.is_temporal():
             self.unit = 1.0 / _PER_SECOND[getattr(times.dtype, "time_unit", "ns")]
-        steps = pl.DataFrame({"before": times, "length": times.to_physical().diff().cast(pl.Float64)})
+        lengths = _wide(times.to_physical()).diff().cast(pl.Float64)
+        steps = pl.DataFrame({"before": times, "length": lengths})
         steps = steps.filter(inside & (steps["length"] > 0) & steps["length"].is_finite())
         by_length = steps.group_by((pl.col("length").log(2) * _PARTS).round().cast(pl.Int64).alias("bin"))
         found = by_length.agg(pl.len(), pl.first("before"), pl.first("length").alias("example"))
