@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -170,6 +171,10 @@ def column_types(
             problems.add(f"column {lists[0]} {said}; name one list, or columns of single numbers")
         for name in roles.impute.keys() & lists:
             problems.add(f"column {name} holds lists, which cannot be imputed; drop those rows")
+    for now, later in zip(roles.observations, roles.next_observations, strict=False):
+        if now in types and later in types and types[now].is_nested() != types[later].is_nested():
+            said = f"column {later} is {types[later]}, {now} is {types[now]}"
+            problems.add(f"{said}; next observations must be of the same kind as observations")
     return types
 
 
@@ -194,7 +199,30 @@ def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: st
                 remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
                 raise DataError(f"{source}: column {column.name} {said}; {remedy}")
         above += frame.height
+    action = roles.action[0]
+    if ways.get(action) == [] and not roles.action_names:
+        _check_texts_in_every_file(rows, action)
     return {name: each[0] for name, each in ways.items() if each}
+
+
+def _check_texts_in_every_file(rows: TableRows, action: str) -> None:
+    """Raise DataError if all actions of one file are numbers; those of the whole table are not.
+
+    Such files may number the actions that others name.
+    """
+    kinds: dict[str, bool] = {}
+    for file in rows.files if len(rows.files) > 1 else ():
+        of_file = replace(rows, files=(file,), held=None, computed=()).only([action])
+        is_number = [
+            not unread(frame[action], TEXT_WAYS[1:2])[TEXT_WAYS[1]].any() for frame in of_file.frames()
+        ]
+        if is_number:
+            kinds[file] = all(is_number)
+    others = [file for file, is_number in kinds.items() if is_number != next(iter(kinds.values()))]
+    if others:
+        what = "numbers, in the first file texts" if kinds[others[0]] else "texts, in the first file numbers"
+        remedy = "write all files alike, or list all values as texts (--action-names)"
+        raise DataError(f"{others[0]}: column {action} holds {what}; {remedy}")
 
 
 def gather(values: set[Any], column: pl.Series) -> None:

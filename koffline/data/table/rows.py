@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ _MOST_COLUMNS = 2**17
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
 _PROBED_ROWS, _MOST_SHOWN = 256, 60
+_NOTHING = "nothing"  # the kind of a column without values
 _SHORTER = "write shorter rows in smaller row groups"
 _IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
 
@@ -128,6 +129,7 @@ class TableRows:
         together. Raises DataError.
         """
         wanted, together = dict(self.types), 0
+        reference: Mapping[str, Any] | None = None  # types of the first file that has rows
         for file in self.files:
             above = 0
             with table_reader(file, self.kind) as opened:
@@ -141,6 +143,10 @@ class TableRows:
                 for frame in opened.frames(wanted, self.batch_rows):
                     check_times(frame, file)
                     if frame.height:
+                        if reference is None:
+                            reference = present
+                        elif not above:
+                            _check_same_kinds(wanted, present, reference, file)
                         yield frame if dict(frame.schema) == wanted else self._fitted(frame, file, above)
                     above += frame.height
 
@@ -171,6 +177,29 @@ class TableRows:
                 raise DataError(f"{file}: column {name} {found_types}; write all files with one type")
             columns.append(column)
         return pl.DataFrame(columns)
+
+
+def _check_same_kinds(
+    names: Iterable[str], types: Mapping[str, Any], reference: Mapping[str, Any], file: str
+) -> None:
+    """Raise DataError if a column of a file holds another kind of values than in the first file.
+
+    polars would cast dates to numbers and numbers to dates without loss, and change their meaning.
+    """
+    for name in names:
+        kind, first = _kind_of_values(types[name]), _kind_of_values(reference[name])
+        if kind != first and _NOTHING not in (kind, first):
+            found_types = f"is {types[name]}, in the first file {reference[name]}"
+            raise DataError(f"{file}: column {name} {found_types}; write all files with one type")
+
+
+def _kind_of_values(kind: Any) -> str:
+    """What values of a type are; types of numbers differ in size alone."""
+    if kind.is_numeric():
+        return "number"
+    if isinstance(kind, (pl.List, pl.Array)):
+        return f"list of {_kind_of_values(kind.inner)}"
+    return _NOTHING if kind == pl.Null else str(kind.base_type()).lower()
 
 
 def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRows:
