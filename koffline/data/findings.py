@@ -11,7 +11,7 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.disk.log import AnyLog, LazyTransitions, joined
-from koffline.data.flat import rows_are_linked
+from koffline.data.ends import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.statistics import ColumnStatistics, LogTally, tally_of

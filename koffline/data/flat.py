@@ -5,7 +5,8 @@ last row of an episode is marked in ``terminals`` (the world ended) or ``timeout
 ``next_observations`` is missing, the next observation is the observation of the next row of the episode. The
 last row of an episode that did not terminate then has no next observation and is left out; the row before it
 becomes the last one. After a termination the next observation has no influence, and the row's own observation
-is used.
+is used. In files of others, rows flagged both ``terminals`` and ``timeouts`` follow the rule of tables
+(`koffline.data.ends`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
+from koffline.data.ends import LinkCounts, both_flags_note, rows_are_linked, terminal_marks_every_end
 from koffline.data.raw import FileDescription, RawLog, describe_log, follow, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError, counted, listed
+from koffline.errors import DataError, listed
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text
@@ -164,6 +166,8 @@ def _aligned(
     for name in ("terminated", "truncated"):
         if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
             log[name] = log[name].astype(np.bool_)
+    if described is None and not one_step:
+        notes += _settle_both_flags(log, keys)
     raw = raw_log(log, described or FileDescription(), action_space, source)
     if "episode_ids" in log:
         notes += _gather_episodes(log)
@@ -188,45 +192,37 @@ def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
 
 
 def _mark_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> tuple[str, ...]:
-    """Episode ids from the flags, checked against next observations if there are any."""
-    truncated, linkable = log["truncated"] == 1, "next_observations" in log
-    ends, apart = truncated | (log["terminated"] == 1), np.zeros(len(truncated), dtype=np.bool_)
-    if linkable:
-        apart[:-1] = ~ends[:-1] & ~rows_are_linked(log["observations"], log["next_observations"])
-    count, inside = int(apart.sum()), int((~ends[:-1]).sum())
-    notes: tuple[str, ...] = ()
-    if count and truncated.any():
-        notes = (
-            f"{count} of {inside} rows inside episodes have a next observation other than the "
-            "observation of the row below; the flags were trusted",
-        )
-    elif 2 * count > inside:
-        return (
-            "rows stand alone: next observations are not the observations of the rows below, so terminals "
-            "alone do not mark episodes",
-        )
-    elif count:
-        log["truncated"], ends = apart, ends | apart
-        notes = (
-            f"{counted(count, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the "
-            "row below begins elsewhere than the next observation",
-        )
+    """Add episode ids from the flags, checked against next observations if there are any; return notes."""
+    truncated = log["truncated"] == 1
+    ends = truncated | (log["terminated"] == 1)
+    links = LinkCounts()
+    has_next = "next_observations" in log
+    if has_next:
+        linked = rows_are_linked(log["observations"], log["next_observations"])
+        links.add(ends, truncated, linked)
+        if links.stand_alone:
+            return links.notes
+        if links.show_cuts:
+            cut = np.append(~ends[:-1] & ~linked, False)
+            log["truncated"] = cut
+            ends = ends | cut
     log["episode_ids"] = np.cumsum(np.append(False, ends[:-1]))
-    if linkable or has_timeouts:
-        return notes
+    if has_next or has_timeouts:
+        return links.notes
     return (
         "neither timeouts nor next_observations are given: episodes were taken to end at terminals only; "
         "where a time limit cut them, one transition per cut is wrong",
     )
 
 
-def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:
-    """Whether (N − 1,) a row's next observation equals, up to rounding, the observation of the next row."""
-    if following.shape != observations.shape:
-        return np.ones(len(observations) - 1, dtype=np.bool_)  # Transitions refuses these shapes
-    linked = np.empty(len(observations) - 1, dtype=np.bool_)
-    for block in checks.blocks(len(linked)):
-        below = observations[block.start + 1 : block.stop + 1]
-        close = np.isclose(following[block], below, rtol=1e-4, atol=1e-6, equal_nan=True)
-        linked[block] = close.reshape(len(below), -1).all(axis=1)
-    return linked
+def _settle_both_flags(log: dict[str, np.ndarray], keys: Mapping[str, str]) -> list[str]:
+    """Take rows with both flags for cut where ``terminal`` marks every end, in place; return notes.
+
+    keys: the file's key of each column.
+    """
+    truncated = log["truncated"] == 1
+    both = truncated & (log["terminated"] == 1)
+    if not terminal_marks_every_end(int(truncated.sum()), int(both.sum())):
+        return []
+    log["terminated"] = (log["terminated"] == 1) & ~truncated
+    return [both_flags_note(int(both.sum()), keys["truncated"], keys["terminated"])]

@@ -1,9 +1,10 @@
 """Flat files of others (D4RL's keys), with and without what they may lack; as shards the same log."""
 
 import numpy as np
+import polars as pl
 import pytest
 
-from koffline.data.sources import open_transitions
+from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Continuous
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, d4rl_arrays, roll_out, write_arrays
@@ -122,3 +123,56 @@ def test_the_refusal_to_read_from_disk_names_the_command_that_helps(tmp_path, mo
         open_transitions("log.hdf5", lazy=True)
     succeed("data", *str(error.value).partition("koffline data ")[2].split())
     assert_same_rows(open_transitions("shards"), expected)
+
+
+class TestBothFlags:
+    """Rows flagged done and cut follow one rule in files and in tables."""
+
+    @staticmethod
+    def arrays(both, cut_alone=(), ends=(4, 9, 14, 19, 24)):
+        """Five episodes of five rows; ``both``: episodes whose last row has both flags."""
+        states = np.arange(25.0)
+        terminals, timeouts = np.zeros(25), np.zeros(25)
+        terminals[list(ends)] = 1
+        timeouts[[ends[i] for i in (*both, *cut_alone)]] = 1
+        terminals[[ends[i] for i in cut_alone]] = 0
+        return {
+            "observations": states, "next_observations": states + 1, "actions": np.arange(25) % 2,
+            "rewards": states, "terminals": terminals, "timeouts": timeouts,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("both", "cut_alone", "terminated"),
+        [
+            ((), (), [0, 1, 2, 3, 4]),
+            ((0, 1, 2), (), [3, 4]),  # natural ends and limits mixed
+            ((0, 1, 2, 3, 4), (), []),  # every end is a limit
+            ((0, 1), (), [0, 1, 2, 3, 4]),  # two may be chance
+            ((0, 1, 2), (3,), [0, 1, 2, 4]),  # some cuts are not terminal: the flag means what it says
+        ],
+    )
+    @pytest.mark.parametrize("kind", ["npz", "hdf5", "table"])
+    def test_one_rule_for_files_and_tables(self, tmp_path, both, cut_alone, terminated, kind):
+        arrays = self.arrays(both, cut_alone)
+        if kind == "table":
+            path, mapping = tmp_path / "log.parquet", {
+                "observations": "observations", "next_observations": "next_observations", "action": "actions",
+                "reward": "rewards", "terminal": "terminals", "truncated": "timeouts",
+            }  # fmt: skip
+            pl.DataFrame(arrays).write_parquet(path)
+            log = open_transitions(path, mapping=mapping)
+        elif kind == "npz":
+            np.savez(tmp_path / "log.npz", **arrays)
+            log = open_transitions(tmp_path / "log.npz")
+        else:
+            log = opened(tmp_path, arrays)
+        np.testing.assert_array_equal(np.flatnonzero(log.terminated), 5 * np.array(terminated, int) + 4)
+        assert log.n_episodes == 5
+        assert noted(log, "they were taken to be cut") == (len(terminated) < 5 and not cut_alone)
+
+    def test_our_own_files_keep_their_flags(self, tmp_path):
+        """A log may hold rows that ended in the step in which recording stopped."""
+        cut = LOG.replace(truncated=LOG.terminated | LOG.truncated)
+        write_transitions(cut, tmp_path / "mine.npz")
+        again = open_transitions(tmp_path / "mine.npz")
+        np.testing.assert_array_equal(again.terminated, LOG.terminated)

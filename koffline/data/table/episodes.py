@@ -10,7 +10,7 @@ import polars as pl
 from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import CUT
-from koffline.data.table.survey import Table
+from koffline.data.table.survey import Table, links_of
 from koffline.data.table.values import hashed, number_type, read_flags
 from koffline.errors import DataError, counted
 
@@ -24,7 +24,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     roles, counts = table.roles, table.counts
     if table.is_open:
         table.problems.refuse()
-    frame = frame if roles.stands_alone else _ordered(frame, table)
+    frame = frame if table.stands_alone else _ordered(frame, table)
     log, episodes = _flags(frame, table)
     table.problems.refuse()
     frame, episodes = _cut(frame, episodes, log, table)
@@ -38,8 +38,8 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     if not frame.height:
         return None
     last = _last(episodes)
-    if marks_cuts := roles.truncated is None and not roles.stands_alone:
-        log["truncated"] = last & ~log["terminated"]
+    if table.cuts_are_marked:
+        log["truncated"] = log["truncated"] | (last & ~log["terminated"])
     if roles.by is not None:
         log["labels"] = frame[roles.by].cast(pl.String).fill_null("missing").to_numpy()
     frame = _imputed(frame, episodes, table)
@@ -52,7 +52,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         found = _numbers(frame[roles.behavior])
         with np.errstate(divide="ignore", invalid="ignore"):  # bad values are reported below
             log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
-    if not roles.stands_alone or roles.one_step:
+    if not table.stands_alone or roles.one_step:
         log["episode_ids"] = counts.episodes + episodes
         if roles.episode and (kind := frame.schema[roles.episode]).is_integer() and kind != pl.UInt64:
             log["episode_ids"] = frame[roles.episode].cast(pl.Int64).to_numpy()
@@ -68,7 +68,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     else:
         log, lost = followed(log, last)
         counts.left_out = (counts.left_out or 0) + lost
-    if marks_cuts:
+    if table.cuts_are_marked:
         counts.cut += int((log["truncated"] & ~log["terminated"]).sum())
     _check_numbers(log, table)
     table.problems.refuse()
@@ -103,10 +103,10 @@ def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np
         log["terminated"] = log["terminated"] & ~log["truncated"]
     if roles.one_step:
         log["terminated"] = np.ones(frame.height, dtype=bool)
-    if roles.stands_alone:
+    if table.stands_alone:
         return log, np.arange(frame.height)
     if roles.episode is None:
-        return log, np.append(0, np.cumsum(log["terminated"] | log["truncated"])[:-1])
+        return log, np.cumsum(begins_episode(frame, table))
     episodes = frame[roles.episode].rle_id().cast(pl.Int64).to_numpy()
     for flag, name in named.items():
         inside = log[flag] & ~_last(episodes)
@@ -116,6 +116,23 @@ def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np
             remedy = "drop what follows, or give it another episode id"
             table.problems.add(f"column {name} {said}; {remedy}")
     return log, episodes
+
+
+def begins_episode(frame: pl.DataFrame, table: Table) -> np.ndarray:
+    """Whether (N,) a row, except the first, is the first one of an episode, in a table without episode ids.
+
+    An episode begins below a row that has a flag. If next observations show where episodes were cut, it also
+    begins below a row whose next observation is not the observation of that row. Raises DataError for flags
+    that cannot be read.
+    """
+    flags = [
+        read_flags(frame, name, table.source).to_numpy()
+        for name in (table.roles.terminal, table.roles.truncated)
+    ]
+    ends = (flags[0] | flags[1])[:-1]
+    if table.links is not None and table.links.show_cuts:
+        ends = ends | ~links_of(frame, table)
+    return np.append(False, ends)
 
 
 def _last(episodes: np.ndarray) -> np.ndarray:
@@ -138,7 +155,7 @@ def _cut(
     seen = [name for name in named if name in roles.observations]
     frame = frame.with_columns(frame[name].fill_nan(None) for name in named if frame[name].dtype.is_float())
     missing, unseen = (pl.any_horizontal(pl.lit(False), pl.col(each).is_null()) for each in (named, seen))
-    may_stay = not roles.next_observations and not roles.stands_alone
+    may_stay = not roles.next_observations and not table.stands_alone
     rows = frame.select(missing=missing, unseen=unseen).with_columns(episode=pl.Series(episodes))
     count = pl.col("missing").cum_sum().over("episode")
     first = pl.col("missing") & (count == 1)
@@ -151,7 +168,7 @@ def _cut(
     if gone.all():
         return frame.clear(), episodes[:0]
     passed = np.append((log["terminated"] & final_state)[1:], False) & ~_last(episodes)
-    if not roles.stands_alone:
+    if not table.stands_alone:
         table.counts.ends_lost += int((log["terminated"] & gone).sum() - passed.sum())
     log["terminated"] = log["terminated"] | passed
     log["terminated"], log["truncated"] = log["terminated"] & ~gone, (log["truncated"] & ~gone) | shortened

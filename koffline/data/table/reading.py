@@ -17,12 +17,12 @@ from koffline.data import remote
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
-from koffline.data.table.episodes import assemble
+from koffline.data.table.episodes import assemble, begins_episode
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import check_room, frame_bytes
 from koffline.data.table.survey import SHAPE_KEY, Table, prepare_table
-from koffline.data.table.values import TableCounts, hashed, read_flags
+from koffline.data.table.values import TableCounts, hashed
 from koffline.data.transitions import Metadata, Transitions
 from koffline.data.units import without_late_ends
 from koffline.errors import DataError
@@ -132,7 +132,7 @@ def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
     which rows belong together.
     """
     roles = table.roles
-    if roles.stands_alone:
+    if table.stands_alone:
         return np.asarray([frame.height])
     if roles.episode is not None:
         column = frame[roles.episode]
@@ -140,8 +140,7 @@ def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
     if roles.time is not None and (frame[roles.time] <= frame[roles.time].shift()).any():
         said = "times do not rise from row to row and no episode column is named"
         raise DataError(f"{table.source}: {said}; name it (--episode), or sort the table")
-    ends = [read_flags(frame, name, table.source) for name in (roles.terminal, roles.truncated)]
-    return np.flatnonzero((ends[0] | ends[1]).to_numpy()[:-1]) + 1
+    return np.flatnonzero(begins_episode(frame, table))
 
 
 def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:

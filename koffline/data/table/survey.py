@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from koffline.data.ends import LinkCounts, both_flags_note, rows_are_linked, terminal_marks_every_end
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.kinds import find_tables
 from koffline.data.raw import FileDescription, read_description, settle_space
@@ -25,7 +26,6 @@ from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
 
 SHAPE_KEY = "koffline_observation_shape"  # of one that is stored as a list of numbers
-_NOT_BY_CHANCE = 3  # rows
 _A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 
 
@@ -38,7 +38,7 @@ class Table:
     action, in order. ``runs``: consecutive rows with one id in a frame, with their earliest time. ``origin``:
     the column of each feature that encodes a category. ``counts``: what is done to the rows later.
     ``cut_rows``: rows flagged truncated, ``done_rows`` of them also terminal. ``earliest``: smallest numeric
-    time.
+    time. ``links``: counted if next observations must show which rows form an episode.
     """
 
     source: str
@@ -67,11 +67,23 @@ class Table:
     done_rows: int = 0
     earliest: float = np.inf
     runs: pl.DataFrame | None = None
+    links: LinkCounts | None = None
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether every row is a transition without links to other rows."""
+        return self.roles.stands_alone if self.links is None else self.links.stand_alone
+
+    @property
+    def cuts_are_marked(self) -> bool:
+        """Whether a last row without a flag counts as cut because no row is flagged truncated."""
+        shows_cuts = self.links is not None and self.links.show_cuts
+        return not self.stands_alone and (self.roles.truncated is None or shows_cuts)
 
     @property
     def is_done(self) -> bool:
         """Whether ``terminal`` marks every end of an episode: all truncated rows have it, too."""
-        return not self.is_own and self.cut_rows == self.done_rows >= _NOT_BY_CHANCE
+        return not self.is_own and terminal_marks_every_end(self.cut_rows, self.done_rows)
 
     @property
     def is_dated(self) -> bool:
@@ -138,6 +150,8 @@ def prepare_table(
             name, rows, roles, number, (shape or None) if log else None, problems, is_own,
             formulas, texts, encodings, origin,
         )  # fmt: skip
+        if roles.next_observations and roles.episode is None and roles.one_step is None and not is_own:
+            table.links = LinkCounts()
         _look_through(table, census=not in_memory)
     _check_counts(table)
     _describe(table, action_space, log)
@@ -186,17 +200,18 @@ def _open_questions(table: Table) -> list[str]:
         notes += shared_ids(table.rows, table.n_rows, used, roles.episode)
     if roles.one_step:
         return [*notes, ONE_STEP_NOTE]
-    if roles.stands_alone:
+    if table.links is not None:
+        notes += table.links.notes
+    if table.stands_alone and table.links is None:
         notes.append("no episode and no time column is named: every row stands alone")
-    elif roles.episode is None:
+    elif roles.episode is None and not table.stands_alone:
         notes.append("no episode column is named: the rows were taken as one record, cut where flags end it")
-    if roles.time is None and not roles.stands_alone:
+    if roles.time is None and not table.stands_alone:
         notes.append("no time column is named: rows were taken in the order of the table")
     if roles.terminal is None and roles.last_row != "terminal":
         notes.append("no terminal column is named: no episode was taken to have ended by itself")
     if table.is_done:
-        said = f"all {table.done_rows} rows flagged {roles.truncated} are flagged {roles.terminal} too"
-        notes.append(f"{said}: they were taken to be cut, not to have ended by themselves")
+        notes.append(both_flags_note(table.done_rows, str(roles.truncated), str(roles.terminal)))
     if roles.last_row is not None:
         ended = {"terminal": "to have ended by itself", "cut": "to be cut by the end of logging"}
         notes.append(f"an episode whose last row has no flag was taken {ended[roles.last_row]} (last_row)")
@@ -208,6 +223,7 @@ def _look_through(table: Table, census: bool) -> None:
     roles, runs, categories = table.roles, [], set[Any]()
     is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
     time, flags = None if roles.one_step else roles.time, (roles.terminal, roles.truncated)
+    above = pl.DataFrame()  # the last row of the frames so far
     for frame in table.rows.frames():
         table.n_rows += frame.height
         if census and roles.episode is not None:
@@ -224,6 +240,9 @@ def _look_through(table: Table, census: bool) -> None:
         if time is not None and frame.schema[time].is_numeric():
             least: Any = frame[time].min()
             table.earliest = min(table.earliest, least or 0.0)
+        if table.links is not None and (table.rows.held is None or time is None):
+            _add_links(table, pl.concat([above, frame]) if above.height else frame)
+            above = frame.tail(1)
         actions = frame[roles.action[0]].drop_nulls()
         if is_category and len(roles.action) == 1:
             applied.gather(categories, actions)
@@ -234,8 +253,46 @@ def _look_through(table: Table, census: bool) -> None:
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
     table.runs = pl.concat(runs) if runs else None
+    if table.links is not None and table.rows.held is not None and time is not None:
+        _add_links(table, table.rows.held.sort(time, maintain_order=True))
     with table.problems.noted():
         table.categories = applied.ordered_actions(categories, roles, table.source)
+
+
+def _add_links(table: Table, frame: pl.DataFrame) -> None:
+    """Count whether consecutive rows are linked by their next observations. Raises DataError for flags."""
+    assert table.links is not None, "called where next observations show the episodes"
+    roles = table.roles
+    terminated, truncated = (
+        read_flags(frame, name, table.source).to_numpy() for name in (roles.terminal, roles.truncated)
+    )
+    table.links.add(terminated | truncated, truncated, links_of(frame, table))
+
+
+def links_of(frame: pl.DataFrame, table: Table) -> np.ndarray:
+    """Whether (N − 1,) the next observation of a row is the observation of the row below.
+
+    A missing next observation is linked to nothing, since the row below has an observation.
+    """
+    roles = table.roles
+    observations = _states(frame, roles.observations, table)
+    following = _states(frame, roles.next_observations, table)
+    return rows_are_linked(observations, following)
+
+
+def _states(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.ndarray:
+    """(N, d) observations from columns of numbers, or from one column of lists; NaN where one is missing."""
+    if not frame.schema[columns[0]].is_nested():
+        kind = pl.Float64 if any(table.missing[name] for name in columns) else table.observation_type
+        return frame.select(pl.col(columns).cast(kind)).to_numpy()
+    lists = frame[columns[0]].cast(pl.List(pl.Float64))
+    lengths = lists.list.len().drop_nulls()
+    width = int(lengths.max() or 0)  # type: ignore[arg-type]
+    if (lengths != width).any():
+        return np.full((frame.height, 1), np.nan)  # a problem already, since lists must have one length
+    found = np.full((frame.height, width), np.nan)
+    found[lists.is_not_null().to_numpy()] = lists.drop_nulls().explode().to_numpy().reshape(-1, width)
+    return found
 
 
 def _look_at(table: Table, column: pl.Series) -> None:
@@ -272,7 +329,7 @@ def _check_counts(table: Table) -> None:
     }
     if missing:
         cut = "leave such rows out (COLUMN=cut), or mend them"
-        if not roles.stands_alone:
+        if not table.stands_alone:
             joins = "a row dropped inside joins two steps"
             cut = f"end episodes before such rows (COLUMN=cut), or mend them: {joins}"
         shown = ", ".join(f"{name}: {count}" for name, count in missing.items())
@@ -283,7 +340,8 @@ def _check_counts(table: Table) -> None:
             problems.add(f"column {name} has no value to take the mean of; leave it out")
     if table.is_own:
         return
-    if roles.episode is None and roles.one_step is None and not (roles.stands_alone or table.flagged):
+    is_told = table.stands_alone or table.flagged or table.links is not None
+    if roles.episode is None and roles.one_step is None and not is_told:
         table.is_open = True
         said = "no column says which rows belong together; name one (--episode), or say that each row is an"
         problems.add(f"{said} episode of one step (--one-step), or all are one record (--one-record)")
