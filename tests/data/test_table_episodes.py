@@ -1,13 +1,16 @@
 """Which rows form an episode, in tables without ids: what flags and next observations show."""
 
+from typing import ClassVar
+
 import numpy as np
 import polars as pl
 import pytest
 
 from koffline.data.sources import open_transitions
+from koffline.data.table.reading import TableStream
 from koffline.errors import DataError
 from tests.data.logs import d4rl_arrays, roll_out
-from tests.data.table_rows import assert_same, assert_same_in_pieces
+from tests.data.table_rows import assert_same, assert_same_in_pieces, read, refusal, walk
 from tests.refusals import one_line
 
 ROLES = {
@@ -93,3 +96,105 @@ def test_linked_rows_without_any_flag_are_one_episode(tmp_path):
     assert (log.n_episodes, int(log.truncated.sum())) == (1, 1)
     with one_line(DataError, match="no column says which rows belong together"):
         open_transitions(tmp_path / "log.parquet", mapping={**mapping, "next_observations": None})
+
+
+def marked(seed=0, n=30, **columns):
+    """Rows of episodes of several lengths, in order, with a flag in the first row of each."""
+    lengths = np.random.default_rng(seed).integers(1, 6, n)
+    first = np.zeros(lengths.sum(), dtype=int)
+    first[np.cumsum(lengths)[:-1]] = 1
+    first[0] = 1
+    return lengths, {**walk(lengths, [True] * n, id=None, t=None, done=None, first=first.tolist()), **columns}
+
+
+class TestStarts:
+    """A flag in the first row of every episode tells episodes apart."""
+
+    MAPPING: ClassVar = {"episode": None, "time": None, "terminal": None, "starts": "first"}
+
+    @pytest.mark.parametrize("name", ["log.parquet", "log.csv"])
+    @pytest.mark.parametrize("last_row", ["terminal", "cut"])
+    def test_the_rows_are_those_of_ids(self, tmp_path, name, last_row):
+        lengths, table = marked()
+        log = read(table, tmp_path, name, **self.MAPPING, last_row=last_row)
+        ids = np.repeat(np.arange(len(lengths)), lengths).tolist()
+        changes = {"time": None, "terminal": None, "last_row": last_row}
+        assert_same(log, read(table | {"id": ids}, tmp_path, name, **changes))
+        kept = lengths if last_row == "terminal" else lengths[lengths > 1] - 1
+        np.testing.assert_array_equal(log.episode_lengths, kept)
+
+    def test_ends_and_a_formula(self, tmp_path):
+        lengths, table = marked()
+        done = np.zeros(lengths.sum(), dtype=bool)
+        done[np.cumsum(lengths)[::2] - 1] = True
+        table |= {"done": done.tolist(), "first": [2 * each for each in table["first"]]}
+        mapping = self.MAPPING | {"starts": "first == 2", "terminal": "done"}
+        log = read(table, tmp_path, **mapping)
+        assert log.terminated.sum() == np.ceil(len(lengths) / 2)
+        np.testing.assert_array_equal(log.observations[log.terminated, 0], 0.5 * np.flatnonzero(done))
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"episode": "id"}, "names starts and episode, which both tell episodes apart"),
+            ({"time": "t"}, "so it cannot have a time column; leave time out"),
+            ({"one_step": True}, "beside starts"),
+            ({"starts": "a"}, "neither yes nor no"),
+            ({"last_row": None}, "nothing says how episodes end"),
+        ],
+    )
+    def test_refusals(self, tmp_path, changes, words):
+        _, table = marked()
+        n = len(table["r"])
+        table |= {"id": list(range(n)), "t": list(range(n))}
+        assert words in refusal(table, tmp_path, **{**self.MAPPING, "last_row": "cut", **changes})
+
+
+class TestIdsInSeveralFiles:
+    @staticmethod
+    def files(folder, ids, per_file, **columns):
+        """Rows with these ids in files of so many rows each."""
+        frame = pl.DataFrame(
+            {"id": ids, "x": np.arange(len(ids)) / 7, "a": np.arange(len(ids)) % 2, **columns}
+        )
+        frame = frame.with_columns(r=pl.col("x"))
+        folder.mkdir()
+        for i, begin in enumerate(range(0, len(ids), per_file)):
+            frame[begin : begin + per_file].write_parquet(folder / f"part-{i}.parquet")
+        return folder
+
+    MAPPING: ClassVar = {
+        "observations": "x", "action": "a", "reward": "r", "episode": "id", "last_row": "terminal"
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("flag", [{}, {"done": [row % 5 == 4 for row in range(60)]}])
+    def test_ids_that_begin_anew_are_refused(self, tmp_path, flag):
+        folder = self.files(tmp_path / "log", np.tile(np.repeat([0, 1, 2, 3], 5), 3), 20, **flag)
+        mapping = self.MAPPING | ({"terminal": "done", "last_row": None} if flag else {})
+        message = (
+            r"4 episodes \(id 0, for example\) have rows in several files, with other episodes between them; "
+        )
+        for read_it in (open_transitions, lambda *args, **kwargs: TableStream(*args, **kwargs)):
+            with one_line(
+                DataError, match=message + "where ids begin anew in every file, make them different"
+            ):
+                read_it(folder, mapping=mapping)
+
+    @pytest.mark.parametrize(
+        ("ids", "columns", "time"),
+        [
+            (np.repeat(range(12), 5), {}, None),  # an episode goes on where the next file begins
+            (np.tile(range(4), 15), {}, None),  # four at once: the note on order says it
+            (np.tile(np.repeat([0, 1, 2], 5), 4), {"t": range(60)}, "t"),  # times say how parts follow
+        ],
+    )
+    def test_other_parts_are_read(self, tmp_path, ids, columns, time):
+        folder = self.files(tmp_path / "log", ids, 13, **columns)
+        log = open_transitions(folder, mapping=self.MAPPING | {"time": time})
+        assert (len(log), log.n_episodes) == (60, len(set(ids)))
+
+    def test_the_remedy(self, tmp_path):
+        """Ids made different by the number of the file."""
+        ids = np.tile(np.repeat([0, 1, 2, 3], 5), 3) + 4 * np.repeat([0, 1, 2], 20)
+        folder = self.files(tmp_path / "log", ids, 20)
+        assert open_transitions(folder, mapping=self.MAPPING).n_episodes == 12

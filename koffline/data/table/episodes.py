@@ -10,9 +10,12 @@ import polars as pl
 from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import CUT
+from koffline.data.table.rewards import lacks_action, move_rewards, reward_values
 from koffline.data.table.survey import Table, links_of
 from koffline.data.table.values import hashed, number_type, read_flags
 from koffline.errors import DataError, counted
+
+_NO_ACTION = "koffline: the row has no action"  # a name that no column has
 
 
 def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
@@ -26,6 +29,13 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         table.problems.refuse()
     frame = frame if table.stands_alone else _ordered(frame, table)
     log, episodes = _flags(frame, table)
+    table.unearned.add(frame, episodes, roles)
+    frame = frame.with_columns(pl.Series(_NO_ACTION, lacks_action(frame, roles)))
+    frame, unmoved = move_rewards(frame, episodes, roles)
+    if unmoved:
+        rewards = counted(unmoved, "reward", "stands", "stand")
+        said = f"{rewards} in rows without an action, with none above in the episode whose action earned it"
+        table.problems.add(f"{said}; set them to 0, or let them go (--reward-row drop)")
     table.problems.refuse()
     frame, episodes = _cut(frame, episodes, log, table)
     if not frame.height:
@@ -66,6 +76,9 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     elif roles.next_observations:
         log["next_observations"] = _vectors(frame, roles.next_observations, table)
     else:
+        is_lost = last & ~log["terminated"]
+        has_action = ~frame[_NO_ACTION].to_numpy()
+        table.lost_rewards.add(log["rewards"][has_action], is_lost[has_action])
         log, lost = followed(log, last)
         counts.left_out = (counts.left_out or 0) + lost
     if table.cuts_are_marked:
@@ -121,15 +134,16 @@ def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np
 def begins_episode(frame: pl.DataFrame, table: Table) -> np.ndarray:
     """Whether (N,) a row, except the first, is the first one of an episode, in a table without episode ids.
 
-    An episode begins below a row that has a flag. If next observations show where episodes were cut, it also
-    begins below a row whose next observation is not the observation of that row. Raises DataError for flags
-    that cannot be read.
+    An episode begins in a row flagged as its start, and below a row flagged as an end. If next observations
+    show where episodes were cut, it also begins below a row whose next observation is not the observation of
+    the row below. Raises DataError for flags that cannot be read.
     """
-    flags = [
+    roles = table.roles
+    terminated, truncated, starts = (
         read_flags(frame, name, table.source).to_numpy()
-        for name in (table.roles.terminal, table.roles.truncated)
-    ]
-    ends = (flags[0] | flags[1])[:-1]
+        for name in (roles.terminal, roles.truncated, roles.starts)
+    )
+    ends = (terminated | truncated)[:-1] | starts[1:]
     if table.links is not None and table.links.show_cuts:
         ends = ends | ~links_of(frame, table)
     return np.append(False, ends)
@@ -164,6 +178,8 @@ def _cut(
     ends = (first & ~kept).shift(-1, fill_value=False).over("episode")  # above the first row that goes
     found = rows.select(gone=count > 0, kept=kept, shortened=kept | ends, final=final)
     gone, stays, shortened, final_state = (found[name].to_numpy() for name in found.columns)
+    left_out = gone & ~stays & ~frame[_NO_ACTION].to_numpy()
+    table.lost_rewards.add(reward_values(frame, roles)[left_out], np.ones(int(left_out.sum()), np.bool_))
     table.counts.ended += int(gone.sum())
     if gone.all():
         return frame.clear(), episodes[:0]
@@ -204,6 +220,7 @@ def _without_next(
         stand_in.then(pl.col(now)).otherwise(pl.col(later)).alias(later) for now, later in pairs
     )
     table.counts.left_out = (table.counts.left_out or 0) + int(lost.sum())
+    table.lost_rewards.add(reward_values(frame, roles), lost)
     above = np.append(lost[1:] & ~_last(episodes)[:-1], False)
     log["truncated"] = log["truncated"] | above
     log.update({flag: column[~lost] for flag, column in log.items()})

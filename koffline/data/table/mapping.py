@@ -25,8 +25,12 @@ _OWN_ROLES = """observations action reward next_observations terminal truncated 
 EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
 INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping; to train, `data convert`"
 CUT = "cut"
+PREVIOUS, DROP = "previous", "drop"  # what becomes of rewards in rows that are left out
 # Fields that do not apply to one-step episodes.
-_OF_EPISODES = ("episode", "terminal", "truncated", "next_observations", "last_row", "drop_duplicates")
+_OF_EPISODES = (
+    "episode", "starts", "terminal", "truncated", "next_observations", "last_row", "reward_row",
+    "drop_duplicates",
+)  # fmt: skip
 
 
 def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -73,6 +77,7 @@ class TableMapping(pydantic.BaseModel):
     letter; matches are taken in natural order (x_2 before x_10).
     reward, terminal, truncated: a column, or a formula (``spend - 0.1 * cost``, ``status == 'died'``).
     episode: a column of ids of any type.
+    starts: instead of ids, a flag (or formula) that is true in the first row of every episode.
     time: a column of numbers or times.
     behavior_probability, behavior_log_probability: the column of the logged action's probability.
     weight: a column of numbers of at least 0.
@@ -82,6 +87,8 @@ class TableMapping(pydantic.BaseModel):
     encode: which observations are categories, one-hot or ordinal by column, or {ordinal: [small, large]}.
     one_step: true if every row is an episode of one step, false if all rows are one episode.
     last_row: terminal or cut: what an episode's last row without a flag means.
+    reward_row: previous: a reward in a row without an action is added to the row above that has one; drop:
+    rewards in rows that are left out do not count.
     decimal_comma: true if the text 1,5 means 1.5.
     drop_duplicates: of rows of one episode and time, drop those that are equal (exact), or keep one (first,
     last).
@@ -101,10 +108,12 @@ class TableMapping(pydantic.BaseModel):
     ] = ()
     reward: _Name | None = None
     episode: _Name | None = None
+    starts: _Name | None = None
     time: _Name | None = None
     terminal: _Name | None = None
     truncated: _Name | None = None
     last_row: Literal["terminal", "cut"] | None = None
+    reward_row: Literal["previous", "drop"] | None = None
     one_step: bool | None = None
     behavior_probability: _Name | None = None
     behavior_log_probability: _Name | None = None
@@ -153,13 +162,14 @@ class TableMapping(pydantic.BaseModel):
     def needed(self) -> tuple[str, ...]:
         """All columns that transitions are made of."""
         time = None if self.one_step else self.time  # rows that are episodes have no order
-        flags = (self.terminal, self.truncated)
+        flags = (self.terminal, self.truncated, self.starts)
         return _each(*self.numbers, *self.action, self.episode, time, *flags, self.cluster)
 
     @property
     def stands_alone(self) -> bool:
         """Whether every row is a transition without links to other rows."""
-        linked = self.episode is not None or self.time is not None or self.one_step is not None
+        told = (self.episode, self.starts, self.time, self.one_step)
+        linked = any(each is not None for each in told)
         return bool(self.one_step) or (bool(self.next_observations) and not linked)
 
 
@@ -180,6 +190,11 @@ def _contradictions(given: Mapping[str, Any]) -> list[str]:
     elif given.get("drop_duplicates") and not given.get("time"):
         said = "drop_duplicates needs a time column: equal rows may be different steps"
         wrong.append(f"{said}; name it (--time)")
+    if given.get("starts") and given.get("episode"):
+        wrong.append("the mapping names starts and episode, which both tell episodes apart; keep one of them")
+    elif given.get("starts") and given.get("time"):
+        said = "starts takes the rows in the table's order, so it cannot have a time column"
+        wrong.append(f"{said}; leave time out, or name ids of the episodes (--episode)")
     return wrong
 
 

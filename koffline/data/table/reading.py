@@ -20,6 +20,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.table.episodes import assemble, begins_episode
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.readers import faults
+from koffline.data.table.rewards import LostRewards, UnearnedRewards
 from koffline.data.table.rows import check_room, frame_bytes
 from koffline.data.table.survey import SHAPE_KEY, Table, prepare_table
 from koffline.data.table.values import TableCounts, hashed
@@ -54,11 +55,15 @@ def read_table(
 def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]:
     """Columns of all pieces in which rows are left. Raises DataError if there are none."""
     any_row = False
+    table.lost_rewards = LostRewards()
+    table.unearned = UnearnedRewards()
     for found in filter(None, (assemble(frame, table) for frame in frames)):
         any_row = True
         yield found
     if not any_row:
         raise DataError(f"{table.source}: no row has a next state; name --next-observations or --terminal")
+    if table.reward_question:
+        raise DataError(f"{table.source}: {table.reward_question}")
 
 
 class TableStream:

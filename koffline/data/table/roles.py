@@ -21,7 +21,7 @@ from koffline.errors import DataError, listed
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
 _MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST, _MOST_SHOWN = 1000, 10_000, 1000, 60
 _SINGLE = ("episode", "time", "weight", "behavior_probability", "behavior_log_probability", "cluster")
-_COMPUTED = ("reward", "terminal", "truncated")  # roles that a formula may have
+_COMPUTED = ("reward", "terminal", "truncated", "starts")  # roles that a formula may have
 _SIGNS = set("+-*/<>=!(`")
 
 
@@ -154,7 +154,7 @@ def column_types(
         ((roles.reward, roles.behavior, roles.weight, *several, *terms), _is_number, needed),
         ([n for n, is_text in parts.items() if is_text],
          lambda kind: not kind.is_numeric() and _has_labels(kind), "compare it with a number"),
-        ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or _is_number(kind),
+        ((roles.terminal, roles.truncated, roles.starts), lambda kind: kind == pl.String or _is_number(kind),
          "give true and false, or 1 and 0"),
         ((roles.time,),
          lambda kind: kind.is_numeric() or (kind.is_temporal() and kind != pl.Time) or kind == pl.String,

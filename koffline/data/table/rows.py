@@ -225,6 +225,27 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
     return replace(rows, held=pl.concat(frames, rechunk=False).head(first or count))
 
 
+def split_ids(rows: TableRows, episode: str) -> tuple[int, str] | None:
+    """Number of ids whose rows lie in several files with other episodes between them, and one such id.
+
+    None if there are none, or if the rows of episodes are mixed within a file. Ids that begin anew in every
+    file look like this: the parts of one id are then different episodes.
+    """
+    seen = set[Any]()
+    last: Any = None
+    apart = dict[Any, None]()
+    for file in rows.files:
+        part = replace(rows, files=(file,), types={episode: rows.types[episode]}, computed=(), held=None)
+        ids = pl.concat([frame[episode] for frame in part.frames()] or [pl.Series(episode, [])])
+        runs = ids.rle().struct.field("value").to_list()
+        if len(set(runs)) < len(runs):
+            return None
+        apart |= dict.fromkeys(each for i, each in enumerate(runs) if each in seen and (i or each != last))
+        seen.update(runs)
+        last = runs[-1] if runs else last
+    return (len(apart), str(next(iter(apart)))) if apart else None
+
+
 def shared_ids(rows: TableRows, count: int, used: set[str], episode: str | None) -> Iterator[str]:
     """Yield notes on columns outside ``used`` that look like ids of what several episodes (or rows) share.
 

@@ -20,7 +20,8 @@ from koffline.data.table import roles as applied
 from koffline.data.table import values
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
-from koffline.data.table.rows import TableRows, header_of, open_rows, shared_ids
+from koffline.data.table.rewards import LostRewards, UnearnedRewards
+from koffline.data.table.rows import TableRows, header_of, open_rows, shared_ids, split_ids
 from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
@@ -39,6 +40,7 @@ class Table:
     the column of each feature that encodes a category. ``counts``: what is done to the rows later.
     ``cut_rows``: rows flagged truncated, ``done_rows`` of them also terminal. ``earliest``: smallest numeric
     time. ``links``: counted if next observations must show which rows form an episode.
+    ``unearned``, ``lost_rewards``: rewards of rows that are left out.
     """
 
     source: str
@@ -68,6 +70,14 @@ class Table:
     earliest: float = np.inf
     runs: pl.DataFrame | None = None
     links: LinkCounts | None = None
+    unearned: UnearnedRewards = field(default_factory=UnearnedRewards)
+    lost_rewards: LostRewards = field(default_factory=LostRewards)
+
+    @property
+    def reward_question(self) -> str:
+        """What to do with rewards of rows that were left out, after all rows were read; empty if none."""
+        questions = (self.unearned.question, self.lost_rewards.question)
+        return "; ".join(filter(None, questions)) if self.roles.reward_row is None else ""
 
     @property
     def stands_alone(self) -> bool:
@@ -150,7 +160,8 @@ def prepare_table(
             name, rows, roles, number, (shape or None) if log else None, problems, is_own,
             formulas, texts, encodings, origin,
         )  # fmt: skip
-        if roles.next_observations and roles.episode is None and roles.one_step is None and not is_own:
+        has_no_ids = roles.episode is None and roles.starts is None and roles.one_step is None
+        if roles.next_observations and has_no_ids and not is_own:
             table.links = LinkCounts()
         _look_through(table, census=not in_memory)
     _check_counts(table)
@@ -204,7 +215,7 @@ def _open_questions(table: Table) -> list[str]:
         notes += table.links.notes
     if table.stands_alone and table.links is None:
         notes.append("no episode and no time column is named: every row stands alone")
-    elif roles.episode is None and not table.stands_alone:
+    elif roles.episode is None and roles.starts is None and not table.stands_alone:
         notes.append("no episode column is named: the rows were taken as one record, cut where flags end it")
     if roles.time is None and not table.stands_alone:
         notes.append("no time column is named: rows were taken in the order of the table")
@@ -222,7 +233,7 @@ def _look_through(table: Table, census: bool) -> None:
     """Pass over all rows and fill in the table's statistics. Raises DataError."""
     roles, runs, categories = table.roles, [], set[Any]()
     is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
-    time, flags = None if roles.one_step else roles.time, (roles.terminal, roles.truncated)
+    time, flags = None if roles.one_step else roles.time, (roles.terminal, roles.truncated, roles.starts)
     above = pl.DataFrame()  # the last row of the frames so far
     for frame in table.rows.frames():
         table.n_rows += frame.height
@@ -233,8 +244,9 @@ def _look_through(table: Table, census: bool) -> None:
             runs.append(by_run.agg(pl.first("id"), pl.len().alias("rows"), pl.min("start")))
         for column in frame:
             _look_at(table, column)
-        ended, cut = (read_flags(frame, name, table.source) for name in flags)
-        table.flagged |= {name for name, rows in zip(flags, (ended, cut), strict=True) if name and rows.any()}
+        ended, cut, begun = (read_flags(frame, name, table.source) for name in flags)
+        set_rows = zip(flags, (ended, cut, begun), strict=True)
+        table.flagged |= {name for name, rows in set_rows if name and rows.any()}
         table.cut_rows += int(cut.sum())
         table.done_rows += int((ended & cut).sum())
         if time is not None and frame.schema[time].is_numeric():
@@ -345,11 +357,22 @@ def _check_counts(table: Table) -> None:
         table.is_open = True
         said = "no column says which rows belong together; name one (--episode), or say that each row is an"
         problems.add(f"{said} episode of one step (--one-step), or all are one record (--one-record)")
-    if roles.episode is not None and roles.terminal is None and roles.last_row is None:
+    split = None
+    if roles.episode is not None and roles.time is None and len(table.rows.files) > 1:
+        split = split_ids(table.rows, roles.episode)
+    if split is not None:
+        count, example = split
+        said = (
+            f"{counted(count, 'episode')} ({roles.episode} {example}, for example) have rows in several files"
+        )
+        remedy = "where ids begin anew in every file, make them different first; else name a time column"
+        problems.add(f"{said}, with other episodes between them; {remedy} (--time)")
+    has_last_rows = roles.episode is not None or roles.starts is not None
+    if has_last_rows and roles.terminal is None and roles.last_row is None:
         said = "nothing says how episodes end; name a column (--terminal), or say what every last row is"
         problems.add(f"{said} (--last-row terminal, or cut by the end of logging)")
     for each in table.formulas if not problems.found else ():
-        is_flag = each.text in (roles.terminal, roles.truncated)
+        is_flag = each.text in (roles.terminal, roles.truncated, roles.starts)
         if is_flag and any(each.columns.values()) and each.text not in table.flagged:
             said = "check how the column writes it, or leave the formula out"
             problems.add(f"no row fulfils {each.text}; {said}")
