@@ -212,7 +212,7 @@ def _with_interval(workspace: Workspace, found: PointEstimate) -> PointEstimate:
         return found
     result = system_interval(workspace, kind)
     warnings = [*found.warnings, *result.warnings]
-    if result.interval is not None and not result.interval.holds(found.value):
+    if result.interval is not None and not result.interval.as_measured.holds(found.value):
         own = "" if result.value is None else f": fixed features say {result.value:.4g}"
         warnings.append(f"The {kind} interval does not hold the estimate {found.value:.4g}{own}.")
     details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
@@ -238,9 +238,10 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
 
 def _widened(workspace: Workspace, result: IntervalResult) -> IntervalResult:
     """Widen an interval from one network's features by the variation between networks' features."""
-    interval, value = result.interval, result.value
-    if interval is None or value is None:  # without a value, the interval covers the whole class already
+    value = result.value
+    if result.interval is None or value is None:  # without a value, it covers the whole class already
         return result
+    interval = result.interval.as_measured
     reach = workspace.fitted.feature_reach
     low = value - math.hypot(value - interval.low, reach)
     high = value + math.hypot(interval.high - value, reach)

@@ -73,8 +73,11 @@ class Shift:
         return min(1.0, 2.0 * self.tests * float(tail))
 
     def matters(self, interval: Interval) -> bool:
-        """Whether it is significant and moves the value by more than half of the interval's half width."""
-        return self.p_value < self.limit and abs(self.value) > 0.25 * interval.width
+        """Whether it is significant and moves the value by more than half of the interval's half width.
+
+        The width is that before the interval was cut at bounds, as the shift is not cut either.
+        """
+        return self.p_value < self.limit and abs(self.value) > 0.25 * interval.as_measured.width
 
 
 def memory_shift(

@@ -61,7 +61,8 @@ class Interval(Record):
     ``kind``: the method (``"bootstrap"``, ``"kernel-certified"`` …). A calibrated interval has its level on
     average over many logs; a certified one holds for any number of rows under the stated ``assumptions``.
     ``is_guess``: some of its bounds were read off the log, and it fails if they are wrong. ``norm_bound``: ρ,
-    the largest norm of a value function in its class; None without a class.
+    the largest norm of a value function in its class; None without a class. ``uncut``: the ends before
+    `within` moved them to a bound; None if it moved none.
     """
 
     low: float
@@ -71,6 +72,7 @@ class Interval(Record):
     assumptions: str = ""
     norm_bound: float | None = None
     is_guess: bool = False
+    uncut: tuple[float, float] | None = field(default=None, repr=False, compare=False)
 
     @property
     def width(self) -> float:
@@ -85,7 +87,17 @@ class Interval(Record):
         """The part inside ``bounds``, which every value obeys; the nearest bound if nothing is inside."""
         least, most = bounds
         low, high = min(max(self.low, least), most), max(min(self.high, most), least)
-        return dataclasses.replace(self, low=low, high=high)
+        if (low, high) == (self.low, self.high):
+            return self
+        return dataclasses.replace(self, low=low, high=high, uncut=self.uncut or (self.low, self.high))
+
+    @property
+    def as_measured(self) -> Interval:
+        """The interval before it was cut at bounds; estimates that are not cut are compared with this one."""
+        if self.uncut is None:
+            return self
+        low, high = self.uncut
+        return dataclasses.replace(self, low=low, high=high, uncut=None)
 
 
 @dataclass(frozen=True)

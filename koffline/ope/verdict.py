@@ -155,7 +155,7 @@ def _doubts(
         for deviation in found.diagnostics.get("probabilities", ()):
             yield Reason("contradiction", deviation.rstrip("."))
         return
-    if not found.interval.holds(robust.value):
+    if not found.interval.as_measured.holds(robust.value):  # neither is cut at what the rewards allow
         told = f"the doubly robust estimate {robust.value:.4g}"
         yield Reason("contradiction", f"{told} lies outside the interval")
     yield from doubts_of_weights(robust.diagnostics)

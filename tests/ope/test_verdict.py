@@ -14,6 +14,7 @@ from koffline.fitting import threads
 from koffline.ope import coverage as coverages
 from koffline.ope.coverage import Coverage, measure_coverage, visited_holes
 from koffline.ope.limits import Limits
+from koffline.ope.markov import Shift
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate, Reason
 from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, judge
@@ -78,6 +79,32 @@ def test_what_is_missing_decides(answer, missing, changed) -> None:
     verdict = judge(**given)
     assert verdict.answer == answer
     assert [reason.kind for reason in verdict.reasons] == missing.split()
+
+
+@pytest.mark.parametrize("value", [49.30, 49.36, 50.22, 51.01, 51.05])
+@pytest.mark.parametrize("bounds", [(0.0, 50.0), (50.0, 99.0), (49.9, 50.1), (0.0, 99.0), (60.0, 70.0)])
+def test_the_doubly_robust_estimate_is_compared_with_the_interval_before_it_was_cut(value, bounds) -> None:
+    whole = Interval(49.35, 51.02, 0.95, "bootstrap")
+    found = dataclasses.replace(FOUND, value=50.0, interval=whole.within(bounds))
+    coverage = Coverage(0.95, np.array([np.inf, 0.5]), np.array([0.0, 1.0]), 1.0)
+    verdict = judge(found, LIMITS, coverage, 100.0, robust(value=value))
+    assert ("contradiction" in [reason.kind for reason in verdict.reasons]) == (not whole.holds(value))
+
+
+def test_what_moves_the_value_is_measured_against_the_interval_before_it_was_cut() -> None:
+    whole = Interval(49.0, 51.0, 0.95, "bootstrap")
+    for size in (0.3, 0.6):
+        shift = Shift(value=size, standard_error=0.01, rows=1, units=100, tests=1)
+        assert shift.matters(whole.within((0.0, 49.2))) == shift.matters(whole)
+
+
+def test_an_interval_remembers_its_ends_through_several_cuts_and_does_not_show_them() -> None:
+    whole = Interval(-3.0, 5.0, 0.95, "bootstrap")
+    cut = whole.within((-2.0, 4.0)).within((-1.0, 9.0))
+    assert (cut.low, cut.high) == (-1.0, 4.0)
+    assert cut.as_measured == whole
+    assert whole.within((-9.0, 9.0)) is whole
+    assert "uncut" not in cut.as_dict()
 
 
 def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval() -> None:
