@@ -122,6 +122,25 @@ def as_policy(
     """
     if isinstance(policy, (str, Path)):
         return load_policy(policy, action_space, observation_shape, features)
+    return _ordered(_as_policy(policy, action_space, observation_shape, name, features), features)
+
+
+def _ordered(policy: Policy, features: Features | None) -> Policy:
+    """The policy with a note on which action each column of an array is, if the log's actions have names."""
+    if features is None or not features.actions or isinstance(policy, ContinuousPolicy):
+        return policy
+    note = features.order_note
+    return policy if note in policy.notes else replace(policy, notes=(*policy.notes, note))
+
+
+def _as_policy(
+    policy: Any,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    name: str | None,
+    features: Features | None,
+) -> Policy:
+    """`as_policy` for anything but a spec, without the note on the order of actions."""
     if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
         own = Discrete(policy.n) if isinstance(policy, DiscretePolicy) else Continuous(policy.k)
         check_spaces(policy.name, (own, policy.observation_shape), (action_space, observation_shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -267,8 +268,21 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
 
 
 def natural_key(name: str) -> list[Any]:
-    """Sort key of natural order: x_2 before x_10."""
-    return [
+    """Sort key of natural order: x_2 before x_10. Different names have different keys: a01 and a1 too."""
+    parts: list[Any] = [
         (0, int(p), "") if p.isdecimal() and len(p) < _LONGEST_NUMBER else (1, 0, p)
         for p in re.split(r"(\d+)", name)
     ]
+    return [*parts, (-1, 0, name)]
+
+
+def in_natural_order(names: Iterable[str]) -> list[str]:
+    """Names of categories by their numbers if every name is a finite number, else by `natural_key`."""
+    known = list(names)
+    try:
+        numbers = {name: float(name) for name in known}
+    except ValueError:
+        return sorted(known, key=natural_key)
+    if not all(map(math.isfinite, numbers.values())):
+        return sorted(known, key=natural_key)
+    return sorted(known, key=lambda name: (numbers[name], natural_key(name)))

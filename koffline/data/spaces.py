@@ -19,6 +19,7 @@ ONE_HOT, ORDINAL = "one-hot", "ordinal"
 NAMES, ENCODINGS, ACTIONS = "feature_names", "encodings", "action_names"
 # Largest discrete space: larger ones in a file would exhaust the memory, as policies return (N, n).
 LARGEST_SPACE = 2**20
+_MOST_SHOWN = 30  # actions in a note
 
 
 @dataclass(frozen=True, init=False)
@@ -175,6 +176,11 @@ class Features:
             elif column not in columns:
                 columns[column] = pl.Series(column, observations[:, place[name]])
         return pl.DataFrame(list(columns.values()))
+
+    @property
+    def order_note(self) -> str:
+        """Sentence on which action each column of a policy's array is."""
+        return f"array columns are read as: {listed(self.actions, _MOST_SHOWN)}"
 
     @property
     def is_coded(self) -> bool:

@@ -114,6 +114,8 @@ def diagnose(
     for of_part, part in function.over(log):
         own = np.isin(starts, of_part)
         values[own] = part.expected(log.observations[starts[own]], policy, draws, generator)
+    about_log = describe_log(transitions, seed, started)
+    about_log["notes"] = (*about_log["notes"], *policy.notes)
     rows, steps, places = seen.rows, seen_log.steps, tuple(seen.witness.top_regions(regions))
     by_value = make_profile(rows.values, rows.residuals, rows.weights)
     by_step = None if steps is None else make_profile(1.0 * np.asarray(steps), rows.residuals, rows.weights)
@@ -132,7 +134,7 @@ def diagnose(
         warnings=(*structure_warnings(transitions), *dict.fromkeys(test.warnings), *merged.notes),
         gamma=test.gamma,
         settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
-        **describe_log(transitions, seed, started),
+        **about_log,
     )
 
 

@@ -141,17 +141,20 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
 def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
     """For discrete actions: the mean probability that the policy gives to the logged actions.
 
-    With few actions also how often policy and log take each action, which shows misnumbered actions.
+    Names of actions are in the order in which a policy's array is read. With few actions also how often
+    policy and log take each action, which shows misnumbered actions.
     """
     if not isinstance(policy, DiscretePolicy):
         return {}
     probabilities, count = policy.probabilities(log.observations), policy.n
     taken = probabilities[np.arange(len(log)), log.actions]
     overlap: dict[str, Any] = {"mean_probability_of_logged_actions": float(taken.mean())}
+    named = list(log.metadata.extra.get(ACTIONS) or ())[:count]  # the space may have been declared anew
+    names = list(map(str, [*named, *range(len(named), count)]))
+    if named:
+        overlap["action_names"] = names
     if count <= _FEW_ACTIONS:
         logged = np.bincount(log.actions, minlength=count) / len(log)
-        named = list(log.metadata.extra.get(ACTIONS) or ())[:count]  # the space may have been declared anew
-        names = map(str, [*named, *range(len(named), count)])
         rows = zip(names, probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True)
         overlap["actions"] = {name: {"policy": own, "log": seen} for name, own, seen in rows}
     return overlap

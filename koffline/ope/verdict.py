@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from koffline.data.raw import CAUTIONS
+from koffline.data.spaces import ACTIONS
 from koffline.errors import counted, percent
+from koffline.ope.action_order import find_other_order, usual_orders
 from koffline.ope.coverage import (
     FEW_WEIGHTED,
     LOW_START,
@@ -32,6 +34,7 @@ from koffline.ope.results import (
     Verdict,
 )
 from koffline.ope.workspace import Workspace
+from koffline.policies import DiscretePolicy
 
 _LOW_COVERAGE, _UNLOGGED = 0.8, 0.001
 _FEW_EPISODES = 20.0
@@ -48,7 +51,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
     noted = (note.partition(": ") for note in workspace.log.log.metadata.notes)
     gaps = [Reason(kind, text) for kind, _, text in noted if kind in CAUTIONS]
-    gaps += [*training_rows(workspace), *structure_reasons(workspace)]
+    gaps += [*training_rows(workspace), *structure_reasons(workspace), *order_of_actions(workspace)]
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)
     problem, visits = workspace.problem, None if robust is None else workspace.held_values.weights
@@ -192,6 +195,21 @@ def _stands(interval: Interval | None, verdict: Verdict) -> bool:
 def structure_reasons(workspace: Workspace) -> list[Reason]:
     """Reasons for care that the rows show: signs that the log is not what it says it is."""
     return [Reason(symptom.kind, symptom.text) for symptom in workspace.symptoms]
+
+
+def order_of_actions(workspace: Workspace) -> Iterator[Reason]:
+    """Yield a reason for care if the policy's columns seem to be in another order than the log's actions."""
+    log, policy = workspace.transitions, workspace.policy
+    names = workspace.log.log.metadata.extra.get(ACTIONS)
+    if not isinstance(policy, DiscretePolicy) or not isinstance(names, list) or len(names) != policy.n:
+        return
+    texts = list(map(str, names))
+    if len(set(texts)) < len(texts) or not any(usual_orders(log.actions, texts)):
+        return
+    probabilities = policy.probabilities(log.observations)
+    other = find_other_order(probabilities, log.actions, log.units, texts)
+    if other is not None:
+        yield Reason("actions", str(other))
 
 
 def training_rows(workspace: Workspace) -> Iterator[Reason]:

@@ -23,6 +23,7 @@ _WORDS = {  # words for diagnostics; others are shown by their key
     "reward_scale": "size of a return (root mean square)",
     "logged_return": "mean return of logged episodes, up to their last row",
     "beyond_cuts": "share of the discounted future that comes after the end of recording",
+    "action_names": "the actions, in the order in which columns of a policy's array are read",
     "actions": "how often the policy takes each action on the log's rows, and the log itself",
     "held_out_kernel_ratio": "kernel loss on held-out rows, relative to that of noise alone (1 is perfect)",
     "memory_shift": "change of the value if earlier rows were part of the state",
@@ -116,6 +117,7 @@ def promise(interval: Interval) -> str:
 def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Diagnostics in words, each with its lines; no shift whose p-value is not small."""
     shown = {**record, "actions": action_shares(record.get("actions", {})) or None}
+    shown["action_names"] = ", ".join(record.get("action_names", ())) or None
     tests = (name for name in record if name.endswith("_p_value") and (record[name] or 0.0) > _CHANCE)
     shown |= {name.replace("p_value", "shift"): None for name in tests}
     return [

@@ -62,7 +62,8 @@ def test_codes_of_actions_are_what_a_policy_returns(tmp_path):
     log = read(walk(a=[1, 3, 3, 1, 1, 3, 1, 3]), tmp_path, action_names=[1, 3])
     asked = (log.action_space, log.observation_shape, "mine", log.metadata.features)
     mine = as_policy(lambda states: torch.tensor(np.where(states[:, 0] > 1.2, 3, 1)), *asked)
-    assert mine.notes == ("whole numbers that mine returns were read as values of action_names (1, 3)",)
+    said = "whole numbers that mine returns were read as values of action_names (1, 3)"
+    assert mine.notes == (said, "array columns are read as: 1, 3")
     assert "were read as positions, from 0, in" in as_policy(torch.nn.Identity(), *asked).notes[0]
     second = mine.probabilities(log.observations)
     np.testing.assert_array_equal(second[:, 1], log.observations[:, 0] > 1.2)

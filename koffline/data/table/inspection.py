@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import yaml
 
+from koffline.data.columns import in_natural_order
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.kinds import CSV, HDF5, NPZ, find_tables, is_log_source
 from koffline.data.raw import ORDER, SHARED
@@ -200,7 +201,9 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
         if each.role == "observations" and each.values.dtype == pl.String:
             mapping.setdefault("encode", {})[each.name] = "one-hot"
         if each.role == "action" and each.is_choice:
-            mapping["action_names"] = sorted(each.values.drop_nulls().unique())
+            values = each.values.drop_nulls().unique().to_list()
+            is_text = each.values.dtype == pl.String
+            mapping["action_names"] = in_natural_order(values) if is_text else sorted(values)
     following = {NEXT.sub(r"\1\2", name): name for name in mapping.pop("next_observations", [])}
     if following and following.keys() == set(mapping.get("observations", [])):
         mapping["next_observations"] = [following[name] for name in mapping["observations"]]

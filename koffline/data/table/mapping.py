@@ -82,7 +82,8 @@ class TableMapping(pydantic.BaseModel):
     behavior_probability, behavior_log_probability: the column of the logged action's probability.
     weight: a column of numbers of at least 0.
     cluster: a column of ids (such as the user's) that several dependent episodes share.
-    action_names: the values of a discrete action in the order of their numbers; by default texts are sorted.
+    action_names: the values of a discrete action in the order of their numbers; by default texts are in
+    natural order (banner_2 before banner_10).
     impute: what replaces missing values (zero, mean, forward, a number; cut ends the episode before the row).
     encode: which observations are categories, one-hot or ordinal by column, or {ordinal: [small, large]}.
     one_step: true if every row is an episode of one step, false if all rows are one episode.

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from koffline.data.columns import natural_key
+from koffline.data.columns import in_natural_order, natural_key
 from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
@@ -250,8 +250,8 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
     encodings: dict[str, Encoding] = {}
     for column, encoding in roles.encode.items():
         values = found[partner.get(column, column)]
-        known = encoding.categories or tuple(sorted(values, key=natural_key))
-        unknown = sorted(values - set(known), key=natural_key)
+        known = encoding.categories or tuple(in_natural_order(values))
+        unknown = in_natural_order(values - set(known))
         most = _MOST_ONE_HOT if encoding.kind == ONE_HOT else _MOST_CATEGORIES
         encodings[column] = Encoding(encoding.kind, known)
         if _are_too_many(known, most):
@@ -281,7 +281,7 @@ def encoded(roles: TableMapping, encodings: Mapping[str, Encoding]) -> tuple[Tab
 
 
 def ordered_actions(values: set[Any], roles: TableMapping, source: str) -> tuple[Any, ...]:
-    """Values of a categorical action, sorted or in the order of ``action_names``.
+    """Values of a categorical action, in the order of ``action_names``, else in natural order.
 
     Raises DataError for unknown values, or too many.
     """
@@ -291,7 +291,8 @@ def ordered_actions(values: set[Any], roles: TableMapping, source: str) -> tuple
         remedy = "group the rare ones, or name another column"
         raise DataError(f"{source}: column {column} holds more than {said}; {remedy}")
     if not names or not values:
-        return tuple(sorted(values))
+        are_texts = all(isinstance(value, str) for value in values)
+        return tuple(in_natural_order(values) if are_texts else sorted(values))
     kind = type(next(iter(values)))
     if kind is not str:  # names from a command line are texts: convert them to integers or booleans
         spelled: dict[str, Any] = {"true": True, "false": False}

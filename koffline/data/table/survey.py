@@ -206,6 +206,7 @@ def _open_questions(table: Table) -> list[str]:
         notes.append(f"times in {time} have no UTC offset and were read as UTC; {where}")
     if table.is_own or table.is_open:
         return notes
+    notes += _order_of_actions(table)
     if (roles.one_step or roles.episode) and not roles.cluster:
         used = {*table.rows.types, *table.origin.values()}
         notes += shared_ids(table.rows, table.n_rows, used, roles.episode)
@@ -227,6 +228,18 @@ def _open_questions(table: Table) -> list[str]:
         ended = {"terminal": "to have ended by itself", "cut": "to be cut by the end of logging"}
         notes.append(f"an episode whose last row has no flag was taken {ended[roles.last_row]} (last_row)")
     return notes
+
+
+def _order_of_actions(table: Table) -> list[str]:
+    """A note if texts of actions were numbered in an order that other programs do not share."""
+    names = table.categories
+    if table.roles.action_names or not all(isinstance(name, str) for name in names):
+        return []
+    moved = [name for name, by_letters in zip(names, sorted(names), strict=True) if name != by_letters]
+    if not moved:
+        return []
+    said = f"actions are numbered in natural order ({listed(names, 8)}), not in that of letters"
+    return [f"{said}; for arrays in another order say action_names"]
 
 
 def _look_through(table: Table, census: bool) -> None:
