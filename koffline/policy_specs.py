@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.labels import Layout
 from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, listed, nearest_name, refuse
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy, load_policy_file
-from koffline.policies.base import TrainingRows, check_spaces, reading
+from koffline.policies.base import TrainingRows, as_numbers, check_spaces, reading
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
 from koffline.untrusted.limits import Refused, parse_json, read_bytes
@@ -29,6 +30,7 @@ from koffline.untrusted.limits import Refused, parse_json, read_bytes
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
 _LONGEST_RECORD = 1 << 24  # bytes
+_AS_LOGGED = "as the file holds them, {}"
 _MOST_LAYERS = 3  # nested epsilons: epsilon:0.1:epsilon:0.1:uniform has two
 
 
@@ -54,7 +56,11 @@ def load_policy(
     if base == "uniform":
         policy = uniform_policy(action_space, observation_shape)
     else:
-        found = _read(path, action_space, observation_shape) if path.is_file() else import_object(str(path))
+        layout = None if features is None else features.layout
+        if path.is_file():
+            found = _read(path, action_space, observation_shape, layout)
+        else:
+            found = import_object(str(path))
         policy = as_policy(found, action_space, observation_shape, str(path), features)
         trained_on, said = training_rows(path), f"If {path.name} was trained on these rows, it looks better"
         is_known = trained_on is not None and len(trained_on.fingerprints) > 0
@@ -116,7 +122,8 @@ def as_policy(
     A callable with a parameter named `generator` is a stochastic continuous policy. If its first parameter is
     named `table`, it gets a polars DataFrame with the columns of the log's table (``features``), categories
     as texts, in place of the array. A torch module gets a float tensor, without gradients, in evaluation
-    mode.
+    mode. If the log's observations hold labels (``features.layout``), the policy gets them as the file holds
+    them; only a model that was made for their encoded columns gets those.
 
     Raises PolicyError if the object is none of these or does not fit the log.
     """
@@ -141,7 +148,10 @@ def _as_policy(
     features: Features | None,
 ) -> Policy:
     """`as_policy` for anything but a spec, without the note on the order of actions."""
+    layout = None if features is None else features.layout
     if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
+        if layout is not None and policy.observation_shape in (None, layout.shape):
+            policy = of_logged_observations(policy, layout)
         own = Discrete(policy.n) if isinstance(policy, DiscretePolicy) else Continuous(policy.k)
         check_spaces(policy.name, (own, policy.observation_shape), (action_space, observation_shape))
         return policy
@@ -154,25 +164,33 @@ def _as_policy(
     if is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
         from koffline.algos.policies import policy_from_algo
 
-        return policy_from_algo(policy, name, action_space, observation_shape)
+        trained_for = tuple(policy.observation_shape or ())
+        if layout is None or trained_for != layout.shape:
+            return policy_from_algo(policy, name, action_space, observation_shape)
+        return of_logged_observations(policy_from_algo(policy, name, action_space, layout.shape), layout)
     refuse(wrong, name)
     policy = ModuleFunction(policy) if is_instance_of_loaded("torch.nn", "Module", policy) else policy
-    asked = _parameters(policy)
+    asked, is_network = _parameters(policy), getattr(policy, "is_network", False)
+    label_notes = tuple[str, ...]()
     if [*asked][:1] == ["table"]:
         if features is None or tuple(observation_shape) != (len(features.names),):
             said = "it asks for a table, but the columns of this log have no names (it comes from no table)"
             raise PolicyError(f"{name}: {said}; take the array of observations instead")
-        policy = TableFunction(policy, features)
+        policy = ViewFunction(policy, features.table)
+    elif layout is not None:
+        policy, said = _of_labels(policy, layout, action_space)
+        label_notes = (f"{name} gets observations {said}",)
     drawn = isinstance(action_space, Discrete) and asked.get("generator")
     needed = "a generator is for continuous actions; return the probabilities of discrete ones"
     refuse({needed: drawn and drawn.default is inspect.Parameter.empty}, name)
-    notes, is_network = tuple[str, ...](), getattr(policy, "is_network", False)
+    notes = tuple[str, ...]()
     if features is not None and isinstance(action_space, Discrete):
         meant = "positions, from 0, in" if is_network else "values of"
         said = f"whole numbers that {name} returns were read as {meant} action_names"
         notes = (f"{said} ({listed(features.actions, 8)})",) * features.is_coded
         policy = policy if is_network else partial(_numbered, policy, name, features)
-    return replace(callable_policy(policy, name, action_space, observation_shape), notes=notes)
+    made = callable_policy(policy, name, action_space, observation_shape)
+    return replace(made, notes=(*label_notes, *notes))
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -183,18 +201,73 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
 
 
-class TableFunction:
-    """Calls a function, whose first parameter is a table of named columns, on observations (N, d)."""
+class ViewFunction:
+    """Calls a function on another form of the log's observations (N, d).
 
-    def __init__(self, function: Callable[..., Any], features: Features) -> None:
-        self._function, self._features = function, features
-        self.__signature__ = inspect.signature(function)
+    view: makes the first argument from the observations, such as a table of named columns.
+    """
+
+    def __init__(self, function: Callable[..., Any], view: Callable[[np.ndarray], Any]) -> None:
+        self._function, self._view = function, view
+        with suppress(TypeError, ValueError):  # a callable without a signature
+            self.__signature__ = inspect.signature(function)
         if (density := getattr(function, "log_density", None)) is not None:
-            self.log_density = TableFunction(density, features)
+            self.log_density = ViewFunction(density, view)
 
     def __call__(self, observations: np.ndarray, *more: Any, **named: Any) -> Any:
-        """Call the function with the table."""
-        return self._function(self._features.table(observations), *more, **named)
+        """Call the function with the view of the observations."""
+        return self._function(self._view(observations), *more, **named)
+
+
+def of_logged_observations(policy: Policy, layout: Layout) -> Policy:
+    """A policy of observations as the file holds them as one of the log's encoded observations."""
+    functions = ["function"]
+    if isinstance(policy, ContinuousPolicy):
+        functions = ["mean_function", "sample_function", "density_function"]
+    given = {name: getattr(policy, name) for name in functions}
+    changed: dict[str, Any] = {
+        name: ViewFunction(function, layout.decode)
+        for name, function in given.items()
+        if function is not None
+    }
+    note = f"{policy.name} gets observations {_AS_LOGGED.format(layout.shape_text)}"
+    notes = (*policy.notes, note)
+    return replace(policy, **changed, observation_shape=(layout.width,), notes=notes)
+
+
+def _of_labels(
+    function: Callable[..., Any], layout: Layout, action_space: ActionSpace
+) -> tuple[Callable[..., Any], str]:
+    """A function of the log's encoded observations, and in words what the given function gets.
+
+    A Python function gets what the file holds. A network may be made for that, as numbers or as indices, or
+    for encoded observations: it gets the first of these for which it gives an answer of the right shape.
+    """
+    of_logged = ViewFunction(function, layout.decode), _AS_LOGGED.format(layout.shape_text)
+    if not getattr(function, "is_network", False):
+        return of_logged
+    of_floats = ViewFunction(function, partial(_decoded_floats, layout)), of_logged[1]
+    as_encoded = function, f"encoded, as the log has them: (N, {layout.width})"
+    for candidate in (of_floats, of_logged, as_encoded):
+        if _answers(candidate[0], layout, action_space):
+            return candidate
+    return of_floats
+
+
+def _decoded_floats(layout: Layout, observations: np.ndarray) -> np.ndarray:
+    return layout.decode(observations).astype(np.float32)
+
+
+def _answers(function: Callable[..., Any], layout: Layout, action_space: ActionSpace) -> bool:
+    """Whether a network gives an answer of the right shape for two observations."""
+    logged = np.zeros((2, *layout.shape))
+    logged.reshape(2, -1)[:] = layout.lowest
+    columns = action_space.n if isinstance(action_space, Discrete) else action_space.k
+    try:
+        shape = np.shape(as_numbers(function(layout.encode(logged))))
+    except Exception:  # whatever a stranger's network raises for an input that it was not made for
+        return False
+    return shape in ((2,), (2, 1), (2, columns))
 
 
 def _numbered(function: Callable[..., Any], name: str, features: Features, observations: np.ndarray) -> Any:
@@ -208,7 +281,9 @@ def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
-def _read(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Any:
+def _read(
+    path: Path, action_space: ActionSpace, observation_shape: Sequence[int], layout: Layout | None = None
+) -> Any:
     """The content of a file: an algorithm, a policy, or a function of a batch of observations."""
     kind = detect(path)
     if kind == "d3":
@@ -218,7 +293,14 @@ def _read(path: Path, action_space: ActionSpace, observation_shape: Sequence[int
 
         return algo_of(file)
     if kind == "npz":
-        return load_policy_file(path, action_space, observation_shape)
+        try:
+            return load_policy_file(path, action_space, observation_shape)
+        except PolicyError:
+            if layout is None:
+                raise
+            with suppress(PolicyError):  # it may be made for observations as the file holds them
+                return load_policy_file(path, action_space, layout.shape)
+            raise
     return load_onnx(path) if kind == "onnx" else read_torchscript(path)
 
 

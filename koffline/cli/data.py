@@ -11,6 +11,7 @@ import click
 
 from koffline.cli.options import INSIDE, Log, LogCommand, log_options, whole
 from koffline.cli.targets import claim, claim_log
+from koffline.data.labels import LAYOUT
 from koffline.data.sources import FORMATS
 from koffline.data.spaces import ACTIONS, ENCODINGS, NAMES
 from koffline.errors import ConfigError, counted, printable
@@ -141,7 +142,7 @@ def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, st
         for column, encoding in features.encodings.items():
             yield f"{printable(column)}, {encoding.kind}", printable(", ".join(encoding.categories))
     for key, value in found["extra"].items():
-        if features is None or key not in (NAMES, ENCODINGS):
+        if features is None or key not in (NAMES, ENCODINGS, LAYOUT):
             yield printable(str(key)), printable(str(value))
     for sign in found["structure"]:
         yield "warning", printable(sign)

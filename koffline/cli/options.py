@@ -241,8 +241,9 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     for name in ("impute", "encode"):
         if name in said:
             said[name] = dict(_by_column(f"--{name}", text) for text in said[name])
-    if said == {"one_step": True} and file is None:
-        return said  # options of any log, not only of tables
+    is_of_any_log = said.keys() <= {"one_step", "encode"} and said.get("one_step") is not False
+    if is_of_any_log and file is None:
+        return said  # options that arrays understand too
     probabilities = {"behavior_probability", "behavior_log_probability"}
     for name in probabilities - said.keys() if probabilities & said.keys() else ():
         settled.pop(name, None)

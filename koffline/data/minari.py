@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import numpy as np
 
 from koffline.data import raw
 from koffline.data.kinds import METADATA, OWN_FILES, data_folder
-from koffline.data.spaces import ActionSpace, Continuous, Discrete, SpaceRequest
+from koffline.data.labels import MOST_LABELS, Part, make_layout
+from koffline.data.spaces import ActionSpace, Continuous, Discrete, Features, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, refuse
 from koffline.store.files import atomic_folder, reading
@@ -65,6 +67,17 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
         actions, notes = columns["actions"], list[str]()
         if actions.ndim > 2:
             columns["actions"] = actions.reshape(len(actions), -1)
+        shape = columns["observations"].shape[1:]
+        layout = None if ours else make_layout(_columns_of(parts), shape, source)
+        if layout is not None:
+            boxes = [space.dtype for _, space in parts.values() if isinstance(space, spaces.Box)]
+            kind = np.result_type(np.float32, *boxes)
+            for name in ("observations", "next_observations"):
+                columns[name] = layout.encode(columns[name], kind)
+            features = Features.of_layout(layout).to_extra()
+            metadata = replace(described.metadata, extra={**described.metadata.extra, **features})
+            described = replace(described, metadata=metadata)
+            notes.append(layout.note)
         if "observations" not in parts:
             said = ", ".join(f"{name} {space.shape}" for name, space in parts.values())
             notes.append(f"observations were flattened and joined in this order: {said}")
@@ -87,7 +100,7 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
 
     found = {}
     for keys, leaf in _leaves(space):
-        kinds = (spaces.Box, spaces.MultiBinary, *(() if keys else (spaces.Discrete, spaces.MultiDiscrete)))
+        kinds = (spaces.Box, spaces.MultiBinary, spaces.Discrete, spaces.MultiDiscrete)
         if not isinstance(leaf, kinds):
             name = f"observation part {'/'.join(map(str, keys))}" if keys else "the observation"
             remedy = "flatten the observations before recording (gymnasium.wrappers.FlattenObservation)"
@@ -97,6 +110,32 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
         inside = (f"_index_{key}" if isinstance(key, int) else key for key in keys)
         found["/".join(["observations", *inside])] = "/".join(map(str, keys)), leaf
     return found
+
+
+def _columns_of(parts: dict[str, tuple[str, Any]]) -> Iterator[Part]:
+    """The columns of an observation; those of Discrete and MultiDiscrete spaces hold labels.
+
+    Raises DataError for more labels than memory allows.
+    """
+    from gymnasium import spaces
+
+    for key, space in parts.values():
+        name = key or "observation"
+        if isinstance(space, spaces.Discrete):
+            yield Part(name, labels=_labels(name, int(space.start), int(space.n)))
+        elif isinstance(space, spaces.MultiDiscrete):
+            counts, starts = np.ravel(space.nvec), np.ravel(getattr(space, "start", 0 * space.nvec))
+            for i, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+                yield Part(f"{name}[{i}]", labels=_labels(name, start, count))
+        else:
+            yield Part(name, size=math.prod(space.shape))
+
+
+def _labels(name: str, start: int, count: int) -> range:
+    if count > MOST_LABELS:
+        said = f"observation {name} is a label with {count} values, more than {MOST_LABELS}"
+        raise DataError(f"{said}; number only those that occur, or record quantities as a Box")
+    return range(start, start + count)
 
 
 def _leaves(space: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

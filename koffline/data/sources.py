@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import h5py
 
 from koffline.data import remote
+from koffline.data.array_labels import OF_ARRAYS, with_labels
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
 from koffline.data.disk.writer import ShardWriter, open_lazy
@@ -60,8 +62,9 @@ def open_transitions(
     ``action_space`` overrides what the log declares; without either, the reader assumes one and says so in
     ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. With ``lazy`` the rows of a folder of
     shards, at a path or URL, stay on disk. ``mapping`` (a TableMapping, a dict, or a YAML file) says what the
-    columns of a table are; ``{"one_step": True}`` makes every row of any flat file an episode. Raises
-    DataError in one line.
+    columns of a table are; ``{"one_step": True}`` makes every row of any flat file an episode, and
+    ``{"encode": {"observations": "one-hot"}}`` says that numbers in arrays are labels. Raises DataError in
+    one line.
     """
     if isinstance(source, Transitions):
         if lazy or mapping is not None:
@@ -110,6 +113,10 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
         from koffline.data.table.reading import read_table
 
         return read_table(name, mapping, action_space)
+    asked = dict(mapping) if isinstance(mapping, Mapping) else {}
+    if "encode" in asked:
+        others = {"one_step": True} if "one_step" in asked else None
+        return with_labels(open_raw(source, action_space, others), asked["encode"], name)
     of_minari, one_step = name.startswith(MINARI), mapping is not None
     if one_step and (of_minari or remote.is_folder(name)):
         raise DataError(f"{name} holds episodes; {_NOT_FLAT}")
@@ -137,8 +144,13 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
 
 
 def _is_table(name: str, mapping: _Mapping) -> bool:
-    """Whether to read a log as a table: it is one, or its mapping has more than ``one_step``."""
-    return mapping not in (None, {"one_step": True}) or is_table_source(name)
+    """Whether to read a log as a table: it is one, or its mapping has more than arrays understand."""
+    if is_table_source(name):
+        return True
+    if not isinstance(mapping, Mapping):
+        return mapping is not None
+    is_of_arrays = bool(mapping) and OF_ARRAYS.issuperset(mapping)
+    return not is_of_arrays or mapping.get("one_step", True) is not True
 
 
 def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:

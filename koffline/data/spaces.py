@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from koffline.data.labels import Layout
 from koffline.errors import DataError, PolicyError, listed
 
 if TYPE_CHECKING:
     import polars as pl
 
-ONE_HOT, ORDINAL = "one-hot", "ordinal"
+ONE_HOT: Literal["one-hot"] = "one-hot"
+ORDINAL: Literal["ordinal"] = "ordinal"
 # Keys in the ``extra`` of metadata.
 NAMES, ENCODINGS, ACTIONS = "feature_names", "encodings", "action_names"
 # Largest discrete space: larger ones in a file would exhaust the memory, as policies return (N, n).
@@ -134,17 +136,30 @@ class Encoding:
 class Features:
     """``names`` of the d numbers of an observation; ``encodings`` of the columns that were categories.
 
-    ``actions``: the texts of discrete actions, in the order of their numbers.
+    ``actions``: the texts of discrete actions, in the order of their numbers. ``layout``: of labels that the
+    file holds as whole numbers, so that a policy gets them as they are; None without such labels.
     """
 
     names: tuple[str, ...]
     encodings: Mapping[str, Encoding] = field(default_factory=dict)
     actions: tuple[str, ...] = ()
+    layout: Layout | None = None
+
+    @classmethod
+    def of_layout(cls, layout: Layout) -> Features:
+        """Features of observations that hold labels; those that are one-hot are categories."""
+        encodings = {
+            part.name: Encoding(ONE_HOT, tuple(map(str, part.labels)))
+            for part in layout.parts
+            if part.labels is not None and not part.is_coded
+        }
+        return cls(layout.names, encodings, layout=layout)
 
     def to_extra(self) -> dict[str, Any]:
         """Plain values for the ``extra`` of metadata."""
         encoded = {name: {each.kind: list(each.categories)} for name, each in self.encodings.items()}
-        return {NAMES: list(self.names), **({ENCODINGS: encoded} if encoded else {})}
+        layout = {} if self.layout is None else self.layout.to_extra()
+        return {NAMES: list(self.names), **({ENCODINGS: encoded} if encoded else {}), **layout}
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> Features | None:
@@ -159,7 +174,12 @@ class Features:
             fit = all(set(each.names(column)) <= set(names) for column, each in encodings.items())
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
-        return cls(names, encodings, tuple(map(str, extra.get(ACTIONS, ())))) if known and fit else None
+        if not (known and fit):
+            return None
+        layout = Layout.from_extra(extra)
+        if layout is not None and layout.names != names:
+            return None
+        return cls(names, encodings, tuple(map(str, extra.get(ACTIONS, ()))), layout)
 
     def table(self, observations: np.ndarray) -> pl.DataFrame:
         """Observations (N, d) as a table with columns by name; categories as texts, as in the log's table."""

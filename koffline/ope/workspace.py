@@ -294,6 +294,9 @@ def _answers(policy: Policy, states: np.ndarray) -> np.ndarray:
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
     """Given start states, converted to the dtype of the log's observations. Raises DataError."""
     starts, expected = np.asarray(given), transitions.observation_shape
+    features = transitions.metadata.features
+    if features is not None and features.layout is not None and starts.dtype.kind in "biuf":
+        starts = features.layout.encode_if_logged(starts, transitions.observations.dtype)
     has_shape = starts.dtype.kind in "biuf" and starts.shape == (len(given), *expected)
     if not has_shape or not len(starts) or not np.isfinite(starts).all():
         received = f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN among them"

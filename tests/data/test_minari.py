@@ -15,7 +15,7 @@ from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, roll_out
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-KIND = spaces.Dict({"x": BOX, "kind": spaces.Discrete(2)})
+KIND = spaces.Dict({"x": BOX, "kind": spaces.Text(3)})
 CAMERA = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8), "x": BOX})
 
 
@@ -115,10 +115,10 @@ class TestReading:
 
     def test_parts_that_are_no_numbers_are_refused_with_the_remedy(self, tmp_path):
         def kinds(seen):
-            return {"x": seen, "kind": np.zeros(len(seen), dtype=np.int64)}
+            return {"x": seen, "kind": ["ab"] * len(seen)}
 
         folder = record(tmp_path / "walk", roll_out(), KIND, to_stored=kinds)
-        with pytest.raises(DataError, match=r"part kind is Discrete\(2\).*FlattenObservation"):
+        with pytest.raises(DataError, match=r"part kind is Text\(.*FlattenObservation"):
             open_transitions(folder)
 
     def test_missing_observations_are_noticed(self, tmp_path):

@@ -39,8 +39,8 @@ def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
     return names
 
 
-def _encoding(given: Any) -> Any:
-    """An Encoding from ``ordinal``, ``ordinal:s,m,l`` or ``{ordinal: [s, m, l]}``."""
+def as_encoding(given: Any) -> Any:
+    """An Encoding from ``ordinal``, ``ordinal:s,m,l`` or ``{ordinal: [s, m, l]}``. Raises ValueError."""
     if isinstance(given, str):
         kind, colon, names = given.partition(":")
         given = {kind: [name.strip() for name in names.split(",")] if colon else []}
@@ -100,7 +100,7 @@ class TableMapping(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     observations: _Names = ()
-    encode: dict[_Name, Annotated[Any, pydantic.AfterValidator(_encoding)]] = {}
+    encode: dict[_Name, Annotated[Any, pydantic.AfterValidator(as_encoding)]] = {}
     next_observations: _Names = ()
     action: _Names = ()
     action_names: Annotated[
