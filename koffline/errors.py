@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -60,7 +61,36 @@ def printable(text: str) -> str:
     """The text in one line, without control characters; long words and long texts are shortened."""
     text = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…{word[0][-20:]}", text)
     cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
-    return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in cut)
+    return "".join(_visible(character) for character in cut)
+
+
+def without_controls(text: str) -> str:
+    """The whole text, its lines and tabs kept, without characters that a terminal or a browser obeys.
+
+    They may stand in names that come from files: of actions, columns, groups.
+    """
+    if text.isprintable():
+        return text
+    return "".join(character if character in "\n\t" else _visible(character) for character in text)
+
+
+def escaped_json(text: str) -> str:
+    """A JSON text in which every character that is no print is an escape: ``\\u001b``, ``\\udcff``.
+
+    Texts with letters of all languages stay readable, can be stored as UTF-8, and are harmless on a terminal.
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(
+        character if character == "\n" or character.isprintable() else json.dumps(character)[1:-1]
+        for character in text
+    )
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else "�"
 
 
 def is_control(character: str) -> bool:

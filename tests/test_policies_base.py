@@ -41,6 +41,18 @@ def test_probabilities_are_renormalised_in_float64():
         np.testing.assert_array_equal(discrete(indices).probabilities(rows(2)), [[0, 0, 1], [1, 0, 0]])
 
 
+@pytest.mark.parametrize("as_output", [lambda p: p, lambda p: p.float(), lambda p: p.double().numpy()])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_probabilities_of_half_precision_are_rescaled(kind, as_output):
+    """Their sums are off by what the type rounds, also where they were converted after the softmax."""
+    logits = torch.randn((500, 3), generator=torch.Generator().manual_seed(0))
+    half = torch.softmax(logits.to(kind), dim=-1)
+    assert (half.double().sum(dim=1) - 1.0).abs().max() > 1e-4  # a float32 softmax is ten times as near
+    result = discrete(as_output(half)).probabilities(rows(500))
+    np.testing.assert_allclose(result.sum(axis=1), 1.0, atol=1e-15)
+    np.testing.assert_allclose(result, torch.softmax(logits.double(), dim=-1), rtol=0.05)
+
+
 @pytest.mark.parametrize(
     ("is_discrete", "output", "words"),
     [
@@ -54,6 +66,9 @@ def test_probabilities_are_renormalised_in_float64():
         (False, np.zeros((1, 2)), ["(1, 3)"]),
         (False, np.array([[0.0, np.inf, 0.0]]), ["not finite"]),
         (False, np.full((1, 3), 0.5 + 1j), ["complex numbers"]),
+        (True, np.ma.masked_array(np.full((1, 3), 1 / 3), mask=True), ["masked", "3 of its 3 values"]),
+        (False, np.ma.masked_array(np.zeros((1, 3)), mask=[[1, 0, 0]]), ["masked", "1 of its 3 values"]),
+        (True, np.array([[0.3, 0.4, 0.301]]), ["sums to 1.001", "divide them by their sum"]),
     ],
 )
 def test_bad_output_is_one_line_with_the_remedy(is_discrete, output, words):

@@ -191,7 +191,7 @@ def validate(log: Log) -> None:
         findings = inspect_log(raw)
     _print_notes(metadata.notes)
     for finding in findings:
-        click.echo(f"{finding.severity}: {finding.message}", err=finding.severity == "error")
+        click.echo(f"{finding.severity}: {printable(finding.message)}", err=finding.severity == "error")
     if any(finding.severity == "error" for finding in findings):
         click.get_current_context().exit(2)
     warnings = counted(len(findings), "warning") if findings else "no warnings"

@@ -11,7 +11,7 @@ import click
 
 from koffline.cli.options import QUIET, SEED, WORKERS, Option, check_source, set_option, whole, worker_options
 from koffline.cli.targets import Given, claim, long_part
-from koffline.errors import ConfigError, printable
+from koffline.errors import ConfigError, printable, without_controls
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
 from koffline.store import stored_run
 from koffline.store.run_record import shown_command
@@ -109,7 +109,7 @@ def sweep(
     folder = claim(folder, is_whole=False, inputs=None if resume else [config, *plan.inputs])
     with long_part(f"what is trained is in {folder}/runs: the same command goes on"):
         summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command(), not quiet)
-    make_console().print(Markdown(as_markdown(summary)))
+    make_console().print(Markdown(without_controls(as_markdown(summary))))
     runs = len(plan.settings) * len(plan.seeds)
     click.echo(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
     if failed := summary.failures:

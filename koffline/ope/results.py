@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.disk.log import AnyLog
-from koffline.errors import percent
+from koffline.errors import escaped_json, percent
 from koffline.ope.value_functions import ValueFunction
 from koffline.store.run_record import versions
 
@@ -30,7 +30,7 @@ class Record:
     def to_json(self, timing: bool = True) -> str:
         """The record as JSON, keys in reading order. timing: include seconds, which differ in every run."""
         kept = self.as_dict() if timing else without_seconds(self.as_dict())
-        return json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False)
+        return escaped_json(json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def plain(value: Any) -> Any:

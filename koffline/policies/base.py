@@ -23,6 +23,10 @@ CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
 CHUNK_NUMBERS = 1 << 24
 SUM_TOLERANCE = 1e-4
+# Half-precision types round each probability by up to half of this spacing at 1, and a sum likewise.
+HALF_SPACINGS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+# A sum this near 1, of numbers in [0, 1], belongs to rounded probabilities and not to logits.
+_NEARLY_ONE = 0.05
 # A probability computed as 1 - sum of the others in float32 may come out this far below zero.
 NEGATIVE_TOLERANCE = 1e-6
 reading = partial(one_line_errors, kind=PolicyError)
@@ -189,7 +193,14 @@ def call_in_chunks(
 
 def as_numbers(raw: Any) -> np.ndarray:
     """Convert a function's output to a float64 or bool array. Raises PolicyError."""
-    raw = raw.detach().cpu() if hasattr(raw, "detach") else raw
+    if hasattr(raw, "detach"):
+        raw = raw.detach().cpu()
+        is_float = hasattr(raw, "is_floating_point") and raw.is_floating_point()
+        raw = raw.double() if is_float else raw  # numpy has no bfloat16
+    if np.ma.is_masked(raw):
+        missing = int(np.ma.getmaskarray(raw).sum())
+        masked = f"the output is a masked array without {missing} of its {np.size(raw)} values"
+        raise PolicyError(f"{masked}; return numbers in all places")
     try:
         if np.iscomplexobj(raw):
             raise ValueError("complex numbers")
@@ -201,7 +212,10 @@ def as_numbers(raw: Any) -> np.ndarray:
 
 
 def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
-    """Check probabilities (N, n). Rows with sums within 1e-4 of 1 are rescaled; indices become one-hot."""
+    """Check probabilities (N, n); indices become one-hot.
+
+    Rows are rescaled whose sums are within 1e-4 of 1, or of half-precision numbers within their rounding.
+    """
     if output.shape in ((rows,), (rows, 1)):
         indices = _finite(output.reshape(rows), "probabilities").astype(np.float64)
         if n == 1:  # the single action is certain, given as a probability or an index
@@ -219,15 +233,35 @@ def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
     array = _finite(output, "probabilities")
     with np.errstate(over="ignore"):  # of 1e308: refused below
         sums, least = array.sum(axis=1), array.min(axis=1, initial=np.inf)
-    is_off = np.abs(sums - 1.0) > SUM_TOLERANCE
+    errors = np.abs(sums - 1.0)
+    is_off = errors > SUM_TOLERANCE
+    if is_off.any():
+        is_off = errors > max(SUM_TOLERANCE, 2.0 * _half_spacing(array))
     wrong = is_off | (least < -NEGATIVE_TOLERANCE)
     if wrong.any():
         row = int(wrong.argmax())
         what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
         remedy = "for logits return softmax(logits), for action values return their argmax"
+        if errors[row] < _NEARLY_ONE and least[row] >= 0.0 and array[row].max() <= 1.0:
+            remedy = (
+                "these are probabilities that were rounded; divide them by their sum, in float32 or better"
+            )
         raise PolicyError(f"row {row} of the probabilities {what}; {remedy}")
     array = np.clip(array, 0.0, None)
     return array / array.sum(axis=1, keepdims=True)
+
+
+def _half_spacing(array: np.ndarray) -> float:
+    """Spacing at 1 of the coarsest half-precision type that holds all numbers of an array exactly; else 0.
+
+    The numbers tell it also where they were converted after the softmax.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        half, single = array.astype(np.float16), array.astype(np.float32)
+    # a bfloat16 is a float32 whose last 16 bits are zero
+    if np.array_equal(array, single) and not (single.view(np.uint32) & 0xFFFF).any():
+        return HALF_SPACINGS["bfloat16"]
+    return HALF_SPACINGS["float16"] if np.array_equal(array, half) else 0.0
 
 
 def _actions(output: np.ndarray, rows: int, k: int) -> Actions:

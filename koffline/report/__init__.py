@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from koffline.errors import escaped_json, without_controls
 from koffline.store.files import atomic_folder
 from koffline.store.run_record import FILE, check_results, result_files, shown_command
 
@@ -51,7 +52,7 @@ class Report:
             (folder / self.marker).write_text(self.found.to_json(timing=False) + "\n", encoding="utf-8")
             page = self.render({name: _svg(figure) for name, figure in figures.items()})
             (folder / "report.html").write_text(page, encoding="utf-8")
-            text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
+            text = escaped_json(json.dumps(run, indent=2, ensure_ascii=False)) + "\n"
             (folder / FILE).write_text(text, encoding="utf-8")
         return out / "report.html"
 
@@ -67,7 +68,13 @@ class Report:
         from koffline.report import words  # tables of commands that need no results are printed without it
 
         places = FileSystemLoader(Path(__file__).parent)
-        environment = Environment(loader=places, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment = Environment(
+            loader=places,
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=_finished,  # of every value before it is escaped
+        )
         environment.filters |= {name: value for name, value in vars(words).items() if callable(value)}
         template = environment.get_template(self.marker.replace(".json", ".html.j2"))
         return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
@@ -88,6 +95,13 @@ class Report:
             console.print(f"report: {page}", soft_wrap=True)
 
 
+def _finished(value: Any) -> Any:
+    """A value of a template: texts without control characters; what is HTML already is made of such texts."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return without_controls(value)
+    return value
+
+
 def _svg(figure: Figure) -> str:
     """The figure as an inline element, without the XML prologue and metadata."""
     import matplotlib as mpl
@@ -100,10 +114,18 @@ def _svg(figure: Figure) -> str:
 
 
 def make_console(width: int = _WIDTH) -> Console:
-    """Console as wide as the terminal, or wide enough not to break numbers; without markup."""
+    """Console as wide as the terminal, or wide enough not to break numbers; without markup.
+
+    It prints texts without control characters.
+    """
     from rich.console import Console
 
-    console = Console(emoji=False, markup=False)
+    class CleanConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            shown = [without_controls(each) if isinstance(each, str) else each for each in objects]
+            super().print(*shown, **options)
+
+    console = CleanConsole(emoji=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, width)
     return console
@@ -118,14 +140,16 @@ def print_table(
     """
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=bool(columns))
+    table = Table(title=without_controls(title), title_justify="left", show_header=bool(columns))
     if not columns:
         table.add_column(style="bold")
     for name in columns or ("",):
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        table.add_column(
+            without_controls(name), justify="right" if name in right else "left", overflow="fold"
+        )
     for rows in parts:
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(without_controls, row))
         table.add_section()
     console.print(table)
 
@@ -134,4 +158,5 @@ def print_labelled(console: Console, label: str, text: str, style: str = "yellow
     """Print one long line after a coloured label."""
     from rich.text import Text
 
-    console.print(Text.assemble((f"{label}:", style), f" {text}"), soft_wrap=True)
+    heading = without_controls(f"{label}:")
+    console.print(Text.assemble((heading, style), without_controls(f" {text}")), soft_wrap=True)

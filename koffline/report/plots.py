@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from koffline.errors import without_controls
 from koffline.ope.results import Interval
 from koffline.report.words import CALIBRATED, CERTIFIED, UNCERTAIN, promise
 
@@ -124,7 +125,7 @@ def plot_intervals(
         for color, (name, mark) in zip((INK, SOFT), marks, strict=False):
             if mark is not None:
                 axes.axvline(mark, color=color, lw=1.6, ls="--", label=f"{name} {mark:.4g}")
-        axes.set_yticks(range(len(lines)), [line.name for line in lines])
+        axes.set_yticks(range(len(lines)), [without_controls(line.name) for line in lines])
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.set_xlim(window)
