@@ -1,8 +1,39 @@
 """The commands ``koffline`` and ``python -m koffline``; Ctrl-C is quiet also while modules are imported."""
 
-import os
-import signal
 import sys
+
+
+def _leave_the_folder_out() -> None:
+    """Take the current folder off ``sys.path``, where ``python -m`` has put it before everything else.
+
+    Otherwise a file in a folder of data runs if it has the name of a module that some library looks for. The
+    folder stays if this koffline lies in it and another one is installed: workers should run this one, too.
+    """
+    import os  # loaded before any folder was on the path
+    from importlib.machinery import PathFinder
+
+    if sys.flags.isolated or getattr(sys.flags, "safe_path", False) or not sys.path:
+        return
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was deleted, and then it is not on the path
+        return
+    if sys.path[0] not in ("", folder):
+        return
+    this = os.path.abspath(os.path.dirname(__file__))
+    if os.path.dirname(this) == folder:
+        installed = PathFinder.find_spec("koffline", sys.path[1:])
+        place = None if installed is None else installed.origin
+        if place is None or not os.path.samefile(os.path.dirname(place), this):
+            return
+    del sys.path[0]
+
+
+if __name__ == "__main__" and __spec__ is not None:  # before anything else is imported
+    _leave_the_folder_out()
+
+import os  # noqa: E402
+import signal  # noqa: E402
 
 
 def main() -> None:

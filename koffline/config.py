@@ -206,13 +206,13 @@ def read_layers(
     others to the current folder.
     """
     if isinstance(source, Mapping):
-        content, folder = copy.deepcopy(dict(source)), Path.cwd()
+        content, folder = copy.deepcopy(dict(source)), Path()
     else:
         content, folder = read_yaml(source), Path(source).resolve().parent
     _make_absolute(content, files, folder)
     for name, value in assignments.items():
         _assign(content, name, value)
-    _make_absolute(content, files, Path.cwd())
+    _make_absolute(content, files, Path())
     return content
 
 

@@ -22,10 +22,11 @@ from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, listed, nearest_name, refuse
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy, load_policy_file
-from koffline.policies.base import TrainingRows, as_numbers, check_spaces, reading
+from koffline.policies.base import TrainingRows, as_numbers, check_spaces
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
 from koffline.untrusted.limits import Refused, parse_json, read_bytes
+from koffline.untrusted.user_code import current_folder, user_code, user_modules
 
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
@@ -307,27 +308,26 @@ def _read(
 def import_object(spec: str) -> Any:
     """Import the object named by `package.module:name`; this runs the module.
 
-    The current directory is searched first, as with `python -m`. Raises PolicyError if the module or the name
-    is missing, or the module fails.
+    The current folder is searched first, as with `python -m`, for this module and for what the modules of
+    this folder import. Raises PolicyError if the module or the name is missing, or the module fails.
     """
     module_name, _, attribute = spec.partition(":")
     say_it_runs_code(spec, f"runs the Python module {module_name}")
-    directory = os.getcwd()
-    sys.path.insert(0, directory)
+    here = current_folder()  # ours: user code may have moved to another one
+    searched = here or "the current folder, which was deleted,"
     importlib.invalidate_caches()  # the module may have been written a moment ago
-    folder = f"install it or run from the folder that holds it ({directory} was searched)"
+    folder = f"install it or run from the folder that holds it ({searched} was searched)"
     remedy = f"{folder}; a module must be importable on its own, and named without .py"
-    try:
-        with reading(spec, f"importing {module_name} failed", remedy):
-            target = importlib.import_module(module_name)
-    finally:
-        if directory in sys.path:  # remove only our entry: the module may have added others
-            sys.path.remove(directory)
-    for part in attribute.split("."):
-        if not hasattr(target, part):
-            public = [name for name, value in vars(target).items() if name[0] != "_" and callable(value)]
-            raise PolicyError(f"{spec}: {module_name} has no '{part}'; {nearest_name(part, public)}")
-        target = getattr(target, part)
+    importing = user_code(spec, f"importing {module_name} failed", remedy, PolicyError)
+    with importing, user_modules.named(module_name, folder=here):
+        target = importlib.import_module(module_name)
+    getting = user_code(spec, f"getting {attribute} failed", "give a name in that module", PolicyError)
+    with getting:  # a module may have code for this, too
+        for part in attribute.split("."):
+            if not hasattr(target, part):
+                public = [name for name, value in vars(target).items() if name[0] != "_" and callable(value)]
+                raise PolicyError(f"{spec}: {module_name} has no '{part}'; {nearest_name(part, public)}")
+            target = getattr(target, part)
     return target
 
 

@@ -41,6 +41,7 @@ def _lines(title: str, total: int | None) -> Tell:
         if now >= due:
             due = now + _BETWEEN_LINES
             step = f"step {done:,}{f' of {total:,}' if total else ''}{', ' * bool(note)}{note}"
-            print(f"{title}: {step}, {now - began:.0f} s", file=stream, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # nobody listens any more; the work goes on
+                print(f"{title}: {step}, {now - began:.0f} s", file=stream, flush=True)
 
     return tell

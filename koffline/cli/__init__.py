@@ -7,14 +7,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
 from koffline import __version__
+from koffline.cli.output import print_what_is_possible, say, unwritten
 from koffline.errors import KofflineError, is_control, nearest_name, printable
 from koffline.store.run_record import command_line
+from koffline.untrusted.user_code import separate_process_state
 
 
 class KofflineGroup(click.Group):
@@ -59,12 +60,18 @@ class KofflineGroup(click.Group):
             for word in words:
                 if any(map(is_control, word)):  # terminals would execute it in the error message
                     raise click.UsageError(f"'{word}' holds control characters; rename the file or drop them")
-            with command_line(words):
+            with command_line(words), separate_process_state():
                 code = super().main(args, *others, standalone_mode=False, **extra)  # type: ignore[call-overload]
         except (click.ClickException, click.Abort) as error:
             if not standalone_mode:
                 raise
             raise _ended(error) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a help text on a full disk
+            if not standalone_mode:
+                raise
+            raise _failed(_not_written(error)) from None
         if not standalone_mode:
             return code
         raise SystemExit(code if isinstance(code, int) else 0)
@@ -87,13 +94,16 @@ class KofflineGroup(click.Group):
         except OSError as error:
             place = error.filename or "the system"
             message = f"{place}: {error.strerror or error}; check the path and the disk"
+        except UnicodeEncodeError as error:
+            name = error.object[:80].encode("ascii", "backslashreplace").decode("ascii")
+            message = f"'{name}' has no form in this locale's encoding {error.encoding}; set PYTHONUTF8=1"
         raise _failed(message)
 
 
 def _ended(error: click.ClickException | click.Abort) -> SystemExit:
     """Print in one line why a command line failed before its command ran; return the SystemExit to raise."""
     if isinstance(error, click.Abort):
-        click.echo("interrupted; nothing was written", err=True)
+        say("interrupted; nothing was written", err=True)
         return SystemExit(130)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
@@ -134,8 +144,13 @@ def _with_remedy(error: click.ClickException, context: click.Context | None) -> 
 
 def _failed(message: str) -> SystemExit:
     """Print an error in one line and return the SystemExit to raise."""
-    click.echo(f"error: {printable(message)}", err=True)
+    with contextlib.suppress(OSError):  # nobody can be told
+        say(f"error: {printable(message)}", err=True)
     return SystemExit(2)
+
+
+def _not_written(error: OSError) -> str:
+    return f"the output cannot be written ({error.strerror or error}); check where it goes"
 
 
 @click.group(cls=KofflineGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -153,15 +168,20 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the ``koffline`` command."""
-    # Run as `python -m koffline`, the current directory is importable; make `koffline` find
-    # `package.module:name` policies in the same way.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    print_what_is_possible()
     # A SIGTERM counts as Ctrl-C: unfinished output is removed, and the user learns how to resume.
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminate)
-    cli(prog_name="koffline")
+    end: Any = 0
+    try:
+        cli(prog_name="koffline")
+    except SystemExit as error:
+        end = error.code
+    problem = unwritten()
+    if problem is not None and not isinstance(problem, BrokenPipeError) and not end:
+        end = _failed(_not_written(problem)).code
+        unwritten()
+    raise SystemExit(end)
 
 
 def _terminate(number: int, frame: object) -> None:

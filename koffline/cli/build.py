@@ -10,6 +10,7 @@ import click
 
 from koffline.builders import KINDS, NAME, add_to_manifest, read_manifest
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
+from koffline.cli.output import say
 from koffline.cli.targets import claim, claim_log, long_part
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
@@ -59,8 +60,8 @@ class BuildTarget:
     def record(self, log: Any) -> None:
         """Add the finished dataset to the manifest and print what was written."""
         add_to_manifest(self._manifest, self.path, log, full_command(), self._seed)
-        click.echo(f"{self._out}: {log}")
-        click.echo(f"sha256 {log.sha256}, entry in {self._manifest}")
+        say(f"{self._out}: {log}")
+        say(f"sha256 {log.sha256}, entry in {self._manifest}")
 
 
 def _target_options(command: Command) -> Command:
@@ -203,4 +204,4 @@ def policy(env: str, gamma: float, temperature: float | None, out: str, force: b
     path = claim(out)
     check_target(path, force)
     save_grid_policy(path, learn_grid_policy(name, gamma, temperature))
-    click.echo(f"{path}: a policy for {env}")
+    say(f"{path}: a policy for {env}")

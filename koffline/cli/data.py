@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.cli.options import INSIDE, Log, LogCommand, log_options, whole
+from koffline.cli.output import say
 from koffline.cli.targets import claim, claim_log
 from koffline.data.labels import LAYOUT
 from koffline.data.sources import FORMATS
@@ -58,7 +59,7 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
         with atomic_file(Path(out), force) as temporary:
             temporary.write_text(found.to_yaml(), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(found.to_json(), default=str))
+        say(json.dumps(found.to_json(), default=str))
     else:
         _print_inspection(found, out)
 
@@ -74,18 +75,18 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
         rows.append([printable(str(cell)) for cell in (*cells, each.role, each.reason)])
     print_table(make_console(_WIDTH), f"{found.source}, {found.rows} rows looked at", columns, rows)
     for number, problem in enumerate(found.problems, 1):
-        click.echo(f"problem {number}: {printable(problem)}")
+        say(f"problem {number}: {printable(problem)}")
     _print_notes(found.notes)
     if out is not None:
         use = f"koffline evaluate {found.source} --mapping {out} --policy POLICY --gamma 0.99"
-        click.echo(f"{out}: edit it, then {use}")
+        say(f"{out}: edit it, then {use}")
     elif found.mapping:
-        click.echo(f"\n{found.to_yaml()}")
+        say(f"\n{found.to_yaml()}")
 
 
 def _print_notes(notes: Iterable[str]) -> None:
     for note in notes:
-        click.echo(f"note: {printable(note)}")
+        say(f"note: {printable(note)}")
 
 
 @data.command(cls=LogCommand)
@@ -107,7 +108,7 @@ def info(log: Log, as_json: bool) -> None:
     rows = log.open()
     found = summarise(rows, log.stream, progress=True) if log.stays_on_disk else summarise(rows)
     if as_json:
-        click.echo(json.dumps(found, default=str))
+        say(json.dumps(found, default=str))
         return
     from koffline.report import make_console, print_table
 
@@ -191,11 +192,11 @@ def validate(log: Log) -> None:
         findings = inspect_log(raw)
     _print_notes(metadata.notes)
     for finding in findings:
-        click.echo(f"{finding.severity}: {printable(finding.message)}", err=finding.severity == "error")
+        say(f"{finding.severity}: {printable(finding.message)}", err=finding.severity == "error")
     if any(finding.severity == "error" for finding in findings):
         click.get_current_context().exit(2)
     warnings = counted(len(findings), "warning") if findings else "no warnings"
-    click.echo(f"{log.source}: {count} rows, no errors, {warnings}")
+    say(f"{log.source}: {count} rows, no errors, {warnings}")
 
 
 @data.command(cls=LogCommand)
@@ -224,7 +225,7 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
     else:
         rows = convert_to_shards(log.source, target, shard_rows, force, log.space, log.mapping)
     _print_notes(rows.metadata.notes)
-    click.echo(f"{target} ({form}): {rows}")
+    say(f"{target} ({form}): {rows}")
 
 
 @data.command(cls=LogCommand)
@@ -256,4 +257,4 @@ def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: b
     _print_notes(rows.metadata.notes)
     for name, form, part in zip((target, rest), forms, parts, strict=True):
         write_transitions(part, name, form, force)
-        click.echo(f"{name} ({form}): {part}")
+        say(f"{name} ({form}): {part}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.cli.options import QUIET, SEED, WORKERS, Option, check_source, set_option, whole, worker_options
+from koffline.cli.output import say
 from koffline.cli.targets import Given, claim, long_part
 from koffline.errors import ConfigError, printable, without_controls
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
@@ -111,7 +112,7 @@ def sweep(
         summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command(), not quiet)
     make_console().print(Markdown(without_controls(as_markdown(summary))))
     runs = len(plan.settings) * len(plan.seeds)
-    click.echo(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
+    say(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
     if failed := summary.failures:
         name, error = next(iter(failed.items()))
         raise ConfigError(
@@ -247,5 +248,5 @@ def reproduce(
     run = Run(name, folder, Scale(quick, seed), **where, **chosen)
     with long_part(f"what is finished is in {run.cells_folder}: the same command goes on"):
         results = run_experiment(run)
-    click.echo((run.folder / f"{name}.md").read_text(encoding="utf-8"))
-    click.echo(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")
+    say((run.folder / f"{name}.md").read_text(encoding="utf-8"))
+    say(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 from importlib.util import find_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import click
 
+from koffline.cli.output import say
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, KofflineError
 from koffline.store.files import check_target
@@ -39,7 +40,7 @@ def export(model_path: str, output_path: str, force: bool) -> None:
 
     algo = load(model_path)
     export_policy(algo, output_path)
-    click.echo(f"{output_path}: the policy of the {type(algo).__name__} in {model_path}")
+    say(f"{output_path}: the policy of the {type(algo).__name__} in {model_path}")
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -87,10 +88,22 @@ def _commands_of_d3rlpy(need_models: bool) -> Any:
         stand_ins = {"d3rlpy": package, **dict.fromkeys(_OF_MODELS, mock.MagicMock())}
         with mock.patch.dict("sys.modules", stand_ins):
             return importlib.import_module("d3rlpy.cli")
-    import gymnasium
-
     from koffline.algos.model_files import load
+    from koffline.envs.make import make_env
+    from koffline.untrusted.user_code import modules_in, user_code, user_modules
 
     commands: Any = importlib.import_module("d3rlpy.cli")
-    commands.load_learnable, commands.gym = load, gymnasium
+    commands.load_learnable = load
+    commands.gym = commands.gymnasium = SimpleNamespace(make=make_env)
+    run_header = commands._exec_to_create_env
+
+    def make_by_header(code: str) -> Any:
+        remedy = "give Python that sets env"
+        with (
+            user_code("--env-header", "it failed", remedy, ConfigError),
+            user_modules.named(*modules_in(code)),
+        ):
+            return run_header(code)
+
+    commands._exec_to_create_env = make_by_header
     return commands

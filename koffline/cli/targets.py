@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.cli.options import QUIET, Command, Option, added
+from koffline.cli.output import say
 from koffline.errors import ConfigError
 from koffline.store import check_apart
 from koffline.store.files import MINARI, check_target, minari_folder, temporary_beside
 from koffline.store.run_record import check_results, named_in, now, start_run
+from koffline.untrusted.user_code import current_folder
 
 if TYPE_CHECKING:
     from koffline.report import Report
@@ -48,7 +50,8 @@ def claim(
         place = path.resolve()
         if not is_whole and path.is_file():
             raise ConfigError(f"{option} {out} is a file; name a folder")
-        if is_whole and place in (here := Path.cwd(), *here.parents):
+        here = current_folder()
+        if is_whole and here is not None and place in (Path(here), *Path(here).parents):
             raise ConfigError(f"{option} {out} is the current folder or holds it; name another one")
         if is_whole and place.parent.is_dir():  # it will be written beside
             (probe := temporary_beside(place)).touch()
@@ -102,7 +105,7 @@ def long_part(kept: str) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except KeyboardInterrupt:
-        click.echo(f"interrupted; {kept}", err=True)
+        say(f"interrupted; {kept}", err=True)
         raise SystemExit(130) from None
 
 
@@ -134,7 +137,7 @@ class Result:
             run |= {"seed": found.seed, "settings": plain(found.settings), "seconds": round(found.seconds, 3)}
             page = shown.write(Path(str(self.out)), self.force, {**run, "finished": now()})
         if self.as_json:
-            click.echo(found.to_json())
+            say(found.to_json())
         else:
             shown.print(page)
 

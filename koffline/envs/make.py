@@ -7,10 +7,11 @@ belong to no episode. In `Copies` an ended copy stops, and its last observation 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,11 +23,11 @@ from gymnasium import spaces
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.envs.boxes import WORLDS
 from koffline.errors import ConfigError
-from koffline.untrusted.limits import one_line_errors
+from koffline.untrusted.user_code import current_folder, user_code, user_modules
 
 _log = logging.getLogger(__name__)
 _EXACT_IN_FLOAT32 = 2**24  # largest whole number that float32 holds exactly
-_playing = partial(one_line_errors, remedy="try it alone with gymnasium.make", kind=ConfigError)
+_playing = partial(user_code, remedy="try it alone with gymnasium.make", kind=ConfigError)
 
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
@@ -39,17 +40,35 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
             # Its warnings go to the log instead of stderr and a file in the current folder.
             if mujoco.get_mju_user_warning() is None:  # type: ignore[attr-defined, unused-ignore]
                 mujoco.set_mju_user_warning(_log.debug)  # type: ignore[attr-defined, unused-ignore]
-    named, remedy = f"the environment '{identifier}'", "check its name and what it needs"
-    with one_line_errors(named, "it cannot be made", remedy, ConfigError), warnings.catch_warnings():
+    here = current_folder()  # ours: user code may have moved to another one
+    name, remedy = f"the environment '{identifier}'", "check its name and what it needs"
+    with user_code(name, "it cannot be made", remedy, ConfigError), warnings.catch_warnings():
         # "CartPole" is the newest of its versions, as was meant
         warnings.filterwarnings("ignore", ".*Using the latest versioned environment")
         try:
-            return gymnasium.make(identifier, **options)
+            with _modules_of(identifier, here):
+                return gymnasium.make(identifier, **options)
         except gymnasium.error.NameNotFound:
             known = {name.lower(): name for name in (*WORLDS, *gymnasium.registry)}
             near = [known[name] for name in get_close_matches(f"{identifier.lower()}-v", known, 1)]
             hint = f"did you mean {near[0]}?" if near else "check it, or write package:name to import it"
             raise ConfigError(f"there is none of this name; {hint}") from None
+
+
+@contextlib.contextmanager
+def _modules_of(identifier: str, folder: str | None) -> Iterator[None]:
+    """Context in which modules of a folder are found: that of ``module:name``, and that of its class."""
+    module, colon, name = identifier.partition(":")
+    if not colon:
+        yield
+        return
+    importlib.invalidate_caches()  # the module may have been written a moment ago
+    with user_modules.named(module, folder=folder):
+        importlib.import_module(module)  # registers the environment
+        spec = gymnasium.registry.get(name)
+        entry = spec.entry_point if spec is not None else None
+        with user_modules.named(*[entry] if isinstance(entry, str) else [], folder=folder):
+            yield
 
 
 class CopiesStep(NamedTuple):
@@ -113,9 +132,13 @@ class Copies:
         return CopiesStep(following, self._finite("a reward", numbers), terminated, truncated)
 
     def close(self) -> None:
-        """Close every environment."""
+        """Close every environment. One that fails costs a warning, because the work is done."""
         for env in self._envs:
-            env.close()
+            try:
+                with _playing(self.name, "failed in close"):
+                    env.close()
+            except ConfigError as error:
+                _log.warning("%s", error)
 
     def _translated(self, values: Sequence[Any]) -> np.ndarray:
         """Copy observations to (n, …) as uint8, float32 or float64. Raises TypeError for other types."""

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from koffline.errors import ConfigError, KofflineError
-from koffline.jobs.workers import JobError, as_ours, opened, pack, value_of
+from koffline.jobs.workers import JobError, as_ours, opened, pack, packed_work, value_of
 from koffline.progress import Tell, progress_bar
 from koffline.store.run_record import available_cores
 
@@ -100,7 +100,7 @@ class PassSettings:
                         yield item, error
                 report(done, [])
                 return
-            work = pack((call, shared))
+            work = packed_work(call, shared)
             folder = stack.enter_context(TemporaryDirectory(prefix="koffline-", ignore_cleanup_errors=True))
             workers = stack.enter_context(opened(self.workers, self.ray))
             place = workers.place(work, Path(folder))

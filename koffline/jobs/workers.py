@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,24 @@ import numpy as np
 from koffline.errors import ConfigError, KofflineError
 from koffline.store.run_record import THREADS
 from koffline.untrusted.limits import one_line_errors
+from koffline.untrusted.user_code import current_folder, separate_state_for_good, user_code, user_modules
+
+# Keeps Python from putting the current folder first on the path of a new process (from 3.11 on).
+_SAFE_PATH = "PYTHONSAFEPATH"
+
+
+@contextmanager
+def _no_folder_on_path() -> Iterator[None]:
+    """Context in which processes start without the current folder on their path."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 class JobError(KofflineError):
@@ -44,6 +63,12 @@ class Processes:
         self._all: list[Any] = []
         self._lock = threading.Lock()
         self._closed = False
+        with _no_folder_on_path():
+            # loky starts both before its first process.
+            from joblib.externals.loky.backend import resource_tracker as of_loky
+
+            of_loky._resource_tracker.ensure_running()
+            resource_tracker.ensure_running()
 
     def place(self, work: bytes, folder: Path) -> Path:
         """Write the packed function to a file that every worker can read, and return its path."""
@@ -88,8 +113,9 @@ class Processes:
         if not hasattr(self._own, "executor"):
             # loky replaces a process that has grown by 300 MB between two items, and warns of it needlessly.
             warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-            one_thread = dict.fromkeys(THREADS, "1")
-            new = ProcessPoolExecutor(1, initializer=_attend, initargs=(os.getpid(),), env=one_thread)
+            env = dict.fromkeys(THREADS, "1") | {_SAFE_PATH: "1"}
+            start = os.getpid(), os.environ.get(_SAFE_PATH)
+            new = ProcessPoolExecutor(1, initializer=_attend, initargs=start, env=env)
             self._own.executor = new
             self._all.append(new)
         return self._own.executor
@@ -187,6 +213,24 @@ def pack(value: Any) -> bytes:
     return packed
 
 
+def packed_work(call: Callable[[Any, Any], Any], shared: Any) -> bytes:
+    """Pickle a function and its first argument, with the places of their modules. Raises ConfigError."""
+    folder = current_folder()
+    unwanted = None if folder in sys.path else folder
+    return pack((user_modules.folders, unwanted, pack((call, shared))))
+
+
+def _unpacked_work(work: Any) -> tuple[Callable[[Any, Any], Any], Any]:
+    folders, unwanted, content = pickle.loads(work)
+    while unwanted in sys.path:  # Ray puts the folder where the run began first on the path
+        sys.path.remove(unwanted)
+    user_modules.remember(folders)
+    separate_state_for_good()
+    with user_code("workers", "the work cannot be unpacked", "use workers=1", ConfigError):
+        unpacked: tuple[Callable[[Any, Any], Any], Any] = pickle.loads(content)
+    return unpacked
+
+
 def value_of(future: Future[Any], retries: int) -> Any:
     """The value of an item, or the KofflineError with which it ended. Arrays are writable."""
     try:
@@ -225,7 +269,7 @@ def _perform(place: Path | list[Any], item: bytes) -> Any:
         if key not in _received:  # the work is unpacked once
             _received.clear()
             work = place.read_bytes() if isinstance(place, Path) else sys.modules["ray"].get(place[0])
-            _received[key] = pickle.loads(work)
+            _received[key] = _unpacked_work(work)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)
         call, shared = _received[key]
@@ -234,8 +278,13 @@ def _perform(place: Path | list[Any], item: bytes) -> Any:
         return as_ours(error)
 
 
-def _attend(parent: int) -> None:
-    """Initialise a worker: ignore interrupts, which the parent handles, and exit when the parent exits."""
+def _attend(parent: int, safe_path: str | None) -> None:
+    """Initialise a worker: ignore interrupts, which the parent handles, and exit when the parent exits.
+
+    safe_path: the parent's PYTHONSAFEPATH, for programs that user code starts.
+    """
+    if safe_path is None:
+        os.environ.pop(_SAFE_PATH, None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_with_parent() -> None:

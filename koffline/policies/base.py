@@ -18,6 +18,7 @@ from jaxtyping import Float, Int, Shaped, UInt64
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import KofflineError, PolicyError, refuse
 from koffline.untrusted.limits import one_line, one_line_errors
+from koffline.untrusted.user_code import user_code
 
 CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
@@ -186,7 +187,7 @@ def call_in_chunks(
         given = [part[rows].copy() if isinstance(part, np.ndarray) else part for part in parts]
         shapes = " and actions ".join(str(part.shape) for part in given if isinstance(part, np.ndarray))
         failed = f"the {owner.what} failed on observations of shape {shapes}"
-        with one_line_errors(owner.name, failed, "check that it accepts such a batch", owner.error):
+        with user_code(owner.name, failed, "check that it accepts such a batch", owner.error):
             result[rows] = check(as_numbers(function(*given)), len(given[0]), *columns)
     return result
 
@@ -242,6 +243,7 @@ def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
         row = int(wrong.argmax())
         what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
         remedy = "for logits return softmax(logits), for action values return their argmax"
+        # a rounded softmax needs other advice
         if errors[row] < _NEARLY_ONE and least[row] >= 0.0 and array[row].max() <= 1.0:
             remedy = (
                 "these are probabilities that were rounded; divide them by their sum, in float32 or better"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.store.files import check_target, digest_of, minari_folder, remove_abandoned
+from koffline.untrusted.user_code import current_folder
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -78,7 +79,7 @@ def start_run(kind: str, inputs: Iterable[str | Path | None] = (), **known: Any)
         call = {
             "command": shlex.join(["koffline", *arguments]),
             "arguments": list(arguments),
-            "directory": str(Path.cwd()),
+            "directory": current_folder(),
             "inputs": digests_of(named),
             "threads": {name: os.environ.get(name) for name in THREADS} | {"cores": available_cores()},
             "versions": versions(),
@@ -140,7 +141,8 @@ def _module_file(name: str) -> Path | None:
     if not colon or not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return None
     stem = Path(*module.split("."))
-    places = (Path(root, end) for root in sys.path for end in (stem.with_suffix(".py"), stem / "__init__.py"))
+    roots = ("", *sys.path)  # first the current folder
+    places = (Path(root, end) for root in roots for end in (stem.with_suffix(".py"), stem / "__init__.py"))
     return next(filter(Path.is_file, places), None)
 
 
