@@ -17,6 +17,7 @@ from koffline.data.structure.boundaries import (
     unlinked_rows,
 )
 from koffline.data.structure.jumps import jump_symptoms
+from koffline.data.structure.label_columns import label_symptoms
 from koffline.data.structure.rows import LoggedRows
 from koffline.data.structure.sentinels import sentinel_symptoms
 from koffline.data.structure.symptom import Symptom
@@ -81,7 +82,7 @@ def symptoms_of(log: Transitions, units: Int[np.ndarray, " episode"] | None = No
     which these rows are a part; without them the episodes follow each other in the log.
     """
     if not log.has_episodes:
-        return (*rows_that_go_on(log), *sentinel_symptoms(log))
+        return (*rows_that_go_on(log), *label_symptoms(log), *sentinel_symptoms(log))
     rows = LoggedRows.of(log=log, units=units)
     alignment = tuple(alignment_symptoms(rows))
     first_rewards = () if alignment else tuple(late_first_rewards(log))
@@ -91,6 +92,7 @@ def symptoms_of(log: Transitions, units: Int[np.ndarray, " episode"] | None = No
         *jump_symptoms(rows),
         *alignment,
         *first_rewards,
+        *label_symptoms(log),
         *sentinel_symptoms(log),
     )
 
