@@ -13,9 +13,9 @@ from koffline.data import remote
 from koffline.data.disk.log import AnyLog, LazyTransitions, joined
 from koffline.data.ends import rows_are_linked
 from koffline.data.raw import RawLog
-from koffline.data.spaces import ActionSpace, Discrete
+from koffline.data.spaces import Discrete
 from koffline.data.statistics import ColumnStatistics, LogTally, tally_of
-from koffline.data.structure import Structure, joined_symptoms
+from koffline.data.structure import Structure, is_small, symptoms_of_log
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.errors import DataError, counted, listed
@@ -66,6 +66,7 @@ class WarningTally(LogTally):
         self._first: Transitions | None = None  # first and last row so far
         self._last: Transitions | None = None
         self.structures = list[Structure]()
+        self._has_parts = not is_small(log)
         self.errors, self.edited = list[str](), list[str]()  # errors, and notes on shards that were edited
 
     def add_shard(self, log: AnyLog, shard: int, part: Part | None) -> None:
@@ -87,7 +88,8 @@ class WarningTally(LogTally):
                 self._add_links(joined([self._last, first]), self.rows - 1)
             self._add_links(block, self.rows)
             self._first, self._last = self._first or first, last
-        self.structures.append(Structure.of(block))
+        if self._has_parts:
+            self.structures.append(Structure.of(block))
         super().add(block)
 
     def _add_links(self, rows: Transitions, start: int) -> None:
@@ -106,8 +108,9 @@ class WarningTally(LogTally):
         self._first, self._last = self._first or other._first, other._last or self._last
         super().merge(other)
 
-    def messages(self, space: ActionSpace) -> Iterator[str]:
-        """Yield one sentence per warning."""
+    def messages(self, log: AnyLog) -> Iterator[str]:
+        """Yield one sentence per warning about the log that was tallied."""
+        space = log.action_space
         count, unfinished = self.episodes.lengths.count, self.episodes.unfinished
         if not count:
             yield "no episodes: every row counts as an initial state, and intervals resample single rows"
@@ -118,7 +121,7 @@ class WarningTally(LogTally):
         if self._broken.count:
             where = f"{self._broken} inside episodes"
             yield f"next observation is not the observation of the row below in {where}"
-        symptoms = joined_symptoms(self.structures)
+        symptoms = symptoms_of_log(log, parts=self.structures)
         yield from (symptom.text for symptom in symptoms)
         is_explained = any(symptom.test == "next observations of resets" for symptom in symptoms)
         if self._shifted.count and not is_explained:
@@ -173,7 +176,7 @@ def inspect_log(
         total.errors.append("weights are all 0; give at least one row a positive weight")
     if total.errors:
         return [Finding("error", said) for said in total.errors]
-    return [Finding("warning", said) for said in (*total.edited, *total.messages(log.action_space))]
+    return [Finding("warning", said) for said in (*total.edited, *total.messages(log))]
 
 
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:

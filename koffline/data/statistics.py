@@ -11,7 +11,7 @@ from koffline.data import columns as checks
 from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
 from koffline.data.raw import space_to_json
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.data.structure import Structure, joined_symptoms
+from koffline.data.structure import Structure, is_small, symptoms_of_log
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.jobs import PassSettings
@@ -176,14 +176,16 @@ class LogTally(Tally):
 class _SummaryTally(LogTally):
     """Statistics of a log without those of its observations, and the structure of its parts."""
 
-    def __init__(self, space: ActionSpace) -> None:
-        super().__init__(space)
+    def __init__(self, log: AnyLog) -> None:
+        super().__init__(log.action_space)
         self.structures = list[Structure]()
+        self._has_parts = not is_small(log)
 
     def add(self, block: Transitions) -> None:
         """Add the next rows of a shard, in whole units."""
         super().add(block)
-        self.structures.append(Structure.of(block))
+        if self._has_parts:
+            self.structures.append(Structure.of(block))
 
 
 _Tally = TypeVar("_Tally", bound=LogTally)
@@ -228,7 +230,7 @@ def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool 
     remedies. ``shards``: number of files, if more than one. One pass in bounded memory; settings: where it
     runs. Raises DataError.
     """
-    tally = tally_of(log, _SummaryTally(log.action_space), settings=settings, progress=progress)
+    tally = tally_of(log, _SummaryTally(log), settings=settings, progress=progress)
     counts, episodes, shards = tally.action_counts, tally.episodes, len(log.shard_names)
     return {
         "source": log.metadata.source,
@@ -253,6 +255,6 @@ def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool 
         "gamma": log.metadata.gamma,
         "extra": dict(log.metadata.extra),
         "notes": log.metadata.notes,
-        "structure": [symptom.text for symptom in joined_symptoms(tally.structures)],
+        "structure": [symptom.text for symptom in symptoms_of_log(log, parts=tally.structures)],
         **({"shards": shards} if shards > 1 else {}),
     }

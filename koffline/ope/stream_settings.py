@@ -28,6 +28,8 @@ _KNOWN = {
     "numpy._core.numeric": ("_frombuffer",),
     "numpy": ("ndarray", "dtype"),
     "koffline.data.statistics": ("ColumnStatistics",),
+    "koffline.data.structure.suite": ("Structure",),
+    "koffline.data.structure.symptom": ("Symptom",),
 }
 
 

@@ -15,7 +15,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.data.disk.log import AnyLog
-from koffline.data.structure import Structure, Symptom, symptoms_of
+from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, refuse
 from koffline.fitting import Progress, threads
@@ -33,7 +33,7 @@ from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.training import fit_value_functions
-from koffline.ope.working_log import LogPart, S, WorkingLog, hold, in_problem
+from koffline.ope.working_log import LogPart, S, Sums, WorkingLog, hold, in_problem
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
 
@@ -101,14 +101,20 @@ class Workspace:
     @cached_property
     def facts(self) -> LogFacts:
         """Facts of all rows that need no model."""
-        return self.log.fold(partial(log_facts, gamma=self.settings.gamma))
+        return self._first_pass.facts
+
+    @cached_property
+    def _first_pass(self) -> FirstPass:
+        """Facts and structure of all rows, read once."""
+        if self.log.is_whole:
+            facts = log_facts(self.log.held, gamma=self.settings.gamma)
+            return FirstPass(facts=facts, structure=Structure.of(self.log.sample.transitions))
+        return self.log.fold(partial(first_pass_of, gamma=self.settings.gamma))
 
     @cached_property
     def symptoms(self) -> tuple[Symptom, ...]:
         """Signs that the log was misread, from all rows."""
-        if self.log.is_whole:
-            return symptoms_of(self.log.sample.transitions)
-        return self.log.fold(structure_of_part).symptoms
+        return self._first_pass.structure.symptoms
 
     @cached_property
     def limits(self) -> Limits:
@@ -310,6 +316,17 @@ def _weigh(reader: Any, problem: EvaluationProblem) -> RowSums:
     return RowSums.of(problem, reader(problem).values)
 
 
-def structure_of_part(part: LogPart) -> Structure:
-    """Structure of a part of a log that consists of whole units."""
-    return Structure.of(log=part.transitions, units=part.units)
+@dataclass(frozen=True, eq=False)
+class FirstPass(Sums):
+    """What one pass over all rows says of a log, before any model."""
+
+    facts: LogFacts
+    structure: Structure
+
+
+def first_pass_of(part: LogPart, gamma: float) -> FirstPass:
+    """Facts and structure of a part of a log that consists of whole units."""
+    return FirstPass(
+        facts=log_facts(part, gamma=gamma),
+        structure=Structure.of(log=part.transitions, units=part.units),
+    )

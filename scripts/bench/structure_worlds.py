@@ -29,6 +29,7 @@ FAULTS = (
     "marks in rewards",
     "marks in observations",
     "rows lost inside",
+    "labels as numbers",
 )
 
 
@@ -141,6 +142,8 @@ def as_log(world: World, episodes: list[Episode]) -> Transitions:
     return Transitions(**columns, action_space=Continuous(1, [-1.0], [1.0]))
 
 
+_TABULAR = "random tabular"
+
 # --- worlds ---------------------------------------------------------------------------------------------
 
 
@@ -188,7 +191,6 @@ def _random_tabular(generator: Generator) -> World:
     pay = generator.normal(size=(states, actions))
     ends = generator.random(states) < 0.1
     ends[:3] = False
-    one_hot = generator.random() < 0.5
     starts = np.flatnonzero(~ends)[: int(generator.integers(1, 4))]
 
     def step(state: int, action: int, g: Generator) -> tuple[int, float, bool]:
@@ -196,9 +198,9 @@ def _random_tabular(generator: Generator) -> World:
         return following, float(pay[state, action]), bool(ends[following])
 
     def observe(state: int) -> np.ndarray:
-        return np.eye(states, dtype=np.float32)[state] if one_hot else _number(state)
+        return np.eye(states, dtype=np.float32)[state]
 
-    return World("random tabular", lambda g: int(g.choice(starts)), step, observe, actions, limit=30)
+    return World(_TABULAR, lambda g: int(g.choice(starts)), step, observe, actions, limit=30)
 
 
 def _corridor_of(
@@ -664,6 +666,16 @@ def _lost(world: World, episodes: list[Episode], share: float, generator: Genera
     return Transitions(**columns, action_space=log.action_space)
 
 
+def _labels(world: World, episodes: list[Episode], share: float, generator: Generator) -> Wrong:
+    """The states of a tabular world as their numbers, which mean nothing."""
+    if world.name != _TABULAR or share < 1.0:
+        return None
+    wrong = [_copy(episode) for episode in episodes]
+    for episode in wrong:
+        episode.observations = [_number(float(one.argmax())) for one in episode.observations]
+    return as_log(world, wrong)
+
+
 _FAULTS: dict[str, Callable[[World, list[Episode], float, Generator], Transitions | None]] = {
     "reset rows": _reset_rows,
     "next observations of resets": _next_of_resets,
@@ -676,4 +688,5 @@ _FAULTS: dict[str, Callable[[World, list[Episode], float, Generator], Transition
     "marks in rewards": lambda w, e, s, g: _marks(w, e, s, g, of_rewards=True),
     "marks in observations": lambda w, e, s, g: _marks(w, e, s, g, of_rewards=False),
     "rows lost inside": _lost,
+    "labels as numbers": _labels,
 }

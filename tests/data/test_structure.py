@@ -39,6 +39,7 @@ CASES = {
     "rewards late": ("Pendulum", 1.0, "first rewards", "move rewards up by one row"),
     "marks in rewards": ("CartPole", 0.01, "marks of missing values", "drop or mend"),
     "marks in observations": ("linear, noisy", 0.01, "marks of missing values", "drop or mend"),
+    "labels as numbers": ("random tabular", 1.0, "labels read as quantities", "--encode"),
     "rows lost inside": ("CartPole", 0.1, "linked rows", "export them anew"),
 }
 

@@ -4,7 +4,7 @@ Each test is a function of a log that yields symptoms, with exact counts or p-va
 tests run in ``koffline data inspect``, ``validate``, ``info`` and in every evaluation.
 """
 
-from koffline.data.structure.suite import Structure, joined_symptoms, symptoms_of
+from koffline.data.structure.suite import Structure, is_small, symptoms_of, symptoms_of_log
 from koffline.data.structure.symptom import Symptom
 
-__all__ = ["Structure", "Symptom", "joined_symptoms", "symptoms_of"]
+__all__ = ["Structure", "Symptom", "is_small", "symptoms_of", "symptoms_of_log"]

@@ -29,7 +29,7 @@ def label_symptoms(log: Transitions) -> Iterator[Symptom]:
         names=log.feature_names,
     )
     for column in columns:
-        statement, _, _ = str(column).rpartition("; ")
+        statement = str(column).removesuffix(f"; {column.remedy}")
         yield Symptom(
             test="labels read as quantities",
             kind="labels",

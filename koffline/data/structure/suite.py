@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from koffline.data.disk.log import AnyLog
 from koffline.data.structure.alignment import alignment_symptoms
 from koffline.data.structure.boundaries import (
     boundary_symptoms,
@@ -23,6 +24,7 @@ from koffline.data.structure.sentinels import sentinel_symptoms
 from koffline.data.structure.symptom import Symptom
 from koffline.data.transitions import Transitions
 
+_ROWS_TOGETHER = 65_536
 _LEAST_SHARE = 0.005  # of a log's rows: parts with a symptom that make up less are not reported
 
 
@@ -97,8 +99,18 @@ def symptoms_of(log: Transitions, units: Int[np.ndarray, " episode"] | None = No
     )
 
 
-def joined_symptoms(parts: Iterable[Structure]) -> tuple[Symptom, ...]:
-    """The symptoms of a log from those of its parts."""
+def is_small(log: AnyLog) -> bool:
+    """Whether all rows of a log are looked at together, wherever they are stored."""
+    return len(log) <= _ROWS_TOGETHER
+
+
+def symptoms_of_log(log: AnyLog, parts: Iterable[Structure]) -> tuple[Symptom, ...]:
+    """The symptoms of a log: of a small one from all rows together, so that its shards do not matter.
+
+    parts: the structure of the parts of a larger log, in order.
+    """
+    if is_small(log):
+        return symptoms_of(log if isinstance(log, Transitions) else log.load())
     total = Structure()
     for part in parts:
         total = total + part
