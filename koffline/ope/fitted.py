@@ -113,7 +113,7 @@ class FittedValues:
             return None
         if self.stops is not None:
             returns = returns + torch.cat(list(map(self._after_cuts, groups_of(self.record.network))))
-        values = (returns / sums.starts.weights[..., 0]).clamp(*self.problem.value_bounds)
+        values = returns / sums.starts.weights[..., 0]
         return np.asarray(values.numpy() * self.problem.reward_scale)
 
     def _after_cuts(self, group: slice) -> Float[Tensor, "some 2"]:

@@ -100,11 +100,11 @@ def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice
     return blocks(rows, size)
 
 
-def make_table(problem: EvaluationProblem, device: str) -> Table:
-    """The problem's rows in float32 on a device, as the replica engine reads them."""
+def make_table(problem: EvaluationProblem, device: str, dtype: torch.dtype = torch.float32) -> Table:
+    """The problem's rows on a device, as networks of the given precision read them."""
 
     def column(values: np.ndarray) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.float32, device=device)
+        return torch.as_tensor(values, dtype=dtype, device=device)
 
     return Table(
         inputs=column(problem.inputs),
@@ -143,12 +143,14 @@ def start_inputs(network: StackedMLP, problem: EvaluationProblem) -> tuple[Tenso
 
 
 def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tensor, "replica start"]:
-    """E_{a~π} Q(s0, a) per start state, clipped to possible returns, in units of the return."""
+    """E_{a~π} Q(s0, a) per start state, in units of the return; NaN if not finite.
+
+    Not clipped to possible returns: a clipped expectation is not the expectation of any Q.
+    """
     inputs, readout = start_inputs(network, problem)
     blocks = row_blocks(network, len(inputs), inputs.shape[1])
     values = torch.cat([read_values(network, inputs, readout, rows) for rows in blocks], dim=1)
-    within = values.clamp(*problem.value_bounds) * problem.reward_scale
-    return torch.where(values.isfinite(), within, math.nan)  # do not clip infinite values to the bound
+    return torch.where(values.isfinite(), values * problem.reward_scale, math.nan)
 
 
 def _is_cut(problem: EvaluationProblem) -> Bool[np.ndarray, " row"]:

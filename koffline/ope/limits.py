@@ -77,7 +77,7 @@ class Limits:
         return max(of_bound * low, least), max(of_bound * high, least)
 
     def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
-        """Clip the value to the bounds. If there are ``reasons``, drop the interval, else clip it too.
+        """Clip both policies' values to the bounds. With ``reasons``, drop the interval, else clip it too.
 
         reasons: None for a certified interval, which is never dropped for such reasons.
         """
@@ -98,8 +98,13 @@ class Limits:
             why, note = (note, None) if interval is None else (None, note)
             warnings += [note] if note else []
         warnings += [f"No interval: {why}."] if why else []
-        if found.uplift is not None and (logged := found.uplift.behavior_interval) is not None:
-            uplift = dataclasses.replace(found.uplift, behavior_interval=logged.within(self.bounds))
+        if (uplift := found.uplift) is not None:
+            logged = uplift.behavior_interval
+            uplift = dataclasses.replace(
+                uplift,
+                behavior_value=min(max(uplift.behavior_value, low), high),
+                behavior_interval=None if logged is None else logged.within(self.bounds),
+            )
             found = dataclasses.replace(found, uplift=uplift)
         found = dataclasses.replace(found, value=value, interval=interval, why_no_interval=why)
         return dataclasses.replace(found, warnings=tuple(warnings))

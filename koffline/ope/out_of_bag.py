@@ -9,6 +9,13 @@ has the bias E_μ[(ω̂ − ω)(B^π q − q)]: none when either q = Q^π or ω�
 the sum of visits, 1/(1 − γ) per row where nothing ends, so no factor 1 − γ appears. Terminal rows have
 discount 0; rows cut by a time limit are like any other row, since their next state is known.
 (Kallus & Uehara 2020, Double Reinforcement Learning)
+
+All this holds only if one and the same q(s, a) stands in all three places. So none is clipped to possible
+returns: a row's value is q itself, the others are expectations of q over actions, all are means over
+networks, and a bound of a mean is not the mean of a bounded q. Where rewards are rare, clipped parts lost
+most of the estimate. A bound of every network's own q(s, a) would keep the identity, but turn the scatter of
+the networks, which their mean removes, into a bias of q, and ω̂ corrects only a part of that
+(scripts/bench/doubly_robust.py).
 """
 
 from __future__ import annotations
@@ -56,8 +63,9 @@ class PassOverRows(Sums):
     ``columns`` by row: ``now`` and ``later``, mean values by the resampled networks that did not see its
     episode (by all of them if each did: 0.63^12 = 0.4 % of rows with 12 networks); ``weights``, ω by the same
     networks; ``unseen``, whether there were any; ``residual`` of the full networks' mean; ``weight``. By
-    start state: ``starts``. ``projected (R', m)``: ψᵀδ of the rows of positive weight that a resampled
-    network did not draw; ``squares (R',)``: their Σ δ²; ``counts (R',)``: their number.
+    start state: ``starts``, by the networks of its episode; by all if it was given, each with its share in
+    the rows. ``projected (R', m)``: ψᵀδ of the rows of positive weight that a resampled network did not draw;
+    ``squares (R',)``: their Σ δ²; ``counts (R',)``: their number.
     """
 
     columns: Columns
@@ -120,7 +128,8 @@ def pass_over_rows(
 
     duals: coefficients α of the resampled networks' row weights ω = ψᵀα.
     """
-    table = make_table(problem, str(network.flat.device))
+    # In the networks' own precision, as start states are read: the same q to the last digit.
+    table = make_table(problem, str(network.flat.device), network.flat.dtype)
     own = torch.as_tensor(problem.row_weights)
     left_out = torch.as_tensor(resampling.row_counts(problem) == 0)  # (R', N)
     held_out = (left_out & (own > 0.0)).double()
@@ -139,13 +148,14 @@ def pass_over_rows(
         by_row = ((now[full:] * mean).sum(dim=0), (later[full:] * mean).sum(dim=0), omega)
         parts.append(torch.stack([*by_row, residual[:full].mean(dim=0)]).cpu())
     now, later, omega, residual = torch.cat(parts, dim=1)
-    low, high = problem.value_bounds
-    starts = start_values(network, problem).cpu()[full:]  # (R', E), already in units of the return
-    of_start = share[:, problem.episode_starts.tolist()]
-    start_mean = starts.mean(dim=0) if problem.fixed_starts else (starts * of_start).sum(dim=0)
+    starts = start_values(network, problem).double().cpu()[full:]  # (R', E), in units of the return
+    if problem.fixed_starts:  # of no row: networks count as much as in the mean row
+        start_mean = (share @ own / own.sum()) @ starts
+    else:
+        start_mean = (starts * share[:, problem.episode_starts.tolist()]).sum(dim=0)
     columns = {
-        "now": now.clamp(low, high) * problem.reward_scale,
-        "later": later.clamp(low, high) * problem.reward_scale,
+        "now": now * problem.reward_scale,
+        "later": later * problem.reward_scale,
         "starts": start_mean,
         "unseen": left_out.any(dim=0),
         "weights": omega,

@@ -22,7 +22,13 @@ from koffline.fitting import Progress, threads
 from koffline.ope.coverage import Coverage, among, known_actions, measure_coverage
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise
-from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
+from koffline.ope.importance.problem import (
+    EpisodeProblem,
+    RowValues,
+    episodes_of_log,
+    prepare_episodes,
+    with_unknown_actions,
+)
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.last_layer import hidden_features
 from koffline.ope.learning import Resampling
@@ -83,7 +89,7 @@ class Workspace:
         starts = self.initial_observations
         more: dict[str, Any] = {"history": settings.history or 0, "numbers": self.log.held.units}
         problem = prepare_problem(self.transitions, *asked, starts, **more)
-        low, high = facts.bounds()  # by the rewards of all rows
+        low, high = facts.bounds(settings.reward_bounds)  # by the rewards of all rows
         scale = problem.reward_scale
         return replace(problem, value_bounds=(low / scale, high / scale))
 
@@ -214,11 +220,14 @@ class Workspace:
         If the behaviour policy must be estimated, which needs observations, only the episodes in memory are
         used.
         """
-        settings, rows, target = self.settings, self.transitions, None
-        if self.sees_all_episodes:
-            rows, target = episodes_of_log(self.log, self.policy)
+        settings, (rows, target) = self.settings, self._rows_of_episodes
         asked: dict[str, Any] = {"behavior": settings.behavior, "clip": settings.weight_clip}
         return prepare_episodes(rows, self.policy, settings.gamma, seed=settings.seed, target=target, **asked)
+
+    @cached_property
+    def _rows_of_episodes(self) -> tuple[Transitions, np.ndarray | None]:
+        """Rows that estimators over episodes use, and the policy's log-probabilities (N,) if known."""
+        return episodes_of_log(self.log, self.policy) if self.sees_all_episodes else (self.transitions, None)
 
     @property
     def sees_all_episodes(self) -> bool:
@@ -229,8 +238,12 @@ class Workspace:
 
     @cached_property
     def row_values_of_episodes(self) -> RowValues:
-        """`row_values` of the rows that estimators over episodes use."""
-        return self.row_values if self.sees_all_episodes else self.held_values
+        """`row_values` of the rows that estimators over episodes use, with one Q for unknown actions too."""
+        values = self.row_values if self.sees_all_episodes else self.held_values
+        if self.known_actions is None:
+            return values
+        rows, _ = self._rows_of_episodes
+        return with_unknown_actions(values, rows, self.known_actions)
 
     def describe(self) -> dict[str, Any]:
         """Fields that describe the run in every result."""

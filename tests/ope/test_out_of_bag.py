@@ -1,6 +1,6 @@
 """Passes over rows against double loops: residuals, out-of-bag values, held-out loss, doubly robust sums.
 
-Tolerances: the networks read their inputs in float32.
+Tolerances: the held-out loss is a small difference of large sums.
 """
 
 import dataclasses
@@ -38,18 +38,17 @@ def plain_residuals(problem, network, replica):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_start_values_are_expectations_within_bounds(kind):
-    problem = prepared(kind)
+def test_start_values_are_expectations_also_where_no_return_is_so_low(kind):
+    problem = dataclasses.replace(prepared(kind), value_bounds=(1e6, 1e6 + 1.0))
     network, _ = stack(problem)
-    low, high = problem.value_bounds
     for start in range(3):
         outputs = plain_q(network, 1, problem.start_inputs[start])
         if problem.readout is None:
             plain = outputs[:, 0].mean()
         else:
             plain = outputs[0] @ problem.start_probabilities[start]
-        expected = np.clip(plain, low, high) * problem.reward_scale
-        assert float(start_values(network, problem)[1, start]) == pytest.approx(expected, abs=1e-6)
+        expected = plain * problem.reward_scale
+        assert float(start_values(network, problem)[1, start]) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,8 +93,8 @@ def test_means_over_the_networks_that_left_the_episode_out() -> None:
             (values.later, problem.next_inputs[row, 0], problem.next_probabilities),
         ):
             outputs = np.mean([plain_q(network, 1 + replica, inputs) for replica in unseen], axis=0)
-            expected = np.clip(outputs @ readout[row], *problem.value_bounds) * problem.reward_scale
-            np.testing.assert_allclose(found[row], expected, rtol=1e-5, atol=1e-6)
+            expected = outputs @ readout[row] * problem.reward_scale
+            np.testing.assert_allclose(found[row], expected, rtol=1e-10, atol=1e-12)
     assert values.unseen == np.mean((counts == 0).any(axis=0))
 
 

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -37,6 +37,22 @@ class RowValues:
     starts: Float[np.ndarray, " start"]
     unseen: float = 1.0
     weights: np.ndarray | None = None
+
+
+def with_unknown_actions(
+    values: RowValues, transitions: Transitions, known: Bool[np.ndarray, " action"]
+) -> RowValues:
+    """The values of a Q that is defined for unknown actions too.
+
+    Networks are asked about the policy restricted to ``known`` actions, renormalised
+    (`koffline.ope.coverage.among`). Their expectations are those of the whole policy under a Q that gives
+    every unknown action the mean value of the known ones in that state. A row with an unknown action gets
+    this value as well: that of its state, which is a start state or the next state of the row before.
+    """
+    of_states = np.roll(values.later, 1)
+    of_states[transitions.unit_starts] = values.starts
+    is_known = known[np.asarray(transitions.actions)]
+    return replace(values, now=np.where(is_known, values.now, of_states))
 
 
 @dataclass(frozen=True, eq=False)
