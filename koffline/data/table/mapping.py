@@ -243,6 +243,7 @@ class Formula:
 
     text: str
     columns: Mapping[str, bool]  # columns in the formula: True if compared with texts, else numbers
+    comparisons: tuple[tuple[str, str], ...]  # columns and the texts that they are compared with
     value: pl.Expr = field(repr=False, compare=False)
 
 
@@ -251,15 +252,17 @@ def parse_formula(text: str) -> Formula:
     quoted: list[str] = re.findall(r"`([^`]+)`", text)
     names = {f"_quoted_{i}": name for i, name in enumerate(quoted)}
     places, columns = iter(names), dict[str, bool]()
+    comparisons: dict[tuple[str, str], None] = {}
     try:
         if len(text) > _LONGEST:
             raise ValueError
         tree = ast.parse(re.sub(r"`[^`]+`", lambda _: next(places), text).strip(), mode="eval").body
-        value = _expression(tree, names, columns)
+        value = _expression(tree, names, columns, comparisons)
     except (SyntaxError, ValueError, KeyError, OverflowError, RecursionError, MemoryError):
         raise DataError(f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}") from None
     is_missing = pl.any_horizontal(pl.lit(False), *(_read(*each).is_null() for each in columns.items()))
-    return Formula(text, columns, pl.when(~is_missing).then(value).alias(text))
+    value = pl.when(~is_missing).then(value).alias(text)
+    return Formula(text=text, columns=columns, comparisons=tuple(comparisons), value=value)
 
 
 def _read(name: str, is_text: bool) -> pl.Expr:
@@ -270,24 +273,38 @@ def _read(name: str, is_text: bool) -> pl.Expr:
     return column.cast(pl.Float64).fill_nan(None)
 
 
-def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, bool]) -> pl.Expr:
-    """The polars expression of a syntax tree; adds to ``columns`` what it reads, and whether as text.
+def equals_text(name: str, text: str) -> pl.Expr:
+    """Whether a column has this text; true and false may be written in any case, or be booleans."""
+    values = _read(name, True)
+    if text.lower() in ("true", "false"):
+        return values.str.to_lowercase() == text.lower()
+    return values == text
 
+
+def _expression(
+    node: ast.expr,
+    names: Mapping[str, str],
+    columns: dict[str, bool],
+    comparisons: dict[tuple[str, str], None],
+) -> pl.Expr:
+    """The polars expression of a syntax tree.
+
+    Adds to ``columns`` what it reads, and whether as text, and to ``comparisons`` columns with their texts.
     Raises ValueError or KeyError for anything outside the grammar.
     """
 
     def of(each: ast.expr) -> pl.Expr:
-        return _expression(each, names, columns)
+        return _expression(each, names, columns, comparisons)
 
-    def column(word: str, is_text: bool) -> pl.Expr:
+    def column(word: str, is_text: bool) -> str:
         name = names.get(word, word)
         if columns.setdefault(name, is_text) != is_text:
             raise ValueError
-        return _read(name, is_text)
+        return name
 
     match node:
         case ast.Name(id=word):
-            return column(word, False)
+            return _read(column(word, False), False)
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return pl.lit(float(number))
         case ast.BinOp():
@@ -299,7 +316,10 @@ def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, boo
             ops=[ast.Eq() | ast.NotEq() as how],
             comparators=[ast.Constant(value=str(text))],
         ):
-            return _OPERATORS[type(how)](column(word, True), pl.lit(text.strip())).cast(pl.Float64)
+            name, text = column(word, True), text.strip()
+            comparisons[name, text] = None
+            is_equal = equals_text(name, text)
+            return (is_equal if isinstance(how, ast.Eq) else ~is_equal).cast(pl.Float64)
         case ast.Compare():
             sides = [of(each) for each in (node.left, *node.comparators)]
             hows = [_OPERATORS[type(how)] for how in node.ops]

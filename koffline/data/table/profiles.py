@@ -9,7 +9,18 @@ from typing import Any
 
 import polars as pl
 
-from koffline.data.table.values import FALSE, ID_NAME, TEXT_WAYS, TRUE, as_read, is_pattern, unread
+from koffline.data.table.values import (
+    DECIMAL_COMMAS,
+    FALSE,
+    FLAGS_OR_IDS,
+    ID_NAME,
+    TEXT_WAYS,
+    TRUE,
+    as_read,
+    is_missing_word,
+    is_pattern,
+    unread,
+)
 from koffline.errors import counted, printable
 
 IGNORED = "ignored"
@@ -20,8 +31,7 @@ _MIXED = "times in a form that is not read"
 DECIMAL_COMMA = "numbers with decimal commas"
 _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
-_DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
-_THOUSANDS = r"^[+-]?[1-9]\d{0,2},\d{3}$"
+_THOUSANDS = r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$"  # commas that may mark thousands
 _ID = "an id by its name"
 _NONE = 1000  # rank of a name without a word of the role
 _CODES = 20  # most whole numbers that are taken to be codes
@@ -113,20 +123,25 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
         column = column.fill_nan(None) if column.dtype.is_float() else column
         return Profile(name, f"numbers ({kind})" if column.dtype.is_numeric() else kind, column)
     texts = column.str.strip_chars()
-    there = texts.drop_nulls()
+    is_word = texts.to_frame().select(is_missing_word(pl.col(name))).to_series()
+    there = texts.filter(~is_word)  # in numbers, times and flags such words are missing values
     if way := next((way for way, missed in unread(texts, TEXT_WAYS).items() if not missed.any()), None):
         values = texts.to_frame().select(as_read(name, way)).to_series()
         kind = way if values.dtype.is_temporal() else "numbers" + " as text" * is_typed
         return Profile(name, kind, values.fill_nan(None) if values.dtype.is_float() else values, texts)
-    if there.str.contains(_THOUSANDS).all():
-        said = f"'{there[0]}' may be a thousand or a number with decimals; write it without the comma"
+    without_words = texts.to_frame().select(as_read(name, FLAGS_OR_IDS)).to_series()
+    if there.str.to_lowercase().is_in([*TRUE, *FALSE]).all():
+        return Profile(name, "text", without_words, without_words)
+    with_commas = there.filter(there.str.contains(",", literal=True))
+    if len(with_commas) and with_commas.str.contains(_THOUSANDS).all() and _are_all_numbers(there):
+        said = f"'{with_commas[0]}' may be a thousand or a number with decimals; write it without the comma"
         kind = "numbers with commas, to be read in two ways"
         return Profile(name, kind, texts, texts, f"{printable(said)}, or say decimal_comma: true")
-    if there.str.contains(_DECIMAL_COMMA).all():
-        numbers = texts.str.replace(",", ".", literal=True).cast(pl.Float64)
-        return Profile(name, DECIMAL_COMMA, numbers, texts)
+    if len(with_commas) and not unread(texts, [DECIMAL_COMMAS])[DECIMAL_COMMAS].any():
+        numbers = texts.to_frame().select(as_read(name, DECIMAL_COMMAS)).to_series()
+        return Profile(name, DECIMAL_COMMA, numbers, without_words)
     if there.str.contains(_DATE).sum() > len(there) / 2:
-        return Profile(name, _MIXED, texts, texts)
+        return Profile(name, _MIXED, without_words, without_words)
     strays = there.filter(there.cast(pl.Float64, strict=False).is_null())
     if len(strays) > (1.0 - _MOSTLY) * len(there):
         return Profile(name, "text", texts, texts)
@@ -134,6 +149,12 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     said = f"{len(strays)} of {len(there)} values {are} ({printable(strays[0])[:24]!r})"
     said += "; write a number there, or leave it empty"
     return Profile(name, "numbers and texts", texts.cast(pl.Float64, strict=False), texts, said)
+
+
+def _are_all_numbers(texts: pl.Series) -> bool:
+    """Whether all texts are numbers if their commas are taken away."""
+    plain = texts.str.replace_all(",", "", literal=True)
+    return not plain.cast(pl.Float64, strict=False).has_nulls()
 
 
 _FLAGGED = "give true and false, or 1 and 0"

@@ -48,11 +48,14 @@ class Reader:
 
 
 @contextlib.contextmanager
-def table_reader(name: str, kind: str) -> Iterator[Reader]:
-    """Open a file of a table. Raises DataError, also if its arrays are no columns."""
+def table_reader(name: str, kind: str, as_texts: bool = False) -> Iterator[Reader]:
+    """Open a file of a table. Raises DataError, also if its arrays are no columns.
+
+    as_texts: numbers in CSV stay texts, whatever type is requested.
+    """
     with faults(name, kind), contextlib.ExitStack() as stack:
         if kind == CSV:
-            yield _csv_reader(name)
+            yield _csv_reader(name, as_texts)
         elif kind == NPZ:
             archive = stack.enter_context(open_npz(stack.enter_context(remote.local_file(name))))
             headers: dict[str, Any] = {}
@@ -107,10 +110,9 @@ def width_of(kind: Any) -> int:
 
 _DELIMITERS, _MOST_HEADER = ",;\t|", 2**22
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-_MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
 
 
-def _csv_reader(name: str) -> Reader:
+def _csv_reader(name: str, as_texts: bool) -> Reader:
     """A CSV file as described by its first line; names are stripped of blanks. Raises DataError."""
     with open_bytes(name) as file:
         mark = file.read(4)
@@ -130,22 +132,24 @@ def _csv_reader(name: str) -> Reader:
     header = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
     names = [each.strip() for each in header]
     options = {"separator": delimiter, "eol_char": end, "with_column_names": lambda _: names}
-    return Reader([(each, pl.String()) for each in names], partial(_csv_frames, name, names, options))
+    frames = partial(_csv_frames, name, names, options, as_texts)
+    return Reader([(each, pl.String()) for each in names], frames)
 
 
 def _csv_frames(
-    name: str, names: list[str], options: Mapping[str, Any], columns: Columns, rows: int
+    name: str, names: list[str], options: Mapping[str, Any], as_texts: bool, columns: Columns, rows: int
 ) -> _Frames:
     """Frames with the requested types; if some numbers cannot be parsed, the rest is read as texts.
+
+    Only an empty field is missing here; whether a word such as NA is depends on what the column is.
 
     With numbers, all columns are read, so that rows with more fields than the header are found.
     """
     done = 0
     with remote.local_file(name) as path:
-        for types in (columns, {}):
+        for types in ({},) if as_texts else (columns, {}):
             scan = pl.scan_csv(
-                path, glob=False, infer_schema=False, schema_overrides=types, null_values=_MISSING,
-                raise_if_empty=False, **options,
+                path, glob=False, infer_schema=False, schema_overrides=types, raise_if_empty=False, **options,
             )  # fmt: skip
             texts = pl.col(pl.String).str.strip_chars()
             scan = scan.with_columns(pl.when(texts != "").then(texts))

@@ -15,7 +15,16 @@ from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
 from koffline.data.table.rows import TableRows
-from koffline.data.table.values import TEXT_WAYS, Problems, is_pattern, unread
+from koffline.data.table.values import (
+    DECIMAL_COMMAS,
+    FLAGS_OR_IDS,
+    NUMBERS,
+    TEXT_WAYS,
+    WHOLE,
+    Problems,
+    is_pattern,
+    unread,
+)
 from koffline.errors import DataError, listed
 
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
@@ -178,19 +187,56 @@ def column_types(
     return types
 
 
+def ways_of_numbers(rows: TableRows, stored: Mapping[str, Any], source: str) -> dict[str, str]:
+    """How texts of numbers are read if decimals have commas, by column: with such commas, or as they are.
+
+    One column has one meaning: where a comma occurs, points mark thousands. Raises DataError for columns in
+    which all points may mark thousands or decimals.
+    """
+    names = [name for name, kind in rows.types.items() if kind == pl.Float64 and stored[name] == pl.String]
+    ways = {name: [NUMBERS, DECIMAL_COMMAS] for name in names}
+    dotted: dict[str, str] = {}
+    as_stored = replace(rows, types={name: pl.String() for name in names})
+    for frame in as_stored.frames() if names else ():
+        for column in frame:
+            _narrow(ways, dotted, column)
+    _refuse_ambiguous(ways, dotted, source)
+    return {name: each[0] if each else DECIMAL_COMMAS for name, each in ways.items()}
+
+
+def _narrow(ways: dict[str, list[str]], dotted: dict[str, str], column: pl.Series) -> dict[str, pl.Series]:
+    """Keep the ways that read all texts of a column, and note a text with a point; masks of those unread."""
+    rest = unread(column, ways[column.name])
+    ways[column.name] = [way for way, missed in rest.items() if not missed.any()]
+    points = column.filter(column.str.contains(".", literal=True))
+    if len(points):
+        dotted.setdefault(column.name, points[0])
+    return rest
+
+
+def _refuse_ambiguous(ways: Mapping[str, Sequence[str]], dotted: Mapping[str, str], source: str) -> None:
+    """Raise DataError if a number with a point is one as it is, and another if decimals have commas."""
+    for name, each in ways.items():
+        if name in dotted and NUMBERS in each and DECIMAL_COMMAS in each:
+            said = f"holds {dotted[name][:_MOST_SHOWN]!r}, a thousand or a number with decimals"
+            raise DataError(f"{source}: column {name} {said}; write it without the point")
+
+
 def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: str) -> dict[str, str]:
-    """How texts are read, by column: times; in CSV, where all values are texts, also actions and ids.
+    """How texts are read, by column: times and flags; in CSV, where all values are texts, actions and ids.
 
     Episode ids stay texts, unless koffline wrote the table. Raises DataError for times that cannot be read.
     """
-    meant = [*roles.action, roles.cluster, roles.episode if is_own else None] if rows.kind == CSV else []
-    wanted: dict[Any, Sequence[str]] = {**dict.fromkeys(meant, TEXT_WAYS[:2]), roles.time: TEXT_WAYS}
-    ways = {name: each for name, each in wanted.items() if name and rows.types.get(name) == pl.String}
+    numbers = (WHOLE, NUMBERS, *([DECIMAL_COMMAS] if roles.decimal_comma else []))
+    meant = (*roles.action, roles.cluster, roles.episode) if rows.kind == CSV else ()
+    wanted: dict[Any, Sequence[str]] = dict.fromkeys(meant, numbers)
+    wanted[roles.time] = (*numbers, *TEXT_WAYS[2:])
+    ways = {name: list(each) for name, each in wanted.items() if name and rows.types.get(name) == pl.String}
+    dotted: dict[str, str] = {}
     above = 0
     for frame in rows.only(list(ways)).frames() if ways else ():
         for column in frame:
-            rest = unread(column, ways[column.name])
-            ways[column.name] = [way for way, missed in rest.items() if not missed.any()]
+            rest = _narrow(ways, dotted, column)
             if column.name == roles.time and not ways[column.name]:
                 place = max(int(missed.arg_max() or 0) for missed in rest.values())
                 text = column.str.strip_chars()[place][:_MOST_SHOWN]
@@ -199,10 +245,17 @@ def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: st
                 remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
                 raise DataError(f"{source}: column {column.name} {said}; {remedy}")
         above += frame.height
+    _refuse_ambiguous({name: each for name, each in ways.items() if name != roles.episode}, dotted, source)
     action = roles.action[0]
     if ways.get(action) == [] and not roles.action_names:
         _check_texts_in_every_file(rows, action)
-    return {name: each[0] for name, each in ways.items() if each}
+    decided = {name: each[0] for name, each in ways.items() if each}
+    if roles.episode in decided and not is_own and roles.episode != roles.time:
+        decided[roles.episode] = FLAGS_OR_IDS
+    for flag in (roles.terminal, roles.truncated):
+        if flag is not None and rows.types.get(flag) == pl.String:
+            decided.setdefault(flag, FLAGS_OR_IDS)
+    return decided
 
 
 def _check_texts_in_every_file(rows: TableRows, action: str) -> None:
@@ -213,9 +266,7 @@ def _check_texts_in_every_file(rows: TableRows, action: str) -> None:
     kinds: dict[str, bool] = {}
     for file in rows.files if len(rows.files) > 1 else ():
         of_file = replace(rows, files=(file,), held=None, computed=()).only([action])
-        is_number = [
-            not unread(frame[action], TEXT_WAYS[1:2])[TEXT_WAYS[1]].any() for frame in of_file.frames()
-        ]
+        is_number = [not unread(frame[action], [NUMBERS])[NUMBERS].any() for frame in of_file.frames()]
         if is_number:
             kinds[file] = all(is_number)
     others = [file for file, is_number in kinds.items() if is_number != next(iter(kinds.values()))]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from koffline.data import remote
 from koffline.data.raw import SHARED
 from koffline.data.table.arrow_frames import check_times
 from koffline.data.table.readers import Reader, table_reader, width_of
-from koffline.data.table.values import ID_NAME
+from koffline.data.table.values import DECIMAL_COMMAS, ID_NAME, NUMBERS, as_read, is_missing_word
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
@@ -72,14 +73,15 @@ def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
 class TableRows:
     """Columns ``types`` of files of one kind, or columns ``computed`` from them, in frames of ``batch_rows``.
 
-    ``itemsize``: bytes of an observation's number; ``held``: all columns, if they are in memory.
+    ``itemsize``: bytes of an observation's number; ``held``: all columns, if they are in memory;
+    ``number_ways``: how texts of numbers are read, by column, where that was decided from all of them.
     """
 
     kind: str
     files: tuple[str, ...]
     types: Mapping[str, Any]
     itemsize: int
-    decimal_comma: bool = False
+    number_ways: Mapping[str, str] = field(default_factory=dict)
     computed: Sequence[pl.Expr] = ()
     batch_rows: int = _PROBED_ROWS
     held: pl.DataFrame | None = None
@@ -104,8 +106,14 @@ class TableRows:
         check_room(self.held.height * sum(widths))
         return replace(found, computed=(), held=self.held.select(columns))
 
-    def frames(self, again: bool = False) -> Iterator[pl.DataFrame]:
-        """All rows; ``again``: a first pass has checked their sizes. Raises DataError."""
+    def frames(
+        self, again: bool = False, look: Callable[[pl.DataFrame], None] | None = None
+    ) -> Iterator[pl.DataFrame]:
+        """All rows. Raises DataError.
+
+        again: a first pass has checked their sizes. look: is shown rows that are read from files, as they are
+        stored, before columns are computed from them.
+        """
         if self.held is not None:
             yield from self.held.iter_slices(self.batch_rows)
             return
@@ -117,6 +125,8 @@ class TableRows:
             if total > max(memory_allowance(), size * EXPANSION):
                 found = f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(size)}"
                 raise Refused(f"{found}; it is damaged or made to fill disks: export it again")
+            if look is not None:
+                look(frame)
             if self.computed:
                 frame = frame.select(self.computed)
                 check_room(frame_bytes(frame, self.itemsize))
@@ -132,7 +142,7 @@ class TableRows:
         reference: Mapping[str, Any] | None = None  # types of the first file that has rows
         for file in self.files:
             above = 0
-            with table_reader(file, self.kind) as opened:
+            with table_reader(file, self.kind, as_texts=bool(self.number_ways)) as opened:
                 present = dict(opened.fields)
                 if missing := [name for name in wanted if name not in present]:
                     raise DataError(f"{file} lacks column {missing[0]}, which the first file has; mend it")
@@ -156,19 +166,7 @@ class TableRows:
         for name, kind in self.types.items():
             column = frame[name]
             if column.dtype == pl.String and kind == pl.Float64:
-                texts = column.str.strip_chars()
-                texts = texts.str.replace(",", ".", literal=True) if self.decimal_comma else texts
-                found = texts.cast(kind, strict=False)
-                wrong = found.is_null() & column.is_not_null()
-                if wrong.any():
-                    place = int(wrong.arg_max() or 0)
-                    text = column[place][:_MOST_SHOWN]
-                    remedy = f"mend it, or --encode {name}=one-hot (a state), \"{name} == '…'\" (a reward)"
-                    if "," in text:
-                        remedy = "write no comma if that marks thousands, or say --decimal-comma"
-                    said = f"is not all numbers: row {above + place + 1} holds {text!r}"
-                    raise DataError(f"{file}: column {name} {said}; {remedy}")
-                column = found
+                column = self._numbers(column, file, above)
             with contextlib.suppress(pl.exceptions.PolarsError):  # no type holds all values of both
                 both = [pl.DataFrame(schema={name: kind}), column.to_frame()]
                 column = pl.concat(both, how="vertical_relaxed")[name]
@@ -177,6 +175,28 @@ class TableRows:
                 raise DataError(f"{file}: column {name} {found_types}; write all files with one type")
             columns.append(column)
         return pl.DataFrame(columns)
+
+    def _numbers(self, column: pl.Series, file: str, above: int) -> pl.Series:
+        """A column of texts as floats, NaN where a word says that a value is missing. Raises DataError."""
+        name = column.name
+        way = self.number_ways.get(name, NUMBERS)
+        is_word = column.to_frame().select(is_missing_word(pl.col(name).str.strip_chars())).to_series()
+        numbers = column.to_frame().select(as_read(name, way)).to_series()
+        wrong = numbers.is_null() & column.is_not_null() & ~is_word
+        if wrong.any():
+            place = int(wrong.arg_max() or 0)
+            text = column[place][:_MOST_SHOWN]
+            said = f"is not all numbers: row {above + place + 1} holds {text!r}"
+            raise DataError(f"{file}: column {name} {said}; {self._remedy(name, text)}")
+        return pl.select(pl.when(is_word).then(np.nan).otherwise(numbers).alias(name)).to_series()
+
+    def _remedy(self, name: str, text: str) -> str:
+        """What to do about a text that is no number."""
+        if self.number_ways.get(name) == DECIMAL_COMMAS and {",", "."} & set(text):
+            return "with decimal commas write 3,5 and 1234 or 1.234 for a thousand, in the whole column"
+        if "," in text:
+            return "write no comma if that marks thousands, or say --decimal-comma"
+        return f"mend it, or --encode {name}=one-hot (a state), \"{name} == '…'\" (a reward)"
 
 
 def _check_same_kinds(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
 from koffline.data.table.rows import TableRows, header_of, open_rows, shared_ids, split_ids
+from koffline.data.table.texts import TextCensus
 from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
@@ -54,6 +55,7 @@ class Table:
     texts: Mapping[str, str]  # how they are read
     encodings: Mapping[str, Encoding]
     origin: Mapping[str, str]
+    census: TextCensus
     action_space: ActionSpace = field(default_factory=lambda: Discrete(1))
     metadata: Metadata = field(default_factory=Metadata)
     counts: TableCounts = field(default_factory=TableCounts)
@@ -143,9 +145,14 @@ def prepare_table(
     observed = [pl.Int16() if column in roles.encode else types[column] for column in states]
     number = values.number_type(observed, bytes_stay=not roles.impute)  # imputed means are not whole numbers
     with faults(name, kind):
-        rows = TableRows(kind, files, types, width_of(number), bool(roles.decimal_comma))
+        rows = TableRows(kind, files, types, width_of(number))
+        if roles.decimal_comma:
+            rows = replace(rows, number_ways=applied.ways_of_numbers(rows, stored, name))
         rows = open_rows(rows, in_memory, first)
         texts = applied.ways_of_texts(rows, roles, is_own, name)
+        census = _census(types, stored, texts, roles, formulas)
+        for frame in rows.frames() if in_memory else ():
+            census.look(frame)
         encodings = applied.look_up(rows, roles, problems)
         problems.refuse()
         roles, origin = applied.encoded(roles, encodings)
@@ -158,15 +165,33 @@ def prepare_table(
             rows = rows.computing(computed)
         table = Table(
             name, rows, roles, number, (shape or None) if log else None, problems, is_own,
-            formulas, texts, encodings, origin,
+            formulas, texts, encodings, origin, census,
         )  # fmt: skip
         has_no_ids = roles.episode is None and roles.starts is None and roles.one_step is None
         if roles.next_observations and has_no_ids and not is_own:
             table.links = LinkCounts()
-        _look_through(table, census=not in_memory)
+        _look_through(table, in_pieces=not in_memory)
     _check_counts(table)
     _describe(table, action_space, log)
     return table
+
+
+def _census(
+    types: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    ways: Mapping[str, str],
+    roles: TableMapping,
+    formulas: Sequence[Formula],
+) -> TextCensus:
+    """What to count in the texts of a table; ``types`` are those in which columns are read."""
+    texts = {name for name in types if stored[name] == pl.String}
+    ids = {roles.episode, roles.cluster} & texts
+    return TextCensus(
+        numbers=[name for name in types if name in texts and types[name] == pl.Float64],
+        read=list(ways),
+        labels=[name for name in types if name in ids and name not in ways],
+        formulas=formulas,
+    )
 
 
 def _describe(table: Table, asked: SpaceRequest | None, described: FileDescription | None) -> None:
@@ -186,7 +211,7 @@ def _describe(table: Table, asked: SpaceRequest | None, described: FileDescripti
             raise DataError(f"{said}; leave that out, or name all of them (action_names)")
     before = described.metadata if described else Metadata(gamma=table.roles.gamma)
     metadata = replace(before, source=table.source, extra=extra)
-    table.metadata = metadata.with_notes(*settled, *_open_questions(table))
+    table.metadata = metadata.with_notes(*settled, *_open_questions(table), *table.census.notes())
 
 
 def _features(table: Table) -> Features:
@@ -242,15 +267,18 @@ def _order_of_actions(table: Table) -> list[str]:
     return [f"{said}; for arrays in another order say action_names"]
 
 
-def _look_through(table: Table, census: bool) -> None:
-    """Pass over all rows and fill in the table's statistics. Raises DataError."""
+def _look_through(table: Table, in_pieces: bool) -> None:
+    """Pass over all rows and fill in the table's statistics. Raises DataError.
+
+    in_pieces: rows are read from the files; episodes are counted, and the census looks at texts.
+    """
     roles, runs, categories = table.roles, [], set[Any]()
     is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
     time, flags = None if roles.one_step else roles.time, (roles.terminal, roles.truncated, roles.starts)
     above = pl.DataFrame()  # the last row of the frames so far
-    for frame in table.rows.frames():
+    for frame in table.rows.frames(look=table.census.look if in_pieces else None):
         table.n_rows += frame.height
-        if census and roles.episode is not None:
+        if in_pieces and roles.episode is not None:
             start = frame[time].to_physical() if time else pl.repeat(0, frame.height, eager=True)
             keys = pl.DataFrame([values.hashed(frame[roles.episode]), start.alias("start")])
             by_run = keys.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
@@ -359,6 +387,8 @@ def _check_counts(table: Table) -> None:
             cut = f"end episodes before such rows (COLUMN=cut), or mend them: {joins}"
         shown = ", ".join(f"{name}: {count}" for name, count in missing.items())
         shown = f"values are missing ({shown}, of {counted(table.n_rows, 'row')})"
+        if any(table.census.missing[name] for name in missing):
+            shown = f"{shown}; in such columns NA, null and the like are missing values"
         problems.add(f"{shown}; replace them (--impute COLUMN=mean, of categories zero), {cut}")
     for name in table.means:
         if table.missing[name] == table.n_rows:
@@ -389,3 +419,5 @@ def _check_counts(table: Table) -> None:
         if is_flag and any(each.columns.values()) and each.text not in table.flagged:
             said = "check how the column writes it, or leave the formula out"
             problems.add(f"no row fulfils {each.text}; {said}")
+    for sentence in table.census.problems(roles):
+        problems.add(sentence)

@@ -34,27 +34,57 @@ def _instants(texts: pl.Expr) -> pl.Expr:
     return whole.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%#z", time_unit="ns", strict=False)
 
 
+# In columns of numbers, times and flags these words are missing values, in whatever case; in columns of
+# labels they are labels (NA is Namibia).
+MISSING_WORDS = ("na", "n/a", "nan", "-nan", "null", "none", "#n/a", "#n/a n/a", "#na", "<na>")
+# 1.234 or 12.345.678,9: points that mark thousands, where commas mark decimals.
+_THOUSANDS = r"^[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?$"
+
+
+def is_missing_word(texts: pl.Expr) -> pl.Expr:
+    """Whether texts without blanks around them are words for a missing value; null stays null."""
+    return texts.str.to_lowercase().is_in(MISSING_WORDS)
+
+
+def _without_missing_words(texts: pl.Expr) -> pl.Expr:
+    return pl.when(~is_missing_word(texts)).then(texts)
+
+
+def _with_decimal_commas(texts: pl.Expr) -> pl.Expr:
+    """Texts such as 3,5 and 1.234,5 as floats; null if a point marks no thousands."""
+    has_thousands = texts.str.contains(_THOUSANDS)
+    digits = pl.when(has_thousands).then(texts.str.replace_all(".", "", literal=True)).otherwise(texts)
+    numbers = digits.str.replace(",", ".", literal=True).cast(pl.Float64, strict=False)
+    return pl.when(~digits.str.contains(".", literal=True)).then(numbers)
+
+
 # Ways to read texts, the narrowest first; all but the first two are for times.
-LOCAL = "times without a UTC offset"
-_WAYS: dict[str, Callable[[pl.Expr], pl.Expr]] = {
-    "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
-    "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
+WHOLE, NUMBERS, LOCAL = "whole numbers", "numbers", "times without a UTC offset"
+_PLAIN_WAYS: dict[str, Callable[[pl.Expr], pl.Expr]] = {
+    WHOLE: lambda texts: texts.cast(pl.Int64, strict=False),
+    NUMBERS: lambda texts: texts.cast(pl.Float64, strict=False),
     "times with a UTC offset": _instants,
     "dates": lambda texts: _instants(texts + "T00:00Z"),
     LOCAL: lambda texts: _instants(texts + "Z"),
 }
-TEXT_WAYS = tuple(_WAYS)
+TEXT_WAYS = tuple(_PLAIN_WAYS)
+# Numbers with decimal commas, only where the mapping says so; texts in which words for missing are missing.
+DECIMAL_COMMAS, FLAGS_OR_IDS = "numbers with decimal commas", "texts"
+_WAYS = {**_PLAIN_WAYS, DECIMAL_COMMAS: _with_decimal_commas, FLAGS_OR_IDS: _without_missing_words}
 
 
 def as_read(column: str, way: str) -> pl.Expr:
-    """A column of texts as integers, floats or date-times; null if a text is none."""
+    """A column of texts as integers, floats or date-times; null or NaN if a text is none."""
     return _WAYS[way](pl.col(column).str.strip_chars()).alias(column)
 
 
 def unread(column: pl.Series, ways: Iterable[str]) -> dict[str, pl.Series]:
-    """For each way to read texts, a mask of the texts that it cannot read."""
-    read = {way: column.to_frame().select(as_read(column.name, way)).to_series() for way in ways}
-    return {way: values.is_null() & column.is_not_null() for way, values in read.items()}
+    """For each way to read texts, a mask of the texts that it cannot read, words for missing apart."""
+    frame = column.to_frame()
+    name = column.name
+    is_word = frame.select(is_missing_word(pl.col(name).str.strip_chars())).to_series()
+    read = {way: frame.select(as_read(name, way)).to_series() for way in ways}
+    return {way: values.is_null() & column.is_not_null() & ~is_word for way, values in read.items()}
 
 
 def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:

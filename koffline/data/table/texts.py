@@ -1,0 +1,109 @@
+"""What the texts of a table are taken for: words for missing values, texts that formulas compare with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from koffline.data.table.mapping import Formula, TableMapping, equals_text
+from koffline.data.table.values import is_missing_word
+from koffline.errors import counted, listed
+
+_MOST_SHOWN = 5  # texts of a column
+_LONGEST = 40  # letters of a text that is shown
+
+
+@dataclass
+class TextCensus:
+    """Counts of texts in the rows as they are stored, before anything is computed from them.
+
+    numbers: columns of texts that are read as numbers; NaN stands where they had a word for missing.
+    read: columns of texts in which such words are missing values, and which are still texts.
+    labels: columns of ids, in which such words are ids like others.
+    """
+
+    numbers: Collection[str]
+    read: Collection[str]
+    labels: Collection[str]
+    formulas: Sequence[Formula]
+    missing: Counter[str] = field(default_factory=Counter)
+    as_labels: Counter[str] = field(default_factory=Counter)
+    seen: set[tuple[str, str]] = field(default_factory=set)
+    spelled: dict[tuple[str, str], str] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def look(self, frame: pl.DataFrame) -> None:
+        """Count the texts of some rows."""
+        for name in self.numbers:
+            self.missing[name] += int(frame[name].is_nan().sum())
+        for columns, counts in ((self.read, self.missing), (self.labels, self.as_labels)):
+            for name in columns:
+                words = frame.select(is_missing_word(pl.col(name).str.strip_chars())).to_series()
+                counts[name] += int(words.sum())
+        for column, text in self._comparisons():
+            self._look_for(frame, column, text)
+
+    def _comparisons(self) -> Iterable[tuple[str, str]]:
+        return dict.fromkeys(pair for formula in self.formulas for pair in formula.comparisons)
+
+    def _look_for(self, frame: pl.DataFrame, column: str, text: str) -> None:
+        """Look for a text of a formula, for another spelling of it, and for examples of what is there."""
+        texts = pl.col(column).cast(pl.String).str.strip_chars()
+        is_equal = equals_text(column, text)
+        if (column, text) not in self.seen and frame.select(is_equal.any()).item():
+            self.seen.add((column, text))
+        if (column, text) not in self.spelled:
+            alike = (texts.str.to_lowercase() == text.lower()) & ~is_equal
+            others = frame.select(texts.filter(alike).first()).item()
+            if others is not None:
+                self.spelled[column, text] = others
+        shown = self.examples.setdefault(column, [])
+        if len(shown) < _MOST_SHOWN:
+            there = frame.select(texts.drop_nulls().unique(maintain_order=True)).to_series()
+            new = [each for each in there.str.head(_LONGEST).head(2 * _MOST_SHOWN) if each not in shown]
+            shown.extend(new[: _MOST_SHOWN - len(shown)])
+
+    def problems(self, roles: TableMapping) -> Iterator[str]:
+        """Sentences on texts of formulas that no row holds: misspelt ones, and all that a reward has."""
+        for formula in self.formulas:
+            for column in {column: None for column, _ in formula.comparisons}:
+                texts = [text for name, text in formula.comparisons if name == column]
+                absent = self._absent(column, texts)
+                wrong = [text for text in absent if (column, text) in self.spelled]
+                if formula.text == roles.reward and len(absent) == len(texts):
+                    wrong = absent
+                if wrong:
+                    shown = listed(map(repr, wrong))
+                    said = f"no row holds {shown} in {column}, with which {formula.text} compares it"
+                    there = self._shown(column, wrong)
+                    yield f"{said}; it holds {there}: write one of these, or leave it out"
+
+    def notes(self) -> Iterator[str]:
+        """Sentences on words taken for missing values, on ids that look like one, and on texts not found."""
+        counts = {name: count for name, count in sorted(self.missing.items()) if count}
+        if counts:
+            shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
+            yield f"words such as NA, null and nan were taken for missing values ({shown})"
+        for name, count in sorted(self.as_labels.items()):
+            if count:
+                rows = counted(count, "row")
+                yield f"in {rows} {name} is a word such as NA or null, and was taken for an id like others"
+        for column, text in self._comparisons():
+            if self._absent(column, [text]):
+                yield f"no row holds {text!r} in {column}, with which a formula compares it"
+            elif (column, text) in self.spelled:
+                other = self.spelled[column, text][:_LONGEST]
+                yield f"{column} also holds {other!r}, which a formula's {text!r} does not equal"
+
+    def _absent(self, column: str, texts: Iterable[str]) -> list[str]:
+        """Texts that no row holds; that no cell is empty is no mistake of a formula."""
+        return [text for text in texts if text and (column, text) not in self.seen]
+
+    def _shown(self, column: str, texts: Iterable[str]) -> str:
+        """Examples of what a column holds, first what looks like one of these texts."""
+        alike = [self.spelled[column, text][:_LONGEST] for text in texts if (column, text) in self.spelled]
+        shown = dict.fromkeys((*alike, *self.examples.get(column, [])))
+        return listed(map(repr, shown), _MOST_SHOWN) or "no text"
