@@ -199,7 +199,7 @@ def test_parts_of_a_log_add_up_and_rare_symptoms_are_left_out() -> None:
 
 
 def test_commands_say_what_the_rows_show(tmp_path) -> None:
-    world, episodes, generator = world_named("CartPole")
+    world, episodes, generator = world_named("Pendulum")
     wrong = with_fault(world, episodes, "next observations of resets", 1.0, generator)
     assert wrong is not None
     path = tmp_path / "log.hdf5"
