@@ -79,7 +79,8 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
     _print_notes(found.notes)
     if out is not None:
         use = f"koffline evaluate {found.source} --mapping {out} --policy POLICY --gamma 0.99"
-        say(f"{out}: edit it, then {use}")
+        first = f"answer what is open in it ({', '.join(found.open)})" if found.open else "edit it"
+        say(f"{out}: {first}, then {use}")
     elif found.mapping:
         say(f"\n{found.to_yaml()}")
 

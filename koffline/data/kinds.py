@@ -109,7 +109,8 @@ def kind_of(name: str, is_table: bool) -> str | None:
             said = f"{name} is a truncated or corrupt {kind} table (damaged header)"
             raise DataError(f"{said}; copy or export it again")
     if is_table and head.lstrip()[:1] in (b"{", b"["):
-        raise DataError(f"{name} is JSON, which is not read; write it as Parquet or CSV (polars.read_ndjson)")
+        said = f"{name} is JSON, which is not read; write it as Parquet or CSV (polars.read_ndjson)"
+        raise DataError(f"{said}, one decision a row and every nested field a column of its own")
     return CSV if is_table or lower.endswith(_SUFFIXES[CSV]) else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Annotated, Any, Literal
 
 import polars as pl
 import pydantic
+import yaml
 
 from koffline.data.flat import KEYS
 from koffline.data.spaces import ONE_HOT, ORDINAL, Encoding
 from koffline.errors import DataError, nearest_name
 from koffline.store.files import Location
-from koffline.untrusted.limits import read_yaml_file
+from koffline.untrusted.limits import parse_yaml, read_yaml_file
 
 # Names of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
@@ -26,6 +28,12 @@ EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --te
 INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping; to train, `data convert`"
 CUT = "cut"
 PREVIOUS, DROP = "previous", "drop"  # what becomes of rewards in rows that are left out
+_OPEN = "?"  # a value that is a question; after it, the lines that would answer it
+_BETWEEN = " | "
+_END_OF_SCALAR = "...\n"  # PyYAML writes it below a single value
+_LONGEST_ANSWER = 200  # characters of one in a message
+_ANSWERS = {"last_row": ("last_row: cut", "last_row: terminal")}
+_PATTERNS = ("observations", "action", "next_observations")  # in which ? stands for any letter
 # Fields that do not apply to one-step episodes.
 _OF_EPISODES = (
     "episode", "starts", "terminal", "truncated", "next_observations", "last_row", "reward_row",
@@ -50,6 +58,56 @@ def as_encoding(given: Any) -> Any:
     if any(isinstance(name, (bool, dict, list)) or name is None for name in names):
         raise ValueError("a category is no text; put yes and no in quotes")
     return Encoding(kind, _different(tuple(map(str, names))))
+
+
+def as_question(answers: Iterable[Mapping[str, Any]]) -> str:
+    """The value of a key that is left open. answers: what to write instead, by key, each with one key."""
+    return f"{_OPEN} {_BETWEEN.join(map(as_line, answers))}"
+
+
+def as_line(answer: Mapping[str, Any]) -> str:
+    """One line of a mapping file."""
+    ((key, value),) = answer.items()
+    dumped = yaml.safe_dump(value, allow_unicode=True, default_flow_style=True, width=10**9)
+    return f"{key}: {dumped.removesuffix(_END_OF_SCALAR).rstrip()}"
+
+
+def _answers(key: str, value: Any) -> tuple[str, ...]:
+    """The lines that would answer a key that is left open; none if it is not open."""
+    if not isinstance(value, str) or not value.startswith(_OPEN):
+        return ()
+    text = value.removeprefix(_OPEN)
+    if text.startswith(" ") and text.strip():
+        return tuple(filter(None, map(str.strip, text.split(_BETWEEN.strip()))))
+    return _ANSWERS.get(key, (f"{key}: COLUMN",)) if not text.strip() and key not in _PATTERNS else ()
+
+
+def _questions(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Lines that would answer each key that is left open; none where another key is the answer."""
+    found: dict[str, tuple[str, ...]] = {}
+    for key, value in given.items():
+        if lines := _answers(key, value):
+            others = {line.partition(":")[0] for line in lines} - {key}
+            is_answered = any(given.get(other) and not _answers(other, given[other]) for other in others)
+            found[key] = () if is_answered else lines
+    return found
+
+
+def _asked(key: str, lines: tuple[str, ...]) -> str:
+    """Sentence that refuses a mapping in which a key is left open."""
+    shown = [line if len(line) <= _LONGEST_ANSWER else f"{line[:_LONGEST_ANSWER]} …" for line in lines]
+    said = f"the mapping leaves {key} open; write one of: {'; '.join(shown)}"
+    return f"{said} (or as an option: {_option(lines[0])})"
+
+
+def _option(line: str) -> str:
+    """The command line's option for a line of a mapping."""
+    try:
+        ((name, value),) = parse_yaml(line).items()
+    except (yaml.YAMLError, AttributeError, ValueError):
+        name, _, value = line.partition(":")
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value).strip()
+    return f"--{str(name).replace('_', '-')} {shlex.quote(text)}"
 
 
 def _no_flag(value: Any) -> Any:
@@ -127,7 +185,10 @@ class TableMapping(pydantic.BaseModel):
     by: _Name | None = None
 
     def __init__(self, **given: Any) -> None:
+        questions = _questions(given)
+        given = {name: value for name, value in given.items() if questions.get(name) != ()}
         wrong, known = _contradictions(given), type(self).model_fields
+        given = {name: value for name, value in given.items() if name not in questions}
         said: dict[str, list[str]] = {}
         try:
             super().__init__(**given)
@@ -135,6 +196,7 @@ class TableMapping(pydantic.BaseModel):
             for each in error.errors():
                 what = each["msg"].removeprefix("Value error, ")
                 said.setdefault(str(each["loc"][0]), []).append(f"{what[0].lower()}{what[1:]}")
+        wrong += [_asked(key, lines) for key, lines in questions.items() if lines]
         wrong += [
             f"the mapping's {name} is {given[name]!r}: {', or '.join(remedies)}"
             if name in known

@@ -20,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from koffline.data import remote
+from koffline.data.columns import natural_key
 from koffline.data.kinds import CSV, HDF5, NO_TABLE, NPZ, PARQUET, STREAM
 from koffline.data.table.arrow_frames import frame_of_batch, polars_type
 from koffline.errors import DataError, listed
@@ -254,11 +255,22 @@ def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
     return Reader([(name, series(name, slice(0)).dtype) for name in arrays], frames, declared=declared)
 
 
+# robomimic's data/demo_0/obs, and the like
+_EPISODE_GROUP = re.compile(r"^((?:[^/]+/)*(?:demo|episode|ep|traj|trajectory|rollout)[_-]?\d+)/", re.I)
+
+
 def _columns(found: Mapping[str, Any], name: str) -> list[str]:
     """Arrays with one row per transition: those with the most frequent number of rows.
 
     Raises DataError if there are none, or if episodes are groups of their own.
     """
+    groups = sorted(
+        {match.group(1) for each in found if (match := _EPISODE_GROUP.match(each))}, key=natural_key
+    )
+    if len(groups) > 1:
+        said = f"{name} holds one group of arrays per episode ({listed(groups, 3)}), which is not read"
+        remedy = "join the arrays of all groups into one per key, with the group's number as episode_ids"
+        raise DataError(f"{said}; {remedy}")
     is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)  # Minari's, d3rlpy's
     kept = {
         each: array.shape[0]

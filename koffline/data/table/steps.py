@@ -1,0 +1,65 @@
+"""The order of the inspected rows by episode and time, as far as columns tell, for tests on the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Rows in the order of episodes and times.
+
+    order: (N,) their numbers in the table. is_last: (N,) in this order, whether a row is the last one of its
+    episode. last_rows: (N,) the same in the order of the table, also for rows at the time of the last one,
+    which may repeat it. has_ids: whether a column tells episodes apart.
+    """
+
+    order: np.ndarray
+    is_last: np.ndarray
+    last_rows: np.ndarray
+    has_ids: bool
+
+    @classmethod
+    def of_ids(cls, ids: pl.Series, times: pl.Series | None) -> Steps:
+        """Rows of episodes with these ids; without times, in the order of the table."""
+        frame = pl.DataFrame({"id": ids.rank("dense"), "row": pl.int_range(len(ids), eager=True)})
+        frame = frame.with_columns(time=frame["row"] if times is None else times.rank("dense"))
+        order = frame.select(pl.arg_sort_by("id", "time", "row", nulls_last=True)).to_series().to_numpy()
+        codes = frame["id"].fill_null(0).to_numpy()[order]
+        is_last = np.append(codes[1:] != codes[:-1], True)
+        at_end = frame.select(pl.col("time") == pl.col("time").max().over("id")).to_series()
+        return cls(order, is_last, at_end.fill_null(False).to_numpy(), has_ids=True)
+
+    @classmethod
+    def of_flags(cls, ends: np.ndarray) -> Steps:
+        """Rows in the table's order, whose episodes end where ``ends`` (N,) is set."""
+        is_last = ends.copy()
+        is_last[-1] = True
+        return cls(np.arange(len(ends)), is_last, is_last, has_ids=False)
+
+    @property
+    def first_rows(self) -> np.ndarray:
+        """Whether (N,) a row, in the order of the table, is the first one of its episode."""
+        found = np.empty(len(self.order), dtype=np.bool_)
+        found[self.order] = np.append(True, self.is_last[:-1])
+        return found
+
+    @property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that have a next row in their episode, and these next rows, by their numbers in the table."""
+        inside = np.flatnonzero(~self.is_last[:-1])
+        return self.order[inside], self.order[inside + 1]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of rows of each episode."""
+        ends = np.flatnonzero(self.is_last) + 1
+        return np.diff(ends, prepend=0)
+
+    @property
+    def episodes(self) -> np.ndarray:
+        """Number (N,) of the episode of each row, in the order of the steps."""
+        return np.append(0, np.cumsum(self.is_last)[:-1])
