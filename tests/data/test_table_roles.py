@@ -209,6 +209,20 @@ class TestWithoutIds:
         log = open_transitions(path, mapping={**found.mapping, "last_row": "terminal"})
         np.testing.assert_array_equal(log.episode_ids, C["episode"])
 
+    @pytest.mark.parametrize("suffix", ["csv", "parquet"])
+    def test_a_count_of_steps_that_begins_anew(self, tmp_path, suffix):
+        """No ids, and no time: without ids a time would order the rows of the whole table."""
+        columns = {name: column for name, column in basic(C).items() if name != "episode"} | {"done": DONE}
+        path = save({**columns, "t": C["t"] + 1}, tmp_path / f"log.{suffix}")
+        found = inspect_table(path)
+        assert (found.problems, found.mapping["starts"], "time" in found.mapping) == ([], "t == 1", False)
+        log = open_transitions(path, mapping=found.mapping)
+        assert (log.n_episodes, int(log.terminated.sum())) == (120, int(DONE.sum()))
+        path = save({**columns, "is_first": FIRST}, tmp_path / f"flagged.{suffix}")
+        found = inspect_table(path)
+        assert (found.problems, found.mapping["starts"], "time" in found.mapping) == ([], "is_first", False)
+        assert open_transitions(path, mapping=found.mapping).n_episodes == 120
+
     def test_a_flag_of_last_rows_is_asked_about_and_every_answer_is_read(self, tmp_path):
         path = save({**{k: v for k, v in basic(C).items() if k not in ("episode", "t")}, "is_last": ENDS},
                     tmp_path / "log.csv")  # fmt: skip

@@ -118,6 +118,7 @@ def guess_roles(columns: Sequence[Profile]) -> Guess:
         each.role, each.reason = _as_observation(each)
     if not steps.has_ids:
         steps = _steps(columns, flagged)
+    _settle_starts(columns)
     _leave_out_names_of_episodes(columns, steps)
     return Guess(steps, ends)
 
@@ -231,6 +232,33 @@ def _settle_times(columns: Sequence[Profile]) -> None:
         if counts.height == spans.height and long >= _FEWEST_COUNTED and spans["first"].n_unique() == 1:
             each.role, each.reason = "time", "it counts the rows of each episode"
             return
+
+
+def _settle_starts(columns: Sequence[Profile]) -> None:
+    """Without ids, take a count of steps that begins anew for the starts of episodes; there is no time then.
+
+    A time orders the rows of an episode, and without ids those of the whole table.
+    """
+    chosen = {each.role: each for each in columns}
+    time = chosen.get("time")
+    if time is None or "episode" in chosen:
+        return
+    if "starts" in chosen:
+        time.role, time.reason = (
+            IGNORED,
+            f"rows are in the table's order, since {chosen['starts'].name} tells episodes",
+        )
+        return
+    if not time.values.dtype.is_integer() or time.missing or time.distinct == time.present:
+        return
+    first = int(time.low)
+    counts = time.values.cast(pl.Int64).to_numpy()
+    is_start = counts == first
+    goes_on = np.append(False, np.diff(counts) == 1)
+    if is_start[0] and (is_start | goes_on).all() and is_start.sum() >= _FEWEST_COUNTED:
+        name = time.name if time.name.isidentifier() else f"`{time.name}`"
+        time.role, time.formula = "starts", f"{name} == {first}"
+        time.reason = "it counts the steps of each episode"
 
 
 def _are_shared(ids: Profile, marks: pl.Series) -> bool:

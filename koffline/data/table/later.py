@@ -24,7 +24,7 @@ _FEWEST_CHANGES = 10
 _FEWEST_EPISODES = 20
 _FEWEST_PER_VALUE = 5  # episodes with one value of a column
 _MOST_COLUMNS = 1000  # compared with each other
-_PROBED = 200  # rows on which all columns are compared first
+_PROBED = 100  # rows on which all columns are compared first
 _CLOSE = 0.01  # of the size of the rewards
 _CORRELATED = 0.95
 _MOST_VALUES = 20  # a column with more is no category
@@ -57,25 +57,28 @@ def find_later(columns: Sequence[Profile], steps: Steps) -> list[Later]:
         return []
     found = _next_values(columns, steps)
     known = {each.column.name for each in found}
-    left = [each for each in columns if each.role == "observations" and each.name not in known]
     rewards = _rewards(columns)
-    for each in left:
-        later = _later(each, columns, rewards, steps)
-        found += [later] if later is not None else []
+    outcomes = list(_outcomes(columns, steps))
+    for each in columns:
+        if each.role == "observations" and each.name not in known:
+            later = _later(each, rewards, outcomes, steps)
+            found += [later] if later is not None else []
     return found
 
 
 def _later(
-    column: Profile, columns: Sequence[Profile], rewards: np.ndarray | None, steps: Steps
+    column: Profile, rewards: np.ndarray | None, outcomes: Sequence[_Outcome], steps: Steps
 ) -> Later | None:
     """Say so if a column sums up what follows in its episode, or goes with how the episode went."""
-    values = as_matrix(column)
-    is_amount = values is not None and values.shape[1] == 1 and column.values.dtype != pl.Boolean
-    if values is not None and is_amount and rewards is not None:
+    values = _coded(column)
+    if values is None:
+        return None
+    is_amount = column.is_number and column.values.dtype != pl.Boolean
+    if is_amount and rewards is not None:
         reason = _to_go(values[:, 0], rewards, steps)
         if reason:
             return Later(column, reason, is_sure=True)
-    return _outcome(column, columns, steps)
+    return _outcome(column, values, outcomes, steps)
 
 
 def _rewards(columns: Sequence[Profile]) -> np.ndarray | None:
@@ -202,42 +205,45 @@ def _sums_what_follows(values: np.ndarray, amounts: np.ndarray, steps: Steps, in
     return bool(fits[active].mean() >= _NEARLY_ALL and ends.mean() >= _NEARLY_ALL)
 
 
-def _outcome(column: Profile, columns: Sequence[Profile], steps: Steps) -> Later | None:
-    """Say so if a column is constant in every episode and goes with how the episode went."""
-    coded = _coded(column)
+@dataclass(frozen=True)
+class _Outcome:
+    """What is known at the end of each episode: its name, and (E,) numbers that differ between episodes."""
+
+    name: str
+    values: np.ndarray
+
+
+def _outcome(column: Profile, coded: np.ndarray, outcomes: Sequence[_Outcome], steps: Steps) -> Later | None:
+    """Say so if a column, (N, d), is constant in every episode and goes with how the episode went."""
     lengths = steps.lengths
-    if coded is None or len(lengths) < _FEWEST_EPISODES or lengths.mean() < 2.0:
+    if len(lengths) < _FEWEST_EPISODES or lengths.mean() < 2.0:
         return None
     rows, following = steps.pairs
-    is_same = np.isclose(coded[rows], coded[following], rtol=0, atol=0, equal_nan=True).all(axis=1)
-    if not is_same.all():
-        return None
-    firsts = np.append(0, np.flatnonzero(steps.is_last)[:-1] + 1)
-    values = coded[steps.order[firsts]]
+    for probed in (slice(_PROBED), slice(None)):
+        if not np.array_equal(coded[rows[probed]], coded[following[probed]], equal_nan=True):
+            return None
+    values = coded[steps.order[steps.firsts]]
     several = len(np.unique(values, axis=0))
     if several < 2:
         return None
-    for name, outcomes in _outcomes(columns, steps):
-        if (
-            column.is_number
-            and values.shape[1] == 1
-            and np.allclose(values[:, 0], outcomes, rtol=1e-3, atol=1e-6)
-        ):
+    is_amount = column.is_number
+    for outcome in outcomes:
+        known, name = outcome.values, outcome.name
+        if is_amount and np.isclose(values[:, 0], known, rtol=1e-3, atol=1e-6).mean() >= _NEARLY_ALL:
             return Later(column, f"in every episode it is {name}", is_sure=True)
-        if several <= _MOST_VALUES and _separates(values, outcomes):
+        if several <= _MOST_VALUES and _separates(values, known):
             return Later(column, f"it goes with {name}: known only at the end?", is_sure=False)
-        if column.is_number and values.shape[1] == 1 and several > 2:
-            correlation = abs(float(np.corrcoef(values[:, 0], outcomes)[0, 1]))
+        if is_amount and several > 2 and np.isfinite(values).all():
+            correlation = abs(float(np.corrcoef(values[:, 0], known)[0, 1]))
             if correlation >= _CORRELATED:
                 said = f"it goes with {name} (correlation {correlation:.2f}): known only at the end?"
                 return Later(column, said, is_sure=False)
     return None
 
 
-def _outcomes(columns: Sequence[Profile], steps: Steps) -> Iterator[tuple[str, np.ndarray]]:
-    """What is known at the end of each episode, as (E,) numbers that differ between episodes."""
-    lengths, episodes = steps.lengths, steps.episodes
-    firsts = np.append(0, np.flatnonzero(steps.is_last)[:-1] + 1)
+def _outcomes(columns: Sequence[Profile], steps: Steps) -> Iterator[_Outcome]:
+    """What is known at the end of each episode."""
+    lengths, episodes, firsts = steps.lengths, steps.episodes, steps.firsts
     rewards = _rewards(columns)
     found: list[tuple[str, np.ndarray]] = [("its number of rows", lengths.astype(float))]
     if rewards is not None:
@@ -253,7 +259,7 @@ def _outcomes(columns: Sequence[Profile], steps: Steps) -> Iterator[tuple[str, n
         found.append((f"its last {flag.name}", last.astype(float)))
     for name, outcomes in found:
         if np.isfinite(outcomes).all() and np.ptp(outcomes) > 0.0:
-            yield name, outcomes
+            yield _Outcome(name, outcomes)
 
 
 def _separates(values: np.ndarray, outcomes: np.ndarray) -> bool:

@@ -117,9 +117,10 @@ def earlier_name(name: str, names: Collection[str]) -> str | None:
     for each in candidates:
         if each in others:
             return each
-    is_state = match is not None and joined(base) in STATE_WORDS
+    if match is None or joined(base) not in STATE_WORDS:
+        return None
     states = [each for each in others if joined(each) in STATE_WORDS]
-    return states[0] if is_state and len(states) == 1 else None
+    return states[0] if len(states) == 1 else None
 
 
 def is_later(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,26 +41,31 @@ class Steps:
         is_last[-1] = True
         return cls(np.arange(len(ends)), is_last, is_last, has_ids=False)
 
-    @property
+    @functools.cached_property
     def first_rows(self) -> np.ndarray:
         """Whether (N,) a row, in the order of the table, is the first one of its episode."""
         found = np.empty(len(self.order), dtype=np.bool_)
         found[self.order] = np.append(True, self.is_last[:-1])
         return found
 
-    @property
+    @functools.cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows that have a next row in their episode, and these next rows, by their numbers in the table."""
         inside = np.flatnonzero(~self.is_last[:-1])
         return self.order[inside], self.order[inside + 1]
 
-    @property
+    @functools.cached_property
+    def firsts(self) -> np.ndarray:
+        """Places (E,) in the order of the steps at which episodes begin."""
+        return np.append(0, np.flatnonzero(self.is_last)[:-1] + 1)
+
+    @functools.cached_property
     def lengths(self) -> np.ndarray:
         """Number of rows of each episode."""
         ends = np.flatnonzero(self.is_last) + 1
         return np.diff(ends, prepend=0)
 
-    @property
+    @functools.cached_property
     def episodes(self) -> np.ndarray:
         """Number (N,) of the episode of each row, in the order of the steps."""
         return np.append(0, np.cumsum(self.is_last)[:-1])
