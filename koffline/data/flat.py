@@ -23,7 +23,7 @@ from koffline.data.ends import LinkCounts, both_flags_note, rows_are_linked, ter
 from koffline.data.raw import FileDescription, RawLog, describe_log, follow, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError, listed
+from koffline.errors import DataError, counted, listed
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text
@@ -46,6 +46,7 @@ KEYS = {
 
 ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
 REQUIRED = ("observations", "actions", "rewards", "terminated")
+_MASKS = "masks"
 # Name of the HDF5 attribute or archive member that holds the text of `describe_log`.
 DESCRIPTION = "koffline"
 _CHUNK_BYTES = 2**18  # bytes of a chunk, which holds whole rows
@@ -69,7 +70,29 @@ def read_flat(
             ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
             found["timeouts"] = ends & (found["terminals"] != 1)
         described = read_description(file.text(DESCRIPTION))
-        return _aligned(found, described, str(path), action_space, one_step)
+        notes = _apply_masks(file, found) if described is None and not one_step else []
+        return _aligned(found, described, str(path), action_space, one_step, notes)
+
+
+def _apply_masks(file: Any, found: dict[str, Any]) -> list[str]:
+    """Take ends where JaxRL's ``masks`` say that the world went on for cuts, in place; return notes."""
+    keys = used_keys(found)
+    if "terminated" not in keys:
+        return []
+    done: np.ndarray = np.asarray(found[keys["terminated"]]).reshape(-1) == 1
+    if _MASKS not in file or file.dataset(_MASKS).shape[:1] != done.shape:
+        return []
+    masks = np.asarray(file.arrays([_MASKS])[_MASKS])
+    is_flag = masks.size == done.size and bool(np.isin(masks, (0, 1)).all())
+    ended: np.ndarray = masks.reshape(-1) == 0 if is_flag else done
+    cut = done & ~ended
+    if not cut.any() or (ended & ~done).any():
+        return []
+    truncated = keys.get("truncated", "timeouts")
+    found[keys["terminated"]] = ended
+    found[truncated] = cut | (np.asarray(found[truncated]).reshape(-1) == 1) if truncated in found else cut
+    said = f"{counted(int(cut.sum()), 'row')} flagged {keys['terminated']} have {_MASKS} 1"
+    return [f"{said}: they were taken to be cut, not to have ended by themselves"]
 
 
 def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
@@ -135,12 +158,14 @@ def _aligned(
     source: str,
     action_space: SpaceRequest | None,
     one_step: bool,
+    notes: list[str],
 ) -> RawLog:
     """Aligned columns from the arrays of a flat file; ``described`` is given for files that we wrote.
 
-    Raises DataError if no action space can be found or no row has a next observation.
+    notes: what was done to the arrays before. Raises DataError if no action space can be found or no row has
+    a next observation.
     """
-    keys, notes = used_keys(found), list[str]()
+    keys, notes = used_keys(found), list(notes)
     log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}
     for name, column in log.items():
         if name in ("observations", "next_observations"):

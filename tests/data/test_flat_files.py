@@ -170,6 +170,24 @@ class TestBothFlags:
         assert log.n_episodes == 5
         assert noted(log, "they were taken to be cut") == (len(terminated) < 5 and not cut_alone)
 
+    @pytest.mark.parametrize("kind", ["npz", "hdf5"])
+    @pytest.mark.parametrize(
+        ("ended", "terminated"),
+        [([4, 14], [4, 14]), ([4, 9, 14, 19, 24], [4, 9, 14, 19, 24]), ([], []),
+         ([3], [4, 9, 14, 19, 24])],  # masks that are 0 inside episodes say something else
+    )  # fmt: skip
+    def test_masks_beside_terminals_say_which_ends_are_cuts(self, tmp_path, kind, ended, terminated):
+        masks = np.ones((25, 1), np.float32)
+        masks[ended] = 0
+        arrays = {**self.arrays(()), "masks": masks}
+        del arrays["timeouts"]
+        if kind == "npz":
+            np.savez(tmp_path / "log.npz", **arrays)
+        log = open_transitions(tmp_path / "log.npz") if kind == "npz" else opened(tmp_path, arrays)
+        np.testing.assert_array_equal(np.flatnonzero(log.terminated), terminated)
+        np.testing.assert_array_equal(log.episode_lengths, [5] * 5)
+        assert noted(log, "have masks 1: they were taken to be cut") == (len(terminated) < 5)
+
     def test_our_own_files_keep_their_flags(self, tmp_path):
         """A log may hold rows that ended in the step in which recording stopped."""
         cut = LOG.replace(truncated=LOG.terminated | LOG.truncated)
