@@ -259,3 +259,89 @@ def test_a_row_with_too_many_fields_is_found_with_decimal_commas(tmp_path):
     path = write_csv(tmp_path / "log.csv", ";")
     path.write_text(path.read_text() + "1;0;1;d;0;yes;EU;1;9\n", encoding="utf-8")
     assert "more fields than the first line" in refusal(path, decimal_comma=True)
+
+
+# Labels of four rows, those that are declared, and the labels they are taken for, or words of the refusal.
+SPELLINGS = [
+    (["TRUE", "True", "true", "FALSE"], (), ["true", "true", "true", "false"]),
+    (["TRUE", "True", "true", "False"], ("True", "False"), ["True", "True", "True", "False"]),
+    (["True", "False", "True", "False"], (), ["True", "False", "True", "False"]),
+    (["TRUE", "true", "FALSE", "true"], ("TRUE", "true", "FALSE"), ["TRUE", "true", "FALSE", "true"]),
+    (["mail", "Mail", "call", "MAIL"], ("call", "mail"), ["mail", "mail", "call", "mail"]),
+    (["mail", "Mail", "call", "mail"], ("call", "mail", "Mail"), ["mail", "Mail", "call", "mail"]),
+    (["mail", "Mail", "call", "mail"], (), "holds 'Mail', 'mail': one "),
+    (["stra\u00dfe", "STRASSE", "weg", "weg"], (), "one "),
+    (["caf\u00e9", "cafe\u0301", "weg", "weg"], (), "one "),
+    (["mail ", "mail", "call", "call"], (), "holds 'mail', 'mail ': one "),
+]
+
+
+@pytest.mark.parametrize(("column", "declared", "expected"), SPELLINGS)
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+class TestSpellings:
+    def path(self, folder, suffix, **columns):
+        if suffix == "csv":
+            if any(text != text.strip() for column in columns.values() for text in column):
+                pytest.skip("blanks around fields of a CSV file are no part of them")
+            return write_csv(folder / "log.csv", **columns)
+        return write_parquet(folder / "log.parquet", **columns)
+
+    def test_of_actions(self, tmp_path, column, declared, expected, suffix):
+        path = self.path(tmp_path, suffix, a=column)
+        if isinstance(expected, str):
+            message = refusal(path)
+            assert expected + "action, or several?" in message
+            every = sorted(set(column))  # the two remedies
+            assert len(set(read(path, action_names=every).actions.tolist())) == len(every)
+            one = [label for label in every if label not in ("Mail", "STRASSE", "caf\u00e9", "mail ")]
+            assert len(set(read(path, action_names=one).actions.tolist())) == len(one)
+            return
+        log = read(path, action_names=declared)
+        names = log.metadata.extra["action_names"]
+        assert [names[action] for action in log.actions] == expected
+        is_noted = any("were taken for one" in note for note in log.metadata.notes)
+        assert is_noted == (expected != column)
+
+    def test_of_categories(self, tmp_path, column, declared, expected, suffix):
+        path = self.path(tmp_path, suffix, region=column)
+        encoding = {"one-hot": list(declared)} if declared else "one-hot"
+        changes = {"observations": ["x", "region"], "encode": {"region": encoding}}
+        if declared:
+            changes["encode"] = {"region": {"ordinal": list(declared)}}
+        if isinstance(expected, str):
+            assert expected + "category, or several?" in refusal(path, **changes)
+            return
+        log = read(path, **changes)
+        features = open_raw(path, None, {**MAPPING, **changes}).metadata
+        assert features.notes == log.metadata.notes
+        if declared:
+            assert [declared[int(code)] for code in log.observations[:, 1]] == expected
+        else:
+            names = sorted(set(expected))
+            assert log.feature_names[1:] == tuple(f"region={name}" for name in names)
+            ones = log.observations[:, 1:].argmax(axis=1)
+            assert [names[i] for i in ones] == expected
+
+    def test_of_groups(self, tmp_path, column, declared, expected, suffix):
+        """Nothing declares groups: true and false are two labels, and others may be different ones."""
+        path = self.path(tmp_path, suffix, region=column, e=["b", "c", "d", "f"], done=["yes"] * 4)
+        raw = open_raw(path, None, {**MAPPING, "by": "region"})
+        is_noted = any("case or blanks alone" in note for note in raw.metadata.notes)
+        assert is_noted == (column != ["True", "False", "True", "False"])
+        if "true" in column:
+            assert raw.labels.tolist() == [text.lower() for text in column]
+        else:
+            assert raw.labels.tolist() == column
+
+
+def test_inspect_proposes_each_action_once(tmp_path):
+    rows = {name: column * 10 for name, column in ROWS.items()}
+    rows["t"] = list(map(str, range(40)))
+    rows["a"] = ["TRUE", "True", "true", "false"] * 10
+    rows["done"] = ["TRUE", "True", "False", "false"] * 10
+    found = inspect_table(write_csv(tmp_path / "log.csv", **rows))
+    assert found.mapping["action_names"] == ["false", "true"]
+    assert found.mapping["terminal"] == "done"
+    rows["a"] = ["mail", "Mail", "call", "call"] * 10
+    found = inspect_table(write_csv(tmp_path / "log.csv", **rows))
+    assert any("'Mail', 'mail' are one action, or several?" in problem for problem in found.problems)

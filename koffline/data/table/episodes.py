@@ -12,8 +12,9 @@ from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import CUT
 from koffline.data.table.rewards import lacks_action, move_rewards, reward_values
 from koffline.data.table.survey import Table, links_of
+from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling_note
 from koffline.data.table.values import hashed, number_type, read_flags
-from koffline.errors import DataError, counted
+from koffline.errors import DataError, counted, listed
 
 _NO_ACTION = "koffline: the row has no action"  # a name that no column has
 
@@ -51,7 +52,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     if table.cuts_are_marked:
         log["truncated"] = log["truncated"] | (last & ~log["terminated"])
     if roles.by is not None:
-        log["labels"] = frame[roles.by].cast(pl.String).fill_null("missing").to_numpy()
+        log["labels"] = _labels(frame[roles.by], table)
     frame = _imputed(frame, episodes, table)
     log["observations"] = _vectors(frame, roles.observations, table)
     log["actions"] = _actions(frame, table)
@@ -320,6 +321,19 @@ def _numbers(column: pl.Series) -> np.ndarray:
     return column.cast(number_type([column.dtype])).to_numpy()
 
 
+def _labels(column: pl.Series, table: Table) -> np.ndarray:
+    """The groups' labels (N,) of the rows; spellings that are certainly one label are taken for it."""
+    texts = column.cast(pl.String)
+    values = texts.drop_nulls().unique().to_list()
+    meant = one_spelling(values)
+    if meant:
+        table.metadata = table.metadata.with_notes(spelling_note(column.name, meant))
+    for alike in doubtful_spellings(values):
+        said = f"{listed(map(repr, alike))} of {column.name} differ in case or blanks alone"
+        table.metadata = table.metadata.with_notes(f"{said}: each is a group of its own")
+    return texts.replace(meant).fill_null("missing").to_numpy()
+
+
 def _is_beyond_int64(column: pl.Series) -> bool:
     """Whether a column of whole numbers holds one that 64 bits with a sign cannot hold."""
     return column.dtype == pl.UInt64 and bool((column > np.iinfo(np.int64).max).any())
@@ -329,7 +343,8 @@ def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
     names, kinds = table.roles.action, [frame.schema[name] for name in table.roles.action]
     if table.categories:
         known = pl.Series(table.categories, dtype=kinds[0])
-        column = frame[names[0]].replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int64)
+        column = frame[names[0]].replace(table.spelled.get(names[0], {}))
+        column = column.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int64)
         return shaped_actions(column.to_numpy(), table.action_space)
     kind = number_type(kinds)
     if len(names) == 1 and kinds[0].is_integer() and not _is_beyond_int64(frame[names[0]]):

@@ -26,6 +26,7 @@ from koffline.data.table.profiles import IGNORED, Profile
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
+from koffline.data.table.texts import doubtful_spellings, one_spelling
 from koffline.data.table.values import TRUE, Problems, is_pattern
 from koffline.errors import DataError, counted, listed, printable
 from koffline.store.files import Location
@@ -307,8 +308,13 @@ def _propose(found: Inspection, held: pl.DataFrame, guess: Guess) -> None:
             mapping.setdefault("encode", {})[each.name] = "one-hot"
         if each.role == "action" and each.is_choice and each.width is None:
             values = each.values.drop_nulls().unique().to_list()
+            meant = one_spelling(values)
+            values = list({meant.get(value, value) for value in values})
             is_text = each.values.dtype == pl.String
             mapping["action_names"] = in_natural_order(values) if is_text else sorted(values)
+            for alike in doubtful_spellings(values):
+                said = f"{each.name}: {listed(map(repr, alike))} are one action, or several?"
+                found.problems.append(f"{said} If one, keep one of them in action_names")
     mapping.pop("next_observations", None)
     following = {each.partner: each.name for each in found.columns if each.role == "next_observations"}
     if following and following.keys() == set(mapping.get("observations", [])):

@@ -60,9 +60,13 @@ class Profile:
         self.high: Any = there.max() if is_plain and self.distinct else None
         shown = there if self.texts is None or not self.is_time else self.texts.drop_nulls()
         self.example = printable(str(next(iter(shown.head(1).to_list()), "")))[:40]
-        is_pair = 0 < self.distinct <= 2 and is_plain and not self.problem
         self.has_digits = there.dtype == pl.String and there.str.contains(r"\d").all()
-        self.is_flag = is_pair and there.cast(pl.String).str.to_lowercase().is_in([*TRUE, *FALSE]).all()
+        self.is_flag = False
+        if (
+            is_plain and not self.problem and 0 < self.distinct <= len(TRUE) * 4
+        ):  # some spellings of two words
+            lower = there.cast(pl.String, strict=False).str.to_lowercase()
+            self.is_flag = lower.n_unique() <= 2 and bool(lower.is_in([*TRUE, *FALSE]).all())
 
     @property
     def is_struct(self) -> bool:

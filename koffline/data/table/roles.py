@@ -15,6 +15,7 @@ from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
 from koffline.data.table.rows import TableRows
+from koffline.data.table.texts import doubtful_spellings, one_spelling
 from koffline.data.table.values import (
     DECIMAL_COMMAS,
     FLAGS_OR_IDS,
@@ -288,10 +289,13 @@ def _are_too_many(categories: Collection[Any], most: int) -> bool:
     return len(categories) > most or any(len(str(each)) > _LONGEST for each in categories)
 
 
-def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[str, Encoding]:
-    """Encodings by column; categories that are not declared are looked up, in natural order.
+def look_up(
+    rows: TableRows, roles: TableMapping, problems: Problems
+) -> tuple[dict[str, Encoding], dict[str, dict[str, str]]]:
+    """Encodings by column, and other spellings of their categories.
 
-    A next observation has the categories of its observation.
+    Categories that are not declared are looked up, in natural order. A next observation has the categories of
+    its observation.
     """
     partner = dict(zip(roles.next_observations, roles.observations, strict=False))
     found: dict[str, set[str]] = defaultdict(set)
@@ -299,8 +303,15 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
         for read in frame:
             gather(found[partner.get(read.name, read.name)], read.cast(pl.String))
     encodings: dict[str, Encoding] = {}
+    spelled: dict[str, dict[str, str]] = {}
     for column, encoding in roles.encode.items():
-        values = found[partner.get(column, column)]
+        stored = found[partner.get(column, column)]
+        spelled[column] = one_spelling(stored, encoding.categories)
+        values = {spelled[column].get(value, value) for value in stored}
+        if doubtful := doubtful_spellings(stored, encoding.categories):
+            said = f"column {column} holds {listed(map(repr, doubtful[0]))}: one category, or several?"
+            remedy = "list each category once, or all spellings if they differ"
+            problems.add(f"{said} Write them alike, or {remedy} (--encode {column}={encoding.kind}:a,b,c)")
         known = encoding.categories or tuple(in_natural_order(values))
         unknown = in_natural_order(values - set(known))
         most = _MOST_ONE_HOT if encoding.kind == ONE_HOT else _MOST_CATEGORIES
@@ -316,7 +327,7 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
         others = {*rows.types, *roles.columns} - {column}
         for twice in others.intersection(encodings[column].names(column)):
             problems.add(f"column {column} would become {twice}, another column; rename that one")
-    return encodings
+    return encodings, spelled
 
 
 def encoded(roles: TableMapping, encodings: Mapping[str, Encoding]) -> tuple[TableMapping, dict[str, str]]:
@@ -329,6 +340,16 @@ def encoded(roles: TableMapping, encodings: Mapping[str, Encoding]) -> tuple[Tab
     sources = {name: origin.get(name, name) for name in (*roles.columns, *origin)}
     changes["impute"] = {n: roles.impute[each] for n, each in sources.items() if each in roles.impute}
     return roles.model_copy(update=changes), origin
+
+
+def action_spellings(values: set[Any], roles: TableMapping, source: str) -> dict[str, str]:
+    """Other spellings of the actions' names. Raises DataError if two may be one action, or two."""
+    column = roles.action[0]
+    if doubtful := doubtful_spellings(values, roles.action_names):
+        said = f"column {column} holds {listed(map(repr, doubtful[0]))}: one action, or several?"
+        remedy = "list each action once, or all spellings if they differ (--action-names)"
+        raise DataError(f"{source}: {said} Write them alike, or {remedy}")
+    return one_spelling(values, roles.action_names)
 
 
 def ordered_actions(values: set[Any], roles: TableMapping, source: str) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
 from koffline.data.table.rows import TableRows, header_of, open_rows, shared_ids, split_ids
-from koffline.data.table.texts import TextCensus
+from koffline.data.table.texts import TextCensus, spelling_note
 from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
@@ -35,13 +35,13 @@ _A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 class Table:
     """Rows, the columns' roles, results of the first pass, and the action space.
 
-    By column: number of ``missing`` values, lengths of lists (``widths``), ``means``. ``flagged``: flags that
-    occur. ``seen``: smallest and largest whole-number action of each frame. ``categories``: values of the
-    action, in order. ``runs``: consecutive rows with one id in a frame, with their earliest time. ``origin``:
-    the column of each feature that encodes a category. ``counts``: what is done to the rows later.
-    ``cut_rows``: rows flagged truncated, ``done_rows`` of them also terminal. ``earliest``: smallest numeric
-    time. ``links``: counted if next observations must show which rows form an episode.
-    ``unearned``, ``lost_rewards``: rewards of rows that are left out.
+    By column: number of ``missing`` values, lengths of lists (``widths``), ``means``, other spellings of
+    labels (``spelled``). ``flagged``: flags that occur. ``seen``: smallest and largest whole-number action
+    of each frame. ``categories``: values of the action, in order. ``runs``: consecutive rows with one id in
+    a frame, with their earliest time. ``origin``: the column of each feature that encodes a category.
+    ``counts``: what is done to the rows later. ``cut_rows``: rows flagged truncated, ``done_rows`` of them
+    also terminal. ``earliest``: smallest numeric time. ``links``: counted if next observations must show
+    which rows form an episode. ``unearned``, ``lost_rewards``: rewards of rows that are left out.
     """
 
     source: str
@@ -66,6 +66,7 @@ class Table:
     flagged: set[str] = field(default_factory=set)
     is_open: bool = False  # whether the mapping leaves open which rows form an episode
     categories: tuple[Any, ...] = ()
+    spelled: dict[str, dict[str, str]] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
     cut_rows: int = 0
     done_rows: int = 0
@@ -153,7 +154,7 @@ def prepare_table(
         census = _census(types, stored, texts, roles, formulas)
         for frame in rows.frames() if in_memory else ():
             census.look(frame)
-        encodings = applied.look_up(rows, roles, problems)
+        encodings, spelled = applied.look_up(rows, roles, problems)
         problems.refuse()
         roles, origin = applied.encoded(roles, encodings)
         if texts or formulas or encodings:
@@ -161,7 +162,7 @@ def prepare_table(
             kept = [n for n in roles.columns if n not in made]
             computed = [values.as_read(n, texts[n]) if n in texts else pl.col(n) for n in kept]
             computed += [formula.value for formula in formulas]
-            computed += [each for n in encodings for each in values.features(n, encodings[n])]
+            computed += [each for n in encodings for each in values.features(n, encodings[n], spelled[n])]
             rows = rows.computing(computed)
         table = Table(
             name, rows, roles, number, (shape or None) if log else None, problems, is_own,
@@ -170,6 +171,7 @@ def prepare_table(
         has_no_ids = roles.episode is None and roles.starts is None and roles.one_step is None
         if roles.next_observations and has_no_ids and not is_own:
             table.links = LinkCounts()
+        table.spelled = {name: each for name, each in spelled.items() if each}
         _look_through(table, in_pieces=not in_memory)
     _check_counts(table)
     _describe(table, action_space, log)
@@ -211,7 +213,14 @@ def _describe(table: Table, asked: SpaceRequest | None, described: FileDescripti
             raise DataError(f"{said}; leave that out, or name all of them (action_names)")
     before = described.metadata if described else Metadata(gamma=table.roles.gamma)
     metadata = replace(before, source=table.source, extra=extra)
-    table.metadata = metadata.with_notes(*settled, *_open_questions(table), *table.census.notes())
+    table.metadata = metadata.with_notes(*settled, *_open_questions(table), *_notes_on_texts(table))
+
+
+def _notes_on_texts(table: Table) -> Iterator[str]:
+    """Yield notes on what texts were taken for."""
+    yield from table.census.notes()
+    for column, meant in table.spelled.items():
+        yield spelling_note(column, meant)
 
 
 def _features(table: Table) -> Features:
@@ -309,6 +318,10 @@ def _look_through(table: Table, in_pieces: bool) -> None:
     if table.links is not None and table.rows.held is not None and time is not None:
         _add_links(table, table.rows.held.sort(time, maintain_order=True))
     with table.problems.noted():
+        meant = applied.action_spellings(categories, roles, table.source)
+        if meant:
+            table.spelled[roles.action[0]] = meant
+        categories = {meant.get(each, each) for each in categories}
         table.categories = applied.ordered_actions(categories, roles, table.source)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -12,8 +13,46 @@ from koffline.data.table.mapping import Formula, TableMapping, equals_text
 from koffline.data.table.values import is_missing_word
 from koffline.errors import counted, listed
 
+_FLAGS = ("true", "false")
 _MOST_SHOWN = 5  # texts of a column
 _LONGEST = 40  # letters of a text that is shown
+
+
+def one_spelling(values: Iterable[object], declared: Collection[object] = ()) -> dict[str, str]:
+    """How labels are meant that are written in several ways: in other letters, or with blanks around them.
+
+    Only what is certain: a single declared label is meant by its other spellings, and true and false are two
+    labels, however they are written.
+    """
+    groups = _by_key(values)
+    names = _by_key(declared)
+    meant = {key: next(iter(known)) for key, known in names.items() if len(known) == 1}
+    if any(len(groups.get(key, ())) > 1 for key in _FLAGS) and not names:
+        meant |= {key: key for key in _FLAGS}
+    pairs = {text: meant[key] for key, texts in groups.items() if key in meant for text in texts}
+    return {text: label for text, label in sorted(pairs.items()) if text != label}
+
+
+def doubtful_spellings(values: Iterable[object], declared: Collection[object] = ()) -> list[list[str]]:
+    """Groups of labels that are one label in other letters, or with blanks, or several: who knows."""
+    meant = one_spelling(values, declared)
+    groups = _by_key(value for value in values if value not in meant and value not in declared)
+    return [sorted(texts) for texts in groups.values() if len(texts) > 1]
+
+
+def _by_key(values: Iterable[object]) -> dict[str, set[str]]:
+    """Texts by what they are without case and blanks; values that are no texts have one spelling."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    for value in values:
+        if isinstance(value, str):
+            groups[unicodedata.normalize("NFC", value).strip().casefold()].add(value)
+    return groups
+
+
+def spelling_note(column: str, meant: Mapping[str, str]) -> str:
+    """A note on spellings that were taken for one label."""
+    shown = listed([f"{text!r} as {label!r}" for text, label in meant.items()], _MOST_SHOWN)
+    return f"labels of {column} that differ in case or blanks alone were taken for one: {shown}"
 
 
 @dataclass

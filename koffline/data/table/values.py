@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,9 +120,11 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
     return yes.fill_null(False)
 
 
-def features(column: str, encoding: Encoding) -> list[pl.Expr]:
-    """The numbers that encode a column; missing values stay missing."""
+def features(column: str, encoding: Encoding, spelled: Mapping[str, str]) -> list[pl.Expr]:
+    """The numbers that encode a column; missing values stay missing. ``spelled``: as categories are meant."""
     texts = pl.col(column).cast(pl.String)
+    if spelled:
+        texts = texts.replace(dict(spelled))
     if encoding.kind != ONE_HOT:
         known = pl.Series(encoding.categories, dtype=pl.String)
         codes = texts.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int16)
