@@ -90,6 +90,7 @@ def columns():
         "structs of the year 300,000": pa.array([{"a": 10**13}] * 3, pa.struct([("a", pa.timestamp("s"))])),
         "the last day of 32 bits": days(2**31 - 1, 1, 2),
         "lengths of 3 billion years": pa.array([2**60, 1, 2], pa.int64()).cast(pa.duration("ms")),
+        "lengths of time": pa.array([1, 2, 2], pa.duration("us")),
         "a clock that shows 25 hours": pa.array([90_000, 1, 2], pa.int32()).cast(pa.time32("s")),
         "half a day as a date": pa.array([1, 2, 3], pa.int64()).cast(pa.date64()),
     }

@@ -26,6 +26,7 @@ _MIXED = "times in a form that is not read"
 DECIMAL_COMMA = "numbers with decimal commas"
 _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _THOUSANDS = r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$"  # commas that may mark thousands
+_SPELLINGS = 50  # more than there are of two words for yes and no, in any case
 _CODES = 20  # most whole numbers that are taken to be codes
 
 
@@ -62,9 +63,7 @@ class Profile:
         self.example = printable(str(next(iter(shown.head(1).to_list()), "")))[:40]
         self.has_digits = there.dtype == pl.String and there.str.contains(r"\d").all()
         self.is_flag = False
-        if (
-            is_plain and not self.problem and 0 < self.distinct <= len(TRUE) * 4
-        ):  # some spellings of two words
+        if is_plain and not self.problem and 0 < self.distinct <= _SPELLINGS:
             lower = there.cast(pl.String, strict=False).str.to_lowercase()
             self.is_flag = lower.n_unique() <= 2 and bool(lower.is_in([*TRUE, *FALSE]).all())
 
