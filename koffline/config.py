@@ -7,6 +7,7 @@ import copy
 import math
 import os
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -15,9 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from koffline.errors import ConfigError, nearest_name
-from koffline.untrusted.limits import Refused, parse_yaml, read_yaml_file
+from koffline.untrusted.limits import Refused, check_fits, parse_yaml, read_yaml_file
 
 ANY_GAMMA = 0.5  # where a gamma has to be given and makes no difference
+# More is a typing error: settings beyond these sizes are refused before anything is allocated.
+MOST_UNITS, MOST_LAYERS, MOST_DRAWS = 65_536, 64, 100_000
+_KEPT_NUMBERS = 6  # per parameter: weight, target, gradient, Adam's two averages and its scratch
+_FLOAT = 4  # bytes
 
 
 class Section(BaseModel):
@@ -57,23 +62,25 @@ class EvaluationSettings(Section):
     level: float = Field(0.95, gt=0.0, lt=1.0, description="level of the interval")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")
 
-    hidden_units: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64, 64), description="units of hidden layers"
+    hidden_units: tuple[Annotated[int, Field(ge=1, le=MOST_UNITS)], ...] = Field(
+        (64, 64), max_length=MOST_LAYERS, description="units of hidden layers"
     )
     steps: int | None = Field(
         None, ge=1, le=10**8, description="gradient steps of a replica; by default until the estimate settles"
     )
     agreement: float = Field(0.1, gt=0.0, description="change of a settled estimate, in interval widths")
-    batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
+    batch_size: int = Field(256, ge=2, le=10**9, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="learning rate of Adam, cosine decay to zero")
     target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
-    full_replicas: int = Field(3, ge=1, description="networks trained on the whole log")
+    full_replicas: int = Field(3, ge=1, le=10_000, description="networks trained on the whole log")
     resampled_replicas: int = Field(12, ge=2, le=10_000, description="networks trained on resampled episodes")
     sample_rows: int = Field(200_000, ge=2, description="approximate number of rows that train networks")
     history: int | None = Field(
         None, ge=0, le=10, description="previous rows added to the state; by default `auto` finds out"
     )
-    action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
+    action_draws: int = Field(
+        8, ge=1, le=MOST_DRAWS, description="actions drawn per state from a continuous policy"
+    )
 
     bandwidth: float = Field(0.6, gt=0.0, le=1e6, description="kernel bandwidth, times the median distance")
     instruments: int | None = Field(
@@ -111,11 +118,11 @@ class BellmanSettings(Section):
     gamma: float = Field(gt=0.0, lt=1.0)
     seed: int = Field(0, ge=0)
     level: float = Field(0.05, gt=0.0, lt=1.0)
-    draws: int = Field(999, ge=1)
+    draws: int = Field(999, ge=1, le=10**8)
     alternative: float = Field(0.1, gt=0.0)
     bandwidth: float = Field(0.6, gt=0.0)
-    features: int | None = Field(None, ge=0, multiple_of=2)
-    action_draws: int = Field(8, ge=1)
+    features: int | None = Field(None, ge=0, le=10**6, multiple_of=2)
+    action_draws: int = Field(8, ge=1, le=MOST_DRAWS)
 
 
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
@@ -125,6 +132,7 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     """
     merged = {key: value for layer in layers for key, value in layer.items() if value is not None}
     made = read_section(EvaluationSettings, merged)
+    check_networks_fit(made)
     if made.device != "cpu":
         import torch
 
@@ -136,6 +144,9 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
 def make_bellman_settings(**options: Any) -> BellmanSettings:
     """Settings from options; None values are ignored. Raises ConfigError in one line."""
     made = read_section(BellmanSettings, {name: one for name, one in options.items() if one is not None})
+    features = made.features or 2
+    what = f"draws is {made.draws}, features {made.features}"
+    check_fits(8.0 * made.draws * features, what, "lower draws or features")
     least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
     if made.draws < least:
         raise ConfigError(
@@ -143,6 +154,44 @@ def make_bellman_settings(**options: Any) -> BellmanSettings:
             f"{1.0 / (made.draws + 1):.3g}; give draws={least} or more, or a higher level (--level)"
         )
     return made
+
+
+def network_bytes(replicas: int, sizes: Iterable[int], batch_rows: int = 0) -> float:
+    """Bytes that training a stack of networks takes at least.
+
+    sizes: (inputs, hidden…, outputs). batch_rows: rows of a mini-batch, whose hidden values are kept.
+    """
+    widths = list(sizes)
+    parameters = sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(widths))
+    values = batch_rows * sum(widths[1:-1])
+    return float(_FLOAT * replicas * (_KEPT_NUMBERS * parameters + values))
+
+
+def check_networks_fit(
+    settings: EvaluationSettings, inputs: int = 1, outputs: int = 1, rows: int = 0, units: int = 0
+) -> None:
+    """Raise ConfigError if training by these settings takes more memory than there is.
+
+    inputs, outputs: of the networks; rows, units: of the log. By default the least that any log has, so that
+    the settings can be judged before it is read.
+    """
+    replicas = settings.full_replicas + settings.resampled_replicas
+    sizes = (inputs, *settings.hidden_units, outputs)
+    needed = network_bytes(replicas, sizes, min(settings.batch_size, rows))
+    needed += 8.0 * replicas * (units + 2 * rows)  # how often each sample holds a unit and a row; row weights
+    needed += _FLOAT * replicas * (settings.steps or 0) / 2  # the loss of every step of the longest round
+    what = (
+        f"full_replicas is {settings.full_replicas}, resampled_replicas {settings.resampled_replicas}, "
+        f"hidden_units {_shortened(settings.hidden_units)}, batch_size {settings.batch_size}"
+    )
+    if settings.steps is not None:
+        what += f", steps {settings.steps}"
+    check_fits(needed, what, "lower what is large among them")
+
+
+def _shortened(sizes: Iterable[int]) -> str:
+    shown = str(list(sizes))
+    return shown if len(shown) <= 40 else f"{shown[:40]}…"
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

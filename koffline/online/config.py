@@ -14,8 +14,18 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from koffline.config import Section, describe_error, parse_assignments, read_layers, read_section
+from koffline.config import (
+    MOST_LAYERS,
+    MOST_UNITS,
+    Section,
+    describe_error,
+    network_bytes,
+    parse_assignments,
+    read_layers,
+    read_section,
+)
 from koffline.errors import ConfigError
+from koffline.untrusted.limits import check_fits
 
 Critic = Literal["kloss", "fvi", "td0", "rg", "memory", "kloss_slow"]
 CRITICS: tuple[Critic, ...] = get_args(Critic)
@@ -71,7 +81,7 @@ class OnlineConfig(Section):
     path_length: Size = 10
     steps_per_iteration: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     batch_size: Size = 64
-    windows_per_path: Annotated[int, Field(ge=0)] = 1
+    windows_per_path: Annotated[int, Field(ge=0, le=10**12)] = 1
     streaming: bool = False
     capacity: Annotated[int, Field(ge=1, le=10**9)] = 5000
     recency: Share = 0.001
@@ -94,9 +104,11 @@ class OnlineConfig(Section):
     standardise: bool = True
     exploration: Amount = 0.0
     reward_scale: Scale = 1.0
-    hidden: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(min_length=1)] = (64, 64)
+    hidden: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MOST_UNITS)], ...], Field(min_length=1, max_length=MOST_LAYERS)
+    ] = (64, 64)
     evaluation_interval: Count = 10_000
-    evaluation_episodes: Count = 3
+    evaluation_episodes: Annotated[int, Field(ge=1, le=10_000)] = 3
     evaluation_seed: Annotated[int, Field(ge=0)] = 10_000
     evaluation_limit: Count = 10_000
     checkpoint_interval: Count = 50_000
@@ -120,6 +132,21 @@ class OnlineConfig(Section):
         least = max(self.learning_starts, self.batch_size)
         if self.capacity < least:
             raise ConfigError(f"capacity is {self.capacity}; give at least {least}, from which it learns")
+        self.check_fits(seeds=1)
+
+    def check_fits(self, seeds: int) -> None:
+        """Raise ConfigError if a stack of so many seeds takes more memory than there is."""
+        network = network_bytes(seeds, (1, *self.hidden, 1))
+        # of a step: observation, action, reward and flags, as float32
+        replay = 0.0 if self.streaming else 12.0 * seeds * self.capacity * (self.path_length + 1)
+        windows = min(self.windows_per_path or self.path_length, self.path_length)
+        batch = 4.0 * seeds * self.batch_size * windows * (1 + sum(self.hidden))
+        check_fits(
+            2 * network + replay + (0.0 if self.streaming else batch),
+            f"seeds {seeds}, hidden {list(self.hidden)[:8]}, capacity {self.capacity}, path_length "
+            f"{self.path_length}, batch_size {self.batch_size}",
+            "lower what is large among them",
+        )
 
     def with_changes(self, **changes: Any) -> OnlineConfig:
         """A copy with other values. Raises ConfigError for an unknown name."""

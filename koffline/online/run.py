@@ -26,6 +26,7 @@ from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import now, start_run, versions
 
 DEFAULT_SEEDS = 6
+_MOST_SEEDS = 10_000
 Seeds = tuple[int, ...]
 _KIND = "online"
 _COLOUR = "#0072B2"
@@ -99,6 +100,7 @@ def train(
     stored = None if resume is None else read_record(folder, _KIND)
     groups = stored["groups"] if stored else _share_out(seed, seed_count, workers)
     seeds = [each for group in groups for each in group]
+    config.check_fits(max(map(len, groups)))
     if seed not in (None, seeds[0]) or seed_count not in (None, len(seeds)):
         raise ConfigError(
             f"{resume} has the seeds {', '.join(map(str, seeds))}, not those that were asked for; "
@@ -129,6 +131,8 @@ def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[l
     first, number = seed or 0, DEFAULT_SEEDS if seed_count is None else seed_count
     if first < 0 or number < 1:
         raise ConfigError(f"seed is {first}, seed_count {number}; give at least 0 and 1")
+    if number > _MOST_SEEDS:
+        raise ConfigError(f"seed_count is {number}; give at most {_MOST_SEEDS}")
     stacks = np.array_split(np.arange(first, first + number), min(PassSettings(workers).workers, number))
     return [stack.tolist() for stack in stacks]
 

@@ -17,6 +17,7 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.limits import value_bounds
 from koffline.policies import DiscretePolicy, Policy
+from koffline.untrusted.limits import check_fits
 
 _FAR = 10.0  # bound of standardised numbers, so that no outlier dominates a network
 _MOST_INPUTS = 4096
@@ -172,6 +173,9 @@ def prepare_problem(
         }
     else:  # the action is among the inputs; a deterministic policy is asked once, any other for several draws
         draws, draw = 1 if policy.deterministic else action_draws, draw or partial(_draw, policy, generator)
+        numbers_of_a_row = math.prod(log.observation_shape) + policy.k
+        what = f"action_draws is {draws}, and the log has {len(log)} rows of {numbers_of_a_row} numbers"
+        check_fits(8.0 * draws * len(log) * numbers_of_a_row, what, "lower action_draws")
         # few start states get more draws each, but not in a part of a log
         several = 1 if policy.deterministic or like is not None else math.ceil(_START_DRAWS / len(starts))
         following = draw(log.next_observations, draws)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.config import EvaluationSettings
+from koffline.config import EvaluationSettings, check_networks_fit
 from koffline.data.disk.log import AnyLog
 from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
@@ -133,6 +133,9 @@ class Workspace:
     def fitted(self) -> FittedValues:
         """The trained networks, the slow part. Raises KofflineError if too many diverged."""
         settings, facts = self.settings, self.facts
+        problem = self.problem
+        sizes = problem.inputs.shape[1], problem.n_actions or 1
+        check_networks_fit(settings, *sizes, rows=problem.n_rows, units=len(problem.units))
         drawn = settings.full_replicas, settings.resampled_replicas, settings.seed
         resampling = Resampling.draw(self.problem, *drawn)
         of_log = self.fold, facts.units, facts.terminated < (facts.episodes or facts.rows)

@@ -6,21 +6,24 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from koffline.config import Section, parse_assignments, read_layers, read_section
+from koffline.config import Section, network_bytes, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError, nearest_name
+from koffline.untrusted.limits import check_fits
 
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
 FILES = ("data.source", "algo.policy")
 Part = Literal["train", "held_out"]
 _Given = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 _MOST_RUNS = 100_000
+_MODULE_BYTES = 10_000  # of a network in Python, besides its numbers
+_ROW_BYTES = 36  # of a row of a mini-batch at least: seven float32 and its place in the log
 _FALLS = ("td_error", "continuous_action_diff")
 
 
@@ -76,7 +79,7 @@ class TrainSettings(Section):
     n_steps_per_epoch: int = Field(1_000, ge=1)
     seed: int = Field(0, ge=0, lt=2**31)
     save_interval: int = Field(1, ge=1)
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=1024)
 
 
 class LogEvaluatorSettings(Section):
@@ -116,7 +119,7 @@ class EnvironmentSettings(Section):
 
     type: Literal["environment"]
     env: str
-    episodes: int = Field(10, ge=1)
+    episodes: int = Field(10, ge=1, le=10_000)
     seed: int = Field(0, ge=0, lt=2**31)
 
 
@@ -166,7 +169,39 @@ def load_config(
     if config.algo.type is None:
         raise ConfigError(f"algo.type is missing; known are {', '.join(algorithm_types())}")
     algo = config.algo.model_copy(update={"params": resolve_params(config.algo.type, config.algo.params)})
+    _check_params_fit(algo.params)
     return config.model_copy(update={"algo": algo, "evaluators": evaluators})
+
+
+def _check_params_fit(params: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the networks or a mini-batch of an algorithm take more memory than there is."""
+    batch_rows = int(params.get("batch_size") or 0)
+    networks = max(int(params.get("n_critics") or 1), 1)
+    widest: tuple[int, ...] = ()
+    for units in _values_of(params, "hidden_units"):
+        sizes = tuple(int(size) for size in units or ())
+        if sum(sizes) > sum(widest):
+            widest = sizes
+    samples = 1
+    for name, value in params.items():
+        if name.startswith("n_action") and isinstance(value, int):
+            samples = max(samples, value)
+    needed = networks * (_MODULE_BYTES + network_bytes(1, (1, *widest, 1), batch_rows * samples))
+    needed += batch_rows * _ROW_BYTES
+    what = f"algo.params: batch_size is {batch_rows}, {networks} critics of hidden units {list(widest)}"
+    if samples > 1:
+        what += f", {samples} actions of each state"
+    check_fits(needed, what, "lower what is large among them")
+
+
+def _values_of(params: Any, name: str) -> Iterator[Any]:
+    """All values of a name, at any depth."""
+    if isinstance(params, Mapping):
+        for key, value in params.items():
+            if key == name:
+                yield value
+            else:
+                yield from _values_of(value, name)
 
 
 def _read_evaluators(given: Any, held_out: bool, laid: Mapping[str, Any]) -> dict[str, EvaluatorSettings]:

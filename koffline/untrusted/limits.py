@@ -75,6 +75,17 @@ def check_memory(declared: int, remedy: str = "") -> None:
         raise Refused(f"{said}; set {MAX_BYTES} to {declared} or more if this machine has them{remedy}")
 
 
+def check_fits(needed: float, what: str, remedy: str) -> None:
+    """Raise ConfigError if settings ask for more memory than this process may use, before any is taken.
+
+    needed: bytes, a lower bound. what: the settings with their values; remedy: what to lower.
+    """
+    allowed = machine_memory()
+    if needed > allowed:
+        said = f"at least {shown_bytes(int(needed))} of memory, this process may use {shown_bytes(allowed)}"
+        raise ConfigError(f"{what}: that takes {said}; {remedy}")
+
+
 def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
     """Bytes of an array as a column: vectors with 64 bits, images as they are, others as floats.
 

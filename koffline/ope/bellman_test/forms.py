@@ -20,6 +20,7 @@ from koffline.data.columns import blocks
 from koffline.errors import ConfigError
 from koffline.kernels import FourierFeatures, random_fourier_features
 from koffline.ope.bellman_test.case import BellmanCase
+from koffline.untrusted.limits import check_fits
 
 _FEATURES = 1000
 _EXACT_ROWS = 3000  # the Gram matrix of as many rows takes 72 MB and a second
@@ -133,6 +134,8 @@ def draw_by_products(
     generator: np.random.Generator,
 ) -> SignDraws:
     """T = Σ_gh m_gh and T* = εᵀMε for B draws, from M = f_gᵀf_h, s_gᵀf_h and s_gᵀs_h; moments are exact."""
+    what = f"draws is {draws}, and {len(products)} rows are tested by the exact kernel"
+    check_fits(16.0 * draws * len(products), what, "lower draws, or give features")
     signs = random_signs((draws, len(products)), generator)
     linear = crossed.sum(axis=0) - np.diagonal(crossed)  # Σ_{h≠g} s_hᵀf_g, (G,)
     return SignDraws(
@@ -163,6 +166,9 @@ def draw_by_features(
     scores, relevant alternatives are small.
     """
     # Scores with the signs of every draw, with their own, and shifts, each as a row.
+    block_rows = min(len(inputs), _BLOCK)
+    what = f"draws is {draws}, features {features.frequencies.shape[1] * 2}"
+    check_fits(8.0 * draws * (features.frequencies.shape[1] * 2 + block_rows), what, "lower draws")
     totals = torch.zeros(draws + 2, 2 * features.frequencies.shape[1], dtype=torch.float64)
     own = np.zeros(draws)
     for part in blocks(len(inputs), _BLOCK):
