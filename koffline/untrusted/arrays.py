@@ -22,7 +22,14 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from koffline.untrusted.limits import Refused, check_memory, check_regular, kept_bytes
+from koffline.untrusted.limits import (
+    COPIES,
+    Refused,
+    announce_large,
+    check_memory,
+    check_regular,
+    kept_bytes,
+)
 
 _LONGEST_HEADER = 65_536
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -68,8 +75,14 @@ class CheckedArchive:
         """
         headers = {name: self.dataset(name) for name in names}
         needed = {name: kept_bytes(header.shape, header.dtype) for name, header in headers.items()}
-        check_memory(sum(needed.values()) + sum(needed[name] for name in twice))
+        total = sum(needed.values()) + sum(needed[name] for name in twice)
+        check_memory(total)
+        announce_large(str(self._archive.filename), self._size(), total, COPIES)
         return {name: _read(self._archive.open(self._members[name])) for name in names}
+
+    def _size(self) -> int:
+        """Bytes of the archive's members as stored."""
+        return sum(entry.compress_size for entry in self._members.values())
 
     def text(self, name: str) -> str | None:
         """The text in an array; None if there is no such array. Raises Refused."""

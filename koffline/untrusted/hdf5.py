@@ -76,6 +76,7 @@ class CheckedFile:
         self._check_declared(names)
         self._needed += sum(needed.values()) + sum(needed[name] for name in twice)
         limits.check_memory(self._needed, _SHARDS)
+        limits.announce_large(str(self._path), self._path.stat().st_size, self._needed, limits.COPIES)
         return {name: np.asarray(self.raw[name][()]) for name in names}
 
     def _check_declared(self, names: Iterable[str]) -> None:

@@ -7,7 +7,9 @@ or calling what others wrote, into one of our errors.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
 import math
 import os
 import stat
@@ -27,10 +29,17 @@ SHARE = 4
 EXPANSION = 1100
 # Descriptions beside the columns: JSON in attributes, metadata.json, manifests, records of runs.
 TEXT_BYTES = 16 * 2**20
+# Columns of so many bytes are announced before they are read: it takes a while.
+LARGE_BYTES = 10**9
+# Times as much memory as its columns that a log takes while they are checked and cast.
+COPIES = 3
 # Settings in YAML: their size, and how deep they may be nested.
 LARGEST_YAML, _DEEPEST = 2**20, 50
 _TORCHSCRIPT = "Traceback of TorchScript"
 _INT, _FLOAT, _TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "str"))
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class Refused(ValueError):
@@ -73,6 +82,23 @@ def check_memory(declared: int, remedy: str = "") -> None:
     if declared > (allowed := memory_allowance()):
         said = f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed"
         raise Refused(f"{said}; set {MAX_BYTES} to {declared} or more if this machine has them{remedy}")
+
+
+@functools.cache
+def announce_large(name: str, size: int | None, needed: int, copies: int) -> None:
+    """Say on stderr before a large log is read how much memory that takes, once per log and process.
+
+    size: bytes of the file. needed: bytes of its columns in memory. copies: how many times as much is in use
+    at most while they are read.
+    """
+    if needed < LARGE_BYTES:
+        return
+    packed = "" if size is None else f", in the file {shown_bytes(size)}"
+    _LOG.warning(
+        "%s: its columns take about %s of memory%s; reading and checking them takes a while and up to %s. "
+        "Shards are read in parts, within --memory: koffline data convert LOG FOLDER --shard-rows 100000",
+        *(name, shown_bytes(needed), packed, shown_bytes(copies * needed)),
+    )
 
 
 def check_fits(needed: float, what: str, remedy: str) -> None:

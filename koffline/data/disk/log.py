@@ -23,7 +23,7 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import reading
 from koffline.untrusted.hdf5 import open_hdf5
-from koffline.untrusted.limits import check_memory
+from koffline.untrusted.limits import COPIES, announce_large, check_memory
 
 # A block of this size is read at the speed of the disk and fits a processor's cache.
 BLOCK_BYTES = 2**23
@@ -144,7 +144,9 @@ class LazyTransitions:
         """The whole log in memory; episodes are numbered 0, 1, 2, … . Raises DataError."""
         kept = {name: column for name, column in self.columns.items() if name != "episode_ids"}
         with reading(self.metadata.source or self.shards[0].name, "data"):
-            check_memory(len(self) * (sum(column.row_bytes for column in kept.values()) + 16))
+            needed = len(self) * (sum(column.row_bytes for column in kept.values()) + 16)
+            check_memory(needed)
+            announce_large(self.metadata.source or self.shards[0].name, None, needed, COPIES)
         held = {name: np.empty((len(self), *column.shape), column.dtype) for name, column in kept.items()}
         row = 0
         for block in self.blocks():

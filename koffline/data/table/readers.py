@@ -174,6 +174,24 @@ def _csv_frames(
                     raise DataError(f"{name} {found}; mend that row") from None
 
 
+def unpacked_bytes(name: str) -> int:
+    """Bytes of a file after decompression, for .gz and .zst about, as its beginning suggests.
+
+    That is about what its columns take in memory, for formats that do not tell: CSV and Arrow.
+    """
+    size = remote.size(name)
+    with open_bytes(name) as file:
+        mark = file.read(4)
+        codec = next((codec for start, codec in _CODECS.items() if mark.startswith(start)), None)
+        if codec is None:
+            return size
+        file.seek(0)
+        stream = pa.CompressedInputStream(file, codec)  # it closes the file when it is no longer used
+        unpacked = len(stream.read(_MOST_HEADER))
+        packed = size if unpacked < _MOST_HEADER else max(1, file.tell())
+    return unpacked * size // packed
+
+
 def _parquet_reader(name: str, source: Any) -> Reader:
     import pyarrow.parquet
 

@@ -12,12 +12,13 @@ import numpy as np
 import polars as pl
 
 from koffline.data import remote
+from koffline.data.kinds import NPZ
 from koffline.data.raw import SHARED
 from koffline.data.table.arrow_frames import check_times
-from koffline.data.table.readers import Reader, table_reader, width_of
+from koffline.data.table.readers import Reader, table_reader, unpacked_bytes, width_of
 from koffline.data.table.values import DECIMAL_COMMAS, ID_NAME, NUMBERS, as_read, is_missing_word
 from koffline.errors import DataError, listed
-from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
+from koffline.untrusted.limits import EXPANSION, Refused, announce_large, memory_allowance, shown_bytes
 
 # Bytes of memory per byte of the columns: reading makes stored, ordered, shifted and checked copies.
 COPIES = 6
@@ -148,6 +149,8 @@ class TableRows:
                     raise DataError(f"{file} lacks column {missing[0]}, which the first file has; mend it")
                 if not sized:
                     total, at_once = opened.declared(wanted, self.itemsize)
+                    if whole and file == self.files[0]:
+                        self._announce(file, total)
                     together += total if whole else 0
                     check_room(together, _IN_PIECES if whole else _SHORTER, at_once)
                 for frame in opened.frames(wanted, self.batch_rows):
@@ -159,6 +162,19 @@ class TableRows:
                             _check_same_kinds(wanted, present, reference, file)
                         yield frame if dict(frame.schema) == wanted else self._fitted(frame, file, above)
                     above += frame.height
+
+    def _announce(self, first: str, declared: int) -> None:
+        """Say how much memory a large table will take, by what its first file declares or unpacks to.
+
+        Further files count in proportion to their sizes.
+        """
+        if self.kind == NPZ:  # its arrays were announced when the archive was opened
+            return
+        sizes = sum(map(remote.size, self.files))
+        of_first = declared or unpacked_bytes(first)
+        needed = of_first * sizes // max(1, remote.size(first))
+        if needed * COPIES <= memory_allowance():  # else the refusal says it
+            announce_large(first if len(self.files) == 1 else f"{first} …", sizes, needed, COPIES)
 
     def _fitted(self, frame: pl.DataFrame, file: str, above: int) -> pl.DataFrame:
         """The frame in the first file's types; ``above``: rows before it in the file. Raises DataError."""
