@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from koffline import Discrete, Transitions
-from koffline.config import EvaluationSettings
+from koffline.config import EvaluationSettings, make_settings
 from koffline.errors import KofflineError
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.problem import RowValues, with_unknown_actions
@@ -183,7 +183,7 @@ def measure(source: str, problem: str, policy: str, seed: int) -> dict[str, Any]
         known = user_problems("development")[problem]
         log, target, gamma = known.log(seed, None), known.policy(policy), known.gamma
         truth, _ = known.truth(policy)
-    settings = EvaluationSettings(gamma=gamma, steps=_STEPS[source], seed=seed)
+    settings = make_settings({"gamma": gamma, "steps": _STEPS[source], "seed": seed})
     answers = measure_log(log, target, settings)
     made = {"source": source, "problem": problem, "policy": policy, "seed": seed, "truth": truth}
     print(source, problem, policy, seed, flush=True)
