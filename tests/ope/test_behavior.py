@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import koffline
+from koffline.config import EvaluationSettings
 from koffline.ope.coverage import Coverage, describe_coverage
 from koffline.ope.results import Interval, PointEstimate, Uplift
 from koffline.ope.verdict import judge
+from koffline.ope.workspace import open_workspace
 from tests.exact_problems import EXACT_PROBLEMS, FiniteCase
 from tests.ope.problems import QUICK, continuous_log, discrete_log, mortal_log
 from tests.ope.test_verdict import FOUND, LIMITS, ROBUST
@@ -43,6 +45,18 @@ def test_a_return_goes_on_after_the_cut() -> None:
     assert found.diagnostics["beyond_cuts"] == pytest.approx(0.9**10)
     assert found.behavior_value == pytest.approx(10.0, abs=0.05)
     assert found.uplift.value == pytest.approx(0.0, abs=0.02)
+
+
+def test_replicas_are_not_clipped_one_by_one() -> None:
+    """The values whose difference is the uplift both go beyond what is possible, or neither."""
+    settings = EvaluationSettings(gamma=0.9, **QUICK)
+    with open_workspace(discrete_log(), "uniform", settings) as workspace:
+        fitted = workspace.fitted
+    narrow = dataclasses.replace(fitted.problem, value_bounds=(-1e-6, 1e-6))
+    clipped = dataclasses.replace(fitted, problem=narrow)
+    np.testing.assert_array_equal(clipped.behavior, fitted.behavior)
+    np.testing.assert_array_equal(clipped.values_of("kloss"), fitted.values_of("kloss"))
+    assert np.abs(fitted.behavior).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["chain_off_limited", "grid_loop_off_limited"])

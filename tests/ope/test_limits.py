@@ -12,7 +12,7 @@ from koffline.data.transitions import Transitions
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.problem import prepare_problem
-from koffline.ope.results import Interval, PointEstimate
+from koffline.ope.results import Interval, PointEstimate, Uplift
 from koffline.ope.verdict import NOT_ANSWERABLE
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
 from tests.ope.problems import SOFT, discrete_log, facts_of
@@ -162,6 +162,15 @@ class TestPossibleValues:
         assert found.value == pytest.approx(-2.0)
         assert found.interval is None
         assert any("lies outside [-2, 58]" in warning for warning in found.warnings)
+
+    @pytest.mark.parametrize(("logged", "expected"), [(-3.0, -2.0), (7.0, 7.0), (60.0, 58.0)])
+    def test_the_logging_policys_value_is_a_possible_one(self, logged, expected):
+        uplift = Uplift(1.0, None, logged, Interval(logged - 1.0, logged + 1.0, 0.95, "bootstrap"))
+        found = PointEstimate("lstdq", 3.0, 1.0, Interval(1.0, 5.0, 0.95, "bootstrap"), uplift)
+        settled = Limits(facts_of(discrete_log(), 0.9), (-2.0, 58.0)).settle(found, []).uplift
+        assert settled.behavior_value == expected
+        assert settled.value == 1.0
+        assert -2.0 <= settled.behavior_interval.low <= settled.behavior_interval.high <= 58.0
 
     @pytest.mark.parametrize("rows", [4000, 1500])
     def test_constant_rewards_have_one_value(self, rows):
