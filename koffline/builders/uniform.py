@@ -87,13 +87,22 @@ def _log(
 
 
 def learn_grid_policy(world_name: str, gamma: float = GAMMA, temperature: float | None = None) -> GridPolicy:
-    """Learn π ∝ exp(Q / temperature) by interpolated value iteration on a 40×40 grid. No randomness."""
-    world = make_world(world_name)
+    """The softmax policy of the world with this name; its usual temperature is in `TEMPERATURES`."""
     chosen = TEMPERATURES[world_name] if temperature is None else temperature
+    return learn_softmax_policy(make_world(world_name), chosen, gamma)
+
+
+def learn_softmax_policy(world: BoxWorld, temperature: float, gamma: float = GAMMA) -> GridPolicy:
+    """Learn π ∝ exp(Q / temperature) by interpolated value iteration on a 40×40 grid. No randomness."""
     grid = discretise(world, SHAPE, np.random.default_rng(_SEED), SAMPLES, interpolate=True)
     action_values = value_iteration(grid.mdp, gamma)[:-1].reshape(*SHAPE, -1)
     # Sums differ in their last bits with the processor and the number of threads; rounded values do not.
-    return GridPolicy(grid.low, grid.high, np.round(action_values, 6), chosen)
+    return GridPolicy(grid.low, grid.high, np.round(action_values, 6), temperature)
+
+
+def random_policy(world: BoxWorld) -> GridPolicy:
+    """The policy with equal probabilities for all actions: the limit of an infinite temperature."""
+    return GridPolicy(world.low, world.high, np.zeros((1, 1, world.n_actions)))
 
 
 def discounted_returns(

@@ -13,7 +13,7 @@ from koffline.cli.options import QUIET, SEED, WORKERS, Option, check_source, set
 from koffline.cli.output import say
 from koffline.cli.targets import Given, claim, long_part
 from koffline.errors import ConfigError, printable, without_controls
-from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
+from koffline.experiments import ENVIRONMENTS, NAMES, PARTS, STAGES, WORLDS
 from koffline.store import stored_run
 from koffline.store.run_record import shown_command
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from koffline.report import Row
 
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
-_of_mujoco = partial(click.option, help="Only this one of figure-mujoco; repeatable.")
+_only = partial(click.option, help="Only this one of figure-mujoco or choices; repeatable.", multiple=True)
 _GRID = "Values of one setting, e.g. algo.params.gamma=0.98,0.99; repeatable."
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 
@@ -215,19 +215,34 @@ def _print_numbers(title: str, columns: Row, parts: Sequence[Any], right: Row, *
 @SEED
 @worker_options
 @click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
-@_of_mujoco("--only", "environments", metavar="ENVIRONMENT", type=click.Choice(ENVIRONMENTS), multiple=True)
-@_of_mujoco("--part", "parts", metavar="PART", type=click.Choice(PARTS), multiple=True)
+@_only("--only", "places", metavar="ENVIRONMENT|WORLD", type=click.Choice((*ENVIRONMENTS, *WORLDS)))
+@_only("--part", "parts", metavar="PART", type=click.Choice((*PARTS, *STAGES)))
+@click.option("--half-epochs", is_flag=True, help="choices: half the epochs except on Puddle World.")
+@click.option("--only-finished", is_flag=True, help="choices: train nothing, show what is finished.")
 @QUIET
 def reproduce(
-    name: str, quick: bool, out: str, seed: int, quiet: bool, environments: Any, parts: Any, **where: Any
+    name: str,
+    quick: bool,
+    out: str,
+    seed: int,
+    quiet: bool,
+    places: tuple[str, ...],
+    parts: tuple[str, ...],
+    half_epochs: bool,
+    only_finished: bool,
+    **where: Any,
 ) -> None:
     """Reproduce a figure of the paper, the ablation, or the table of its claims.
 
-    NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, figure-mujoco or claims. DIR gets
-    NAME.json, .png, .svg, .md and the curves. The same command continues a killed run.
+    NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, choices, figure-mujoco or claims. DIR
+    gets NAME.json, .png, .svg, .md and the curves. The same command continues a killed run.
 
     figure-mujoco takes many hours: choose environments (--only) and parts (--part search, final, noise,
     paper-search, paper). It shows all finished parts in DIR.
+
+    choices varies what the paper leaves open and takes days: choose worlds (--only puddle_world, cart_pole,
+    gymnasium_pole, mountain_car) and stages (--part temperature, single, factorial). It too shows all that is
+    finished in DIR; with --only-finished it trains nothing.
 
     \b
     Examples:
@@ -235,18 +250,43 @@ def reproduce(
       koffline reproduce figure-puddle --quick --out runs/quick
       koffline reproduce claims --workers 2 --out runs/full
       koffline reproduce figure-mujoco --only InvertedPendulum --part final --workers 2
+      koffline reproduce choices --only puddle_world --part temperature --out runs/choices
     """
-    given = (("environments", environments), ("parts", parts))
-    chosen: dict[str, Any] = {option: value for option, value in given if value}
-    if chosen and name != "figure-mujoco":
-        raise ConfigError(f"{name} has no environments or parts to choose; only figure-mujoco has")
+    chosen = _chosen_parts(name, places, parts)
+    if (half_epochs or only_finished) and name != "choices":
+        option = "--half-epochs" if half_epochs else "--only-finished"
+        raise ConfigError(f"{option} belongs to choices, not to {name}; leave it out")
     from koffline.experiments.cells import Run, Scale
     from koffline.experiments.reproduce import reproduce as run_experiment
 
     folder = claim(out, is_whole=False)
-    chosen |= {"command": shown_command(), "show_progress": not quiet}
-    run = Run(name, folder, Scale(quick, seed), **where, **chosen)
+    chosen |= {"command": shown_command(), "show_progress": not quiet, "only_finished": only_finished}
+    run = Run(name, folder, Scale(quick, seed, half_epochs), **where, **chosen)
     with long_part(f"what is finished is in {run.cells_folder}: the same command goes on"):
         results = run_experiment(run)
     say((run.folder / f"{name}.md").read_text(encoding="utf-8"))
     say(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")
+
+
+def _chosen_parts(name: str, places: tuple[str, ...], parts: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of `Run` from --only and --part. Raises ConfigError for those of another experiment."""
+    fields = {
+        "figure-mujoco": (("environments", ENVIRONMENTS), ("parts", PARTS)),
+        "choices": (("worlds", WORLDS), ("stages", STAGES)),
+    }
+    if not places and not parts:
+        return {}
+    if name not in fields:
+        raise ConfigError(
+            f"{name} has no environments or parts to choose; only figure-mujoco has, and choices has worlds"
+        )
+    chosen: dict[str, Any] = {}
+    for option, values, (field, known) in zip(
+        ("--only", "--part"), (places, parts), fields[name], strict=True
+    ):
+        for value in values:
+            if value not in known:
+                raise ConfigError(f"{option} is {value}; {name} has {', '.join(known)}")
+        if values:
+            chosen[field] = values
+    return chosen

@@ -48,7 +48,7 @@ PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # centre
 RADIUS = 0.1
 PUDDLE_GOAL = 1.9  # episodes end where x + y reaches it
 GRAVITY, HALF_LENGTH = 9.8, 0.5
-FASTEST = 4.0  # radians per second; the state stays in the box
+FASTEST = 4.0  # radians per second, the poles' usual bound on the velocity
 
 
 @dataclass(frozen=True)
@@ -148,20 +148,36 @@ class NoisyPole(BoxWorld):
 
     State (angle, angular velocity) in radians and seconds, angle 0 upright; the pole falls at ± π/2.
     ``noise``: half-width in newtons of a uniform force added to every push. ``reward``: "fall" gives −1 for
-    the fall only, "balance" +1 for every step before it.
+    the fall only, "balance" +1 for every step before it. ``fastest``: bound on the velocity, in radians per
+    second; the task as published has none, and a box needs one.
     (Lagoudakis & Parr 2003, the inverted pendulum)
     """
 
     noise: float = 10.0
     reward: Literal["fall", "balance"] = "fall"
-    low: ClassVar[Pair] = (-math.pi / 2, -FASTEST)
-    high: ClassVar[Pair] = (math.pi / 2, FASTEST)
+    fastest: float = FASTEST
+    widest: ClassVar[float] = math.pi / 2  # largest angle, in radians
     grid: ClassVar[tuple[int, int]] = (20, 25)
     n_actions: ClassVar[int] = 3
     forces: ClassVar[tuple[float, ...]] = (-50.0, 0.0, 50.0)  # newtons
     masses: ClassVar[Pair] = (2.0, 8.0)  # of pole and cart, kilograms
     seconds: ClassVar[float] = 0.1  # of a step
     rewards: ClassVar[dict[str, Pair]] = {"fall": (-1.0, 0.0), "balance": (0.0, 1.0)}  # at a fall, before
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.fastest < math.inf:
+            raise ConfigError(f"fastest is {self.fastest}; give a positive number of radians per second")
+
+    @property
+    def low(self) -> Pair:  # type: ignore[override]
+        """Lower corner of the box."""
+        return -self.widest, -self.fastest
+
+    @property
+    def high(self) -> Pair:  # type: ignore[override]
+        """Upper corner of the box."""
+        return self.widest, self.fastest
 
     @property
     def reward_scale(self) -> float:  # type: ignore[override]
@@ -186,13 +202,13 @@ class NoisyPole(BoxWorld):
         inertia = 4.0 * HALF_LENGTH / 3.0 - share * pole * HALF_LENGTH * np.cos(angle) ** 2
         following_angle = angle + self.seconds * velocity
         following_velocity = velocity + self.seconds * (drive / inertia)
-        fallen = np.abs(following_angle) > self.high[0]
+        fallen = np.abs(following_angle) > self.widest
         following = np.clip(np.stack([following_angle, following_velocity], axis=1), self.low, self.high)
         return Outcome(following, np.where(fallen, *self.rewards[self.reward]), fallen)
 
     def is_terminal(self, state: States) -> Flags:
         """Whether the pole is outside the box; never true for states in the box."""
-        return np.abs(state[:, 0]) > self.high[0]
+        return np.abs(state[:, 0]) > self.widest
 
 
 @dataclass(frozen=True)
@@ -203,8 +219,7 @@ class GymnasiumPole(NoisyPole):
     """
 
     noise: float = 2.0
-    low: ClassVar[Pair] = (-math.radians(12.0), -FASTEST)
-    high: ClassVar[Pair] = (math.radians(12.0), FASTEST)
+    widest: ClassVar[float] = math.radians(12.0)
     n_actions: ClassVar[int] = 2
     forces: ClassVar[tuple[float, ...]] = (-10.0, 10.0)
     masses: ClassVar[Pair] = (0.1, 1.0)

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 
-from koffline.experiments import ENVIRONMENTS, PARTS
+from koffline.experiments import ENVIRONMENTS, PARTS, STAGES, WORLDS
 from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings, as_table
 from koffline.experiments.results import digest_of, is_result, read_result, write_result
-from koffline.fitting import FitSettings, fit
+from koffline.fitting import FitRecord, FitSettings, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
 from koffline.replicas import ReplicaPlan, StackedMLP
@@ -46,10 +46,14 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Scale:
-    """Full: the paper's epochs and ten seeds. Quick: a twentieth of the epochs, three seeds."""
+    """Full: the paper's epochs and ten seeds. Quick: a twentieth of the epochs, three seeds.
+
+    half_epochs: half the epochs on the poles and Mountain Car, in the experiment `choices` only.
+    """
 
     quick: bool = False
     seed: int = 0
+    half_epochs: bool = False
 
     def problem(self, world: str) -> ProblemSettings:
         """The world's problem; a quick run uses fewer rollouts for the true values."""
@@ -130,7 +134,11 @@ def _smallest(errors: Shaped[np.ndarray, "rate seed"]) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `koffline reproduce`. environments, parts: those of figure-mujoco to run."""
+    """One call of `koffline reproduce`.
+
+    environments, parts: those of figure-mujoco to run. worlds, stages: those of choices to run.
+    only_finished: train nothing in choices, show what is finished.
+    """
 
     name: str
     folder: Path
@@ -141,6 +149,9 @@ class Run:
     force: bool = False
     environments: tuple[str, ...] = ENVIRONMENTS
     parts: tuple[str, ...] = PARTS
+    worlds: tuple[str, ...] = WORLDS
+    stages: tuple[str, ...] = STAGES
+    only_finished: bool = False
     show_progress: bool = True
 
     @property
@@ -189,18 +200,34 @@ def _train(cell: Cell, problem: Problem) -> CellResult:
         probe_every=settings.probe_every * per_epoch,
     )
     grid = (settings.seeds, len(settings.learning_rates))
-    seen = torch.stack(record.probes).numpy().reshape(-1, *grid, len(MEASURES)).transpose(3, 0, 2, 1)
-    curves = dict(zip(MEASURES, seen.astype(np.float32), strict=True))
-    ends = np.searchsorted(record.loss_steps, record.probe_steps, side="right")
-    means = [part.mean(axis=0) for part in np.split(record.losses.numpy(), ends)[:-1]]
-    objective = np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
     return CellResult(
         epochs=np.asarray(record.probe_steps) // per_epoch,
         learning_rates=np.asarray(settings.learning_rates),
-        curve={**curves, "objective": objective * np.float32(scale**2)},
-        diverged_at=np.array([-1 if step is None else step for step in record.diverged_at]).reshape(grid).T,
+        curve=curves_of(record, *grid, scale),
+        diverged_at=diverged_steps(record, *grid),
         held_out=metrics.held_out_loss(record.network).reshape(grid).T,
         paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),
         value_variance=problem.monte_carlo.variance,
         largest_return=float(np.abs(problem.log.rewards).max()) / (1.0 - GAMMA),
     )
+
+
+def curves_of(
+    record: FitRecord, seeds: int, rates: int, scale: float
+) -> dict[str, Float[np.ndarray, "time rate seed"]]:
+    """Curves of `MEASURES` and of the training objective, for replicas ordered seed by seed.
+
+    scale: divisor of the rewards in training; the objective is given in native reward units.
+    """
+    seen = torch.stack(record.probes).numpy().reshape(-1, seeds, rates, len(MEASURES)).transpose(3, 0, 2, 1)
+    curves = dict(zip(MEASURES, seen.astype(np.float32), strict=True))
+    ends = np.searchsorted(record.loss_steps, record.probe_steps, side="right")
+    means = [part.mean(axis=0) for part in np.split(record.losses.numpy(), ends)[:-1]]
+    objective = np.stack(means).reshape(-1, seeds, rates).transpose(0, 2, 1).astype(np.float32)
+    return {**curves, "objective": objective * np.float32(scale**2)}
+
+
+def diverged_steps(record: FitRecord, seeds: int, rates: int) -> Int[np.ndarray, "rate seed"]:
+    """Step at which a number became non-finite, −1 if none did, for replicas ordered seed by seed."""
+    steps = [-1 if step is None else step for step in record.diverged_at]
+    return np.array(steps).reshape(seeds, rates).T

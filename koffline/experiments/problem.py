@@ -16,12 +16,19 @@ from numpy.random import Generator
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.builders.uniform import discounted_returns, draw_tuples, learn_grid_policy
+from koffline.builders.uniform import (
+    discounted_returns,
+    draw_tuples,
+    learn_grid_policy,
+    learn_softmax_policy,
+    random_policy,
+)
 from koffline.envs.boxes import BoxWorld, Tuples, make_world
 from koffline.envs.finite import discretise
 from koffline.experiments.results import digest_of, read_result, write_result
 from koffline.kernel_loss import state_value_residual, u_statistic
 from koffline.kernels import Gaussian
+from koffline.policies import GridPolicy
 from koffline.replicas import StackedMLP
 
 FORMAT = 2  # version of the files; part of the digest
@@ -64,10 +71,77 @@ class ProblemSettings:
         noise = {} if self.noise is None else {"noise": self.noise}
         return replace(make_world(self.world), **dict(self.overrides), **noise)
 
+    def target_policy(self) -> Probabilities:
+        """The policy to evaluate: the world's usual one, whatever the noise and the other fields."""
+        return _usual_policy(self.world)
 
-def as_table(tuples: Tuples, world: BoxWorld, reward_scale: float = 1.0) -> Table:
-    """States on the unit square, rewards divided by ``reward_scale``, single precision."""
-    states, following = (_tensor(to_unit_square(world, part)) for part in (tuples.states, tuples.next_states))
+
+@dataclass(frozen=True)
+class SoftmaxProblem(ProblemSettings):
+    """A problem whose target policy has a temperature of its own; infinite: the random policy.
+
+    The policy is learned in the world with its usual noise and the overridden fields. A record of its own,
+    because a new field in `ProblemSettings` would rename all problems that lie in users' folders.
+    """
+
+    temperature: float = 1.0
+
+    def target_policy(self) -> Probabilities:
+        """π ∝ exp(Q / temperature), Q optimal in the world with its usual noise."""
+        if math.isinf(self.temperature):
+            return random_policy(self.build_world())
+        return replace(_softmax_policy(self.world, self.overrides), temperature=self.temperature)
+
+
+@cache
+def _usual_policy(world: str) -> GridPolicy:
+    return learn_grid_policy(world)
+
+
+@cache
+def _softmax_policy(world: str, overrides: tuple[tuple[str, Any], ...]) -> GridPolicy:
+    """The policy of temperature one: another temperature needs no new Q."""
+    return learn_softmax_policy(replace(make_world(world), **dict(overrides)), temperature=1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """The affine map from states in native units to inputs of networks and kernels."""
+
+    centre: Float[np.ndarray, " dimension"]
+    spread: Float[np.ndarray, " dimension"]
+
+    @classmethod
+    def to_unit_square(cls, world: BoxWorld) -> Scaling:
+        """The map of the world's box onto [0, 1]^d."""
+        low = np.asarray(world.low)
+        high = np.asarray(world.high)
+        return cls(centre=low, spread=high - low)
+
+    @classmethod
+    def to_z_scores(cls, states: Points) -> Scaling:
+        """The map that gives these states mean zero and standard deviation one on each axis."""
+        return cls(centre=states.mean(axis=0), spread=states.std(axis=0))
+
+    def __call__(self, states: np.ndarray) -> np.ndarray:
+        """Inputs (…, d) of states (…, d)."""
+        return (np.asarray(states, dtype=np.float64) - self.centre) / self.spread
+
+
+def scaling_of(name: str, problem: Problem) -> Scaling:
+    """The scaling by its name: "unit", the unit square, or "z", z-scores of the log's states."""
+    if name == "unit":
+        return Scaling.to_unit_square(problem.world)
+    assert name == "z"
+    return Scaling.to_z_scores(problem.log.states)
+
+
+def as_table(
+    tuples: Tuples, world: BoxWorld, reward_scale: float = 1.0, scaling: Scaling | None = None
+) -> Table:
+    """Scaled states (None: on the unit square), rewards divided by ``reward_scale``, single precision."""
+    scale = scaling or Scaling.to_unit_square(world)
+    states, following = (_tensor(scale(part)) for part in (tuples.states, tuples.next_states))
     discounts, rewards = _tensor(GAMMA * ~tuples.terminated), _tensor(tuples.rewards / reward_scale)
     return Table(states, following, rewards, discounts, kernel_inputs=states)
 
@@ -140,12 +214,10 @@ _PARTS: dict[str, Any] = {
     "log": Tuples, "held_out": Tuples, "backups": Backups, "paper": StateValues, "monte_carlo": StateValues
 }  # fmt: skip
 
-_policy_of = cache(learn_grid_policy)  # argument: a world's name
-
 
 def build_problem(settings: ProblemSettings) -> Problem:
     """Learn the target policy, draw the logs, compute both truths. Takes up to a minute."""
-    world, policy = settings.build_world(), _policy_of(settings.world)
+    world, policy = settings.build_world(), settings.target_policy()
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(5)]
     log = draw_tuples(world, policy, settings.rows, streams[0])
     states = log.states[:_BACKUP_STATES]
@@ -203,18 +275,26 @@ def monte_carlo_values(
 class Metrics:
     """Callable as a probe of `fitting.fit`: (step, network) -> (R, len(MEASURES)), in native reward units.
 
+    scaling: the inputs that the network takes; None: the unit square. The kernel that judges sees the unit
+    square always, so that its losses are comparable.
+
     The noise of the truth (its mean squared standard error) is subtracted from the errors against Monte
     Carlo. The squared Bellman error is unbiased and may be slightly negative.
     """
 
-    def __init__(self, problem: Problem, reward_scale: float) -> None:
+    def __init__(self, problem: Problem, reward_scale: float, scaling: Scaling | None = None) -> None:
         world, backups = problem.world, problem.backups
+        square = Scaling.to_unit_square(world)
+        scale = scaling or square
         self._scale, self._noise = reward_scale, problem.monte_carlo.noise
-        self._table, self._held_out = (as_table(part, world) for part in (problem.log, problem.held_out))
+        self._table, self._held_out = (
+            as_table(part, world, scaling=scale) for part in (problem.log, problem.held_out)
+        )
         self._truths = [_tensor(truth.values) for truth in (problem.monte_carlo, problem.paper)]
-        self._gram = _JUDGE.gram(self._table.inputs[:_LOSS_ROWS])
-        self._states = _tensor(to_unit_square(world, backups.states))
-        self._following = _tensor(to_unit_square(world, backups.next_states.reshape(-1, 2)))
+        self._gram = _JUDGE.gram(_tensor(square(problem.log.states[:_LOSS_ROWS])))
+        self._held_out_judged = _tensor(square(problem.held_out.states))
+        self._states = _tensor(scale(backups.states))
+        self._following = _tensor(scale(backups.next_states.reshape(-1, 2)))
         self._rewards, self._discounts = _tensor(backups.rewards), _tensor(GAMMA * ~backups.terminated)
         self._weights = _tensor(backups.weights)
 
@@ -245,6 +325,11 @@ class Metrics:
         return (first * second).mean(dim=1)
 
     @torch.no_grad()
+    def values_at_backups(self, network: StackedMLP) -> Float[np.ndarray, "replica row"]:
+        """Values at the states of the backups, which are the log's first ones, in native reward units."""
+        return self._values(network, self._states).numpy()
+
+    @torch.no_grad()
     def held_out_loss(self, network: StackedMLP) -> Float[np.ndarray, " replica"]:
         """Kernel loss (U-statistic, bandwidth 0.5) on held-out tuples; needs no true values."""
         table = self._held_out
@@ -254,7 +339,7 @@ class Metrics:
         )
         rewards, discounts = (part.double().expand_as(value) for part in (table.rewards, table.discounts))
         residual = state_value_residual(rewards, discounts, value, following)
-        return u_statistic(residual, _JUDGE.gram(table.inputs.double())).numpy()
+        return u_statistic(residual, _JUDGE.gram(self._held_out_judged.double())).numpy()
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -263,5 +348,4 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def to_unit_square(world: BoxWorld, states: np.ndarray) -> np.ndarray:
     """Map states from native units to [0, 1]^d."""
-    low, high = np.asarray(world.low), np.asarray(world.high)
-    return (np.asarray(states, dtype=np.float64) - low) / (high - low)
+    return Scaling.to_unit_square(world)(states)

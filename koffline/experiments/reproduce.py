@@ -15,6 +15,12 @@ from koffline.experiments.ablation import ablation_tables, collect_ablation, dra
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_tables, collect_claims, draw_claims
 from koffline.experiments.evaluation import collect_evaluation, draw_bench, draw_puddle, evaluation_tables
+from koffline.experiments.figure_choices import (
+    CHOICES_PAGES,
+    choices_tables,
+    collect_choices,
+    draw_choices,
+)
 from koffline.experiments.figure_mujoco import MUJOCO_PAGES, collect_mujoco, draw_mujoco, mujoco_tables
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
 from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
@@ -45,6 +51,7 @@ EXPERIMENTS = {
     "figure-bench": Experiment(collect_evaluation, draw_bench, evaluation_tables),
     "ablation": Experiment(collect_ablation, draw_ablation, ablation_tables),
     "memory": Experiment(collect_ablation, draw_ablation, ablation_tables),
+    "choices": Experiment(collect_choices, draw_choices, choices_tables, CHOICES_PAGES),
     "figure-mujoco": Experiment(collect_mujoco, draw_mujoco, mujoco_tables, MUJOCO_PAGES),
     "claims": Experiment(collect_claims, draw_claims, claims_tables),
 }
@@ -59,6 +66,8 @@ def reproduce(run: Run) -> Results:
     path, experiment = run.folder / f"{run.name}.json", EXPERIMENTS[run.name]
     with locked(path):
         settings = {"quick": run.scale.quick, "seed": run.scale.seed}
+        if run.scale.half_epochs:
+            settings["half_epochs"] = True
         remedy = "choose another --out or replace it with --force"
         if not run.force and path.exists():
             if (there := read_results(path).settings) != settings:

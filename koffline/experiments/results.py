@@ -121,6 +121,64 @@ class ReturnRow:
 
 
 @dataclass(frozen=True)
+class ChoiceRow:
+    """One method in one setting of `choices`, at its best learning rate by each truth.
+
+    A setting is a world and five choices: temperature of the target policy (None: the random policy), noise,
+    scaling of the inputs, divisor of the rewards, and the poles' velocity box. Errors are mean squares as
+    shares of Var V: by log (None: a seed diverged), and mean with the 95 % interval over logs. worst: largest
+    error of a record in the second half of training, mean over logs and seeds. leading: share of the final
+    squared error in the kernel's ten leading eigenvectors. best_by_paper: the same by the paper's grid.
+    diverged: networks at the best rate; diverged_any: at all rates. hours: of one core, for all rates.
+    """
+
+    world: str
+    temperature: float | None
+    noise: float
+    scaling: str
+    reward_divisor: float
+    fastest: float | None
+    method: str
+    logs: int
+    seeds: int
+    epochs: int
+    rates: int
+    hours: float
+    learning_rate: float
+    by_log: tuple[float | None, ...]
+    error: Interval
+    bellman_error: Interval
+    worst: float | None
+    leading: Interval
+    diverged: int
+    diverged_any: int
+    learning_rate_by_paper: float
+    by_log_by_paper: tuple[float | None, ...]
+    error_by_paper: Interval
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """What the problems of one setting of `choices` are like: `TraitsResult` with intervals over logs."""
+
+    world: str
+    temperature: float | None
+    noise: float
+    scaling: str
+    reward_divisor: float
+    fastest: float | None
+    logs: int
+    value_variance: Interval
+    transition_share: Interval
+    backup_share: Interval
+    grid_share: Interval
+    kernel_spread: float | None
+    squared_spread: float | None
+    kernel_depth: float | None
+    squared_depth: float | None
+
+
+@dataclass(frozen=True)
 class Results:
     """The content of `NAME.json`."""
 
@@ -132,6 +190,8 @@ class Results:
     correlations: tuple[Correlation, ...] = ()
     claims: tuple[Claim, ...] = ()
     returns: tuple[ReturnRow, ...] = ()
+    choices: tuple[ChoiceRow, ...] = ()
+    traits: tuple[SettingRow, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = math.nan  # in NAME.run.json
 

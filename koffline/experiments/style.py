@@ -24,10 +24,11 @@ Series = Mapping[str, tuple[np.ndarray, Numbers]]  # by method, with their x (T,
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
 METHODS = tuple(LABELS)  # in the order of the legend
 LABELS |= {"memory": "K-loss with memory", "kloss_slow": "K-loss with a slow copy"}
+LABELS |= {"kloss_mixture": "K-loss, diagonal 1/5000"}
 # Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those who print in grey.
-_PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00", "#1F1F1F", "#E69F00")
+_PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00", "#1F1F1F", "#E69F00", "#8C510A")
 COLOURS = dict(zip(LABELS, _PALETTE, strict=True))
-MARKERS = dict(zip(LABELS, "v^sDPo*X", strict=True))
+MARKERS = dict(zip(LABELS, "v^sDPo*Xh", strict=True))
 WORLD_NAMES = {
     "puddle_world": "Puddle World",
     "cart_pole": "CartPole",

@@ -1,11 +1,12 @@
 """The experiments shrunk to seconds: the same code, less of everything."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from koffline.experiments import ablation, evaluation, figure_toy
+from koffline.experiments import ablation, choices, evaluation, figure_toy
 from koffline.experiments.cells import Scale, TrainingSettings
 from koffline.experiments.problem import ProblemSettings
 
@@ -34,6 +35,9 @@ def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
         Scale, "problem", lambda self, world: ProblemSettings(world, None, (), 120, 40, 2, self.seed)
     )
     monkeypatch.setattr(Scale, "training", lambda self, world: TINY)
+    monkeypatch.setattr(choices, "LOGS", 2)
+    monkeypatch.setattr(choices, "CHAPTERS", choices.CHAPTERS[:1])
+    monkeypatch.setattr(choices, "_TEMPERATURES", (1.0, math.inf))
     small = replace(figure_toy.ToySettings(), seeds=2, tuples=300, iterations=60)
     monkeypatch.setattr(figure_toy, "ToySettings", lambda **changes: replace(small, **changes))
     whole = ablation.variants

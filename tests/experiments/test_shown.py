@@ -40,9 +40,17 @@ def committed(name: str) -> tuple[Results, Curves]:
     return read_results(FOLDER / f"{name}.json"), curves
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+# Its hours are still being computed: its name leaves this set with the commit of its results.
+NOT_COMMITTED = {"choices"}
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in NOT_COMMITTED])
 def test_the_committed_tables_are_those_of_the_committed_numbers(name: str) -> None:
     assert table_text(committed(name)[0]) == (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_no_committed_result_is_left_out() -> None:
+    assert [name for name in NOT_COMMITTED if (FOLDER / f"{name}.json").exists()] == []
 
 
 def lines_of(axes: Axes, method: str, stroke: str = "-") -> list[Line2D]:

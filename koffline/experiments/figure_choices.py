@@ -1,0 +1,476 @@
+"""choices, shown: where the kernel loss wins, at one look, and what goes with it.
+
+The figure has a row of cells per noise, scaling, reward divisor and velocity box, and a column per
+temperature of the target policy. A cell's colour is the error of the K-loss divided by that of the best other
+method: blue where the kernel loss wins. Intervals are over logs, each log's mean over its seeds.
+(Feng et al. 2019, fig:pol_demo, fig:pol_bench)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from scipy import stats
+
+from koffline.experiments import choices, style
+from koffline.experiments.cells import LAST_RECORDS, TRUTHS, Run
+from koffline.experiments.choices import ChoiceResult, Finished, Setting
+from koffline.experiments.choices_traits import TraitsResult
+from koffline.experiments.results import ChoiceRow, Curves, Results, SettingRow, grouped
+from koffline.experiments.statistics import Interval, mean_over_seeds, ratio_of_means
+
+CHOICES = ("world", "temperature", "noise", "scaling", "reward_divisor", "fastest")
+OTHERS = ("td0", "fvi", "rg", "gtd2", "sbeed")  # the methods without a kernel
+_MOST_RATIO = 10.0  # ratios beyond this, or its inverse, have the colour of the end
+_LATE = 2  # the worst error is sought in the last 1/2 of the records
+_DIGITS = 6
+_FEWEST = 5  # settings of a rank correlation
+_WIDEST_CURVE = 30.0  # errors above this many variances of V are off the axes
+_TRAITS = {
+    "transition_share": "variance of a backup over transitions / Var V",
+    "backup_share": "variance of a backup over actions and transitions / Var V",
+    "grid_share": "squared error of the paper's grid / Var V",
+    "kernel_spread": "kernel loss: largest eigenvalue / 50th",
+    "squared_spread": "squared Bellman error: largest eigenvalue / smallest",
+    "kernel_depth": "kernel loss: powers of ten between V and the steepest direction",
+    "squared_depth": "squared Bellman error: powers of ten between V and the steepest direction",
+}
+_SETTING_HEADER = "T | noise | inputs | rewards / | box"
+Key = tuple[Any, ...]  # the values of CHOICES
+
+
+class Comparison(NamedTuple):
+    """The K-loss against the best method without a kernel, in one setting: ratio of their errors."""
+
+    key: Key
+    rival: str
+    ratio: Interval
+    smallest: float  # the smaller of the two errors, a share of Var V
+
+    @property
+    def verdict(self) -> str:
+        """ "wins", "loses", or "level" if the interval holds 1."""
+        if self.ratio.high < 1.0:
+            return "wins"
+        return "loses" if self.ratio.low > 1.0 else "level"
+
+
+def collect_choices(run: Run) -> tuple[dict[str, Any], Curves]:
+    """Train what is missing, unless only the finished is asked for; return all that is finished."""
+    if not run.only_finished:
+        choices.train_choices(run)
+    finished, traits, missing = choices.finished_choices(run)
+    parts = {
+        "rows": (),
+        "choices": tuple(_row(one) for one in finished),
+        "traits": tuple(_setting_row(setting, found) for setting, found in traits.items()),
+        "extra": {"not_run": missing},
+    }
+    return parts, dict(_curves(finished))
+
+
+def _choices_of(setting: Setting) -> dict[str, Any]:
+    """The setting's fields as stored: JSON has no infinity, so None is the random policy's temperature."""
+    fields = {name: getattr(setting, name) for name in CHOICES}
+    return {**fields, "temperature": None if math.isinf(setting.temperature) else setting.temperature}
+
+
+def _row(finished: Finished) -> ChoiceRow:
+    setting, cell, result = finished
+    shares = {truth: result.shares(curve) for truth, curve in TRUTHS.items()}
+    best, by_paper = (_best(shares[truth]) for truth in ("monte_carlo", "paper"))
+    diverged = result.diverged()
+    return ChoiceRow(
+        **_choices_of(setting),
+        method=cell.method,
+        logs=result.logs,
+        seeds=cell.training.seeds,
+        epochs=cell.training.epochs,
+        rates=len(result.learning_rates),
+        hours=round(result.process_seconds / 3600.0, 4),
+        learning_rate=float(result.learning_rates[best]),
+        by_log=_numbers(shares["monte_carlo"][best]),
+        error=_interval(shares["monte_carlo"][best]),
+        bellman_error=_interval(result.shares("bellman_error")[best]),
+        worst=_number(_worst(result, best)),
+        leading=_interval(result.leading_share[best].mean(axis=1)),
+        diverged=int(diverged[best].sum()),
+        diverged_any=int(diverged.sum()),
+        learning_rate_by_paper=float(result.learning_rates[by_paper]),
+        by_log_by_paper=_numbers(shares["paper"][by_paper]),
+        error_by_paper=_interval(shares["paper"][by_paper]),
+    )
+
+
+def _best(shares: np.ndarray) -> int:
+    """The learning rate with the smallest mean error; those with a diverged seed come last."""
+    means = shares.mean(axis=1)
+    return int(np.where(np.isfinite(means), means, np.inf).argmin())
+
+
+def _worst(result: ChoiceResult, rate: int) -> float:
+    """Largest error of a record in the second half of training: mean over logs and seeds, share of Var V."""
+    curve = result.curve["mse_monte_carlo"][:, rate].astype(np.float64)  # (T, G, S)
+    late = curve[len(curve) // _LATE :]
+    return float((late.max(axis=0) / result.value_variance[:, None]).mean())
+
+
+def _setting_row(setting: Setting, traits: TraitsResult) -> SettingRow:
+    return SettingRow(
+        **_choices_of(setting),
+        logs=len(traits.value_variance),
+        value_variance=_interval(traits.value_variance),
+        transition_share=_interval(traits.transition_share),
+        backup_share=_interval(traits.backup_share),
+        grid_share=_interval(traits.grid_share),
+        kernel_spread=_number(traits.kernel_spread),
+        squared_spread=_number(traits.squared_spread),
+        kernel_depth=_number(traits.kernel_depth),
+        squared_depth=_number(traits.squared_depth),
+    )
+
+
+def _number(value: float) -> float | None:
+    """Six digits, for small files; None if not finite."""
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+
+
+def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(_number(float(value)) for value in values)
+
+
+def _interval(values: np.ndarray) -> Interval:
+    """Mean over logs with Student's interval."""
+    return Interval(*(_number(float(end)) for end in mean_over_seeds(values)))
+
+
+def _curves(finished: Sequence[Finished]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Errors by epoch, as shares of Var V (T, logs), for the settings that differ in temperature alone."""
+    published = {
+        one for world in choices.WORLDS for one in choices.settings_of(choices.Chapter(world, "temperature"))
+    }
+    for setting, cell, result in finished:
+        if setting in published:
+            best = _best(result.shares("mse_monte_carlo"))
+            curve = result.curve["mse_monte_carlo"][:, best].mean(axis=-1) / result.value_variance
+            group = f"{setting.world} {_temperature_text(_choices_of(setting)['temperature'])}/{cell.method}"
+            yield group, {"epochs": result.epochs, "error": curve.astype(np.float32)}
+
+
+def _temperature_text(temperature: float | None) -> str:
+    return "random" if temperature is None else f"T {temperature:g}"
+
+
+def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Comparison]:
+    """The K-loss against the best other method, for each setting in which all six methods are finished."""
+    found = []
+    for key, group in grouped(rows, *CHOICES).items():
+        errors = {row.method: _errors(row, truth) for row in group}
+        if not {"kloss", *OTHERS} <= set(errors):
+            continue
+        means = {method: _mean(errors[method]) for method in OTHERS}
+        rival = min(means, key=lambda method: means[method])
+        ratio = ratio_of_means(errors["kloss"], errors[rival])
+        found.append(Comparison(key, rival, ratio, min(means[rival], _mean(errors["kloss"]))))
+    return found
+
+
+def _errors(row: ChoiceRow, truth: str) -> np.ndarray:
+    """Errors by log; NaN where a seed diverged."""
+    values = row.by_log if truth == "monte_carlo" else row.by_log_by_paper
+    return np.array([math.nan if value is None else value for value in values])
+
+
+def _mean(errors: np.ndarray) -> float:
+    return float(errors.mean()) if np.isfinite(errors).all() else math.inf
+
+
+def draw_choices(results: Results, _: Curves, truth: str = "monte_carlo") -> Figure | None:
+    """A map per world: colour, ratio of errors; text, ratio and rival. None if no setting is complete."""
+    comparisons = {one.key: one for one in compared(results.choices, truth)}
+    worlds = [world for world in choices.WORLDS if any(key[0] == world for key in comparisons)]
+    if not worlds:
+        return None
+    lines = {world: _lines_of(world) for world in worlds}
+    columns = min(2, len(worlds))
+    pages = -(-len(worlds) // columns)
+    figure = Figure(figsize=(6.4 * columns + 0.8, 3.7 * pages + 0.5), layout="constrained")
+    panels = figure.subplots(pages, columns, squeeze=False)
+    for axes, world in zip(panels.ravel(), worlds, strict=False):
+        _draw_map(axes, world, lines[world], comparisons)
+    for axes in panels.ravel()[len(worlds) :]:
+        axes.axis("off")
+    bar = figure.colorbar(ScalarMappable(_norm(), "RdBu_r"), ax=panels, shrink=0.7, extend="both")
+    by = "Monte Carlo" if truth == "monte_carlo" else "the paper's grid"
+    bar.set_label(f"error of K-loss / error of the best other method (truth: {by})")
+    return figure
+
+
+def _norm() -> LogNorm:
+    return LogNorm(1.0 / _MOST_RATIO, _MOST_RATIO)
+
+
+def _lines_of(world: str) -> list[Key]:
+    """Combinations of the choices other than temperature, (noise, scaling, divisor, box)."""
+    stages = itertools.chain.from_iterable(
+        choices.settings_of(chapter) for chapter in choices.CHAPTERS if chapter.world == world
+    )
+    keys = {tuple(_choices_of(setting).values())[2:]: None for setting in stages}
+    usual = next(iter(keys))
+    return sorted(keys, key=lambda key: sum(a != b for a, b in zip(key, usual, strict=True)))
+
+
+def _draw_map(axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping[Key, Comparison]) -> None:
+    """Cells of one world. Italic: level. A cross: both errors above a constant's. A dash: not finished."""
+    temperatures = [None if math.isinf(t) else t for t in choices.temperatures_of(world)]
+    places = itertools.product(enumerate(lines), enumerate(temperatures))
+    ratios = np.full((len(lines), len(temperatures)), np.nan)
+    for (line, key), (column, temperature) in places:
+        found = comparisons.get((world, temperature, *key))
+        if found is None:
+            axes.text(column, line, "–", ha="center", va="center", color=style.SOFT, fontsize=7)
+            continue
+        ratio = float(np.clip(found.ratio.value, 1e-9, 1e9))
+        ratios[line, column] = np.clip(ratio, 1.0 / _MOST_RATIO, _MOST_RATIO)
+        is_dark = abs(math.log10(ratios[line, column])) > 0.7
+        axes.text(
+            column,
+            line,
+            f"{'×' if found.smallest > 1.0 else ''}{ratio:.2g} {style.LABELS[found.rival]}",
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white" if is_dark else style.INK,
+            fontstyle="italic" if found.verdict == "level" else "normal",
+            fontweight="normal" if found.verdict == "level" else "bold",
+        )
+    axes.imshow(ratios, norm=_norm(), cmap="RdBu_r", aspect="auto")
+    axes.set_title(style.WORLD_NAMES[world])
+    axes.set_xticks(range(len(temperatures)), [_temperature_text(t) for t in temperatures])
+    axes.set_yticks(range(len(lines)), [_line_text(key) for key in lines], fontsize=7)
+    axes.set_xlabel("temperature of the target policy")
+    axes.grid(visible=False)
+
+
+def _line_text(key: Key) -> str:
+    noise, scaling, divisor, fastest = key
+    box = "" if fastest is None else f", ±{fastest:g}"
+    return f"noise {noise:g}, {_scaling_text(scaling)}, r/{divisor:g}{box}"
+
+
+def _scaling_text(scaling: str) -> str:
+    return {"unit": "unit", "z": "z-scores"}[scaling]
+
+
+def draw_temperatures(results: Results, curves: Curves) -> Figure | None:
+    """Errors by epoch, a row of panels per world and a column per temperature; None if there are none."""
+    groups: dict[str, list[str]] = {}
+    for group in curves:
+        place, _, method = group.partition("/")
+        groups.setdefault(place, []).append(method)
+    worlds = [world for world in choices.WORLDS if any(place.startswith(f"{world} ") for place in groups)]
+    if not worlds:
+        return None
+    figure = Figure(figsize=(13.0, 2.9 * len(worlds) + 0.5), layout="constrained")
+    columns = len(choices.temperatures_of(worlds[0]))
+    panels = figure.subplots(len(worlds), columns, squeeze=False, sharex="row")
+    for line, world in zip(panels, worlds, strict=True):
+        for axes, temperature in zip(line, choices.temperatures_of(world), strict=True):
+            name = _temperature_text(None if math.isinf(temperature) else temperature)
+            methods = groups.get(f"{world} {name}", [])
+            axes.set_title(f"{style.WORLD_NAMES[world]}, {name}")
+            if not methods:
+                axes.axis("off")
+                continue
+            found = {
+                method: curves[f"{world} {name}/{method}"] for method in methods if method in style.METHODS
+            }
+            if found:
+                series = {
+                    m: (np.asarray(part["epochs"]), np.asarray(part["error"])) for m, part in found.items()
+                }
+                style.draw_errors(axes, series, _WIDEST_CURVE)
+            axes.axhline(1.0, color=style.INK, **style.DOTTED, zorder=1)
+            axes.set_xlabel("epoch")
+        line[0].set_ylabel("MSE / Var V")
+    level = {"best constant": {"color": style.INK, **style.DOTTED}}
+    style.method_legend(figure, style.METHODS, level)
+    return figure
+
+
+CHOICES_PAGES: dict[str, Any] = {
+    "paper": partial(draw_choices, truth="paper"),
+    "temperatures": draw_temperatures,
+}
+
+
+def choices_tables(results: Results) -> Iterator[str]:
+    """What is finished, where the K-loss wins, what goes with it, and every row."""
+    yield _finished_text(results)
+    for truth, words in (("monte_carlo", "Monte Carlo"), ("paper", "the paper's grid")):
+        yield _winners(results, truth, words)
+    yield _correlations(results)
+    for world, rows in grouped(results.choices, "world").items():
+        yield _errors_table(world, rows)
+    for world, traits in grouped(results.traits, "world").items():
+        yield _traits_table(world, traits)
+
+
+def _finished_text(results: Results) -> str:
+    missing = results.extra["not_run"]
+    rows = results.choices
+    networks = sum(row.logs * row.seeds * row.rates for row in rows)
+    hours = sum(row.hours for row in rows)
+    about = (
+        f"{len(rows)} cells, {networks} networks, {hours:.3g} hours of one core. Errors are mean squares "
+        "over the training states divided by Var V (1 is the best constant), at each method's best learning "
+        f"rate; a network's error is the mean of its last {LAST_RECORDS} records. Intervals are 95 %, "
+        "Student's over logs; each log counts with the mean of its seeds, and no two logs share a seed."
+    )
+    listed = "\n".join(f"- {one}" for one in missing) or "- nothing"
+    return f"## What is finished\n\n{about}\n\nNot run:\n\n{listed}"
+
+
+def _winners(results: Results, truth: str, words: str) -> str:
+    """Counts of settings by world in which the K-loss wins, loses, or is level."""
+    lines = []
+    for world in choices.WORLDS:
+        comparisons = [one for one in compared(results.choices, truth) if one.key[0] == world]
+        if not comparisons:
+            continue
+        counts = [
+            sum(one.verdict == verdict for one in comparisons) for verdict in ("wins", "level", "loses")
+        ]
+        rivals = grouped(comparisons, "rival")
+        best = ", ".join(f"{style.LABELS[m]} {len(rivals[m])}" for m in OTHERS if m in rivals)
+        useless = sum(one.smallest > 1.0 for one in comparisons)
+        lines.append([style.LONG_NAMES[world], *map(str, (len(comparisons), *counts, useless)), best])
+    note = (
+        "The K-loss (bandwidth 0.5, the batch's V-statistic) against the best of the five methods without a "
+        "kernel, in each setting where all are finished: it wins or loses where the 95 % interval over logs "
+        "of the ratio of errors does not hold 1. Choosing the best of five favours these."
+    )
+    header = "world | settings | K-loss wins | level | loses | both worse than a constant | best other method"
+    return style.section(f"## Where the kernel loss wins, by {words}", note, header, lines)
+
+
+def _correlations(results: Results) -> str:
+    """Rank correlations over settings of each trait with the ratio of errors."""
+    traits = {_key(row): row for row in results.traits}
+    comparisons = [one for one in compared(results.choices) if one.key in traits]
+    lines = []
+    for name, words in _TRAITS.items():
+        cells = [words]
+        for world in (*choices.WORLDS, None):
+            pairs = [
+                (_trait(traits[one.key], name), one.ratio.value)
+                for one in comparisons
+                if world in (None, one.key[0])
+            ]
+            cells.append(_rank_text(pairs))
+        lines.append(cells)
+    leading = ["share of the K-loss's error in the kernel's ten leading eigenvectors"]
+    shares = {_key(row): row.leading.value for row in results.choices if row.method == "kloss"}
+    for world in (*choices.WORLDS, None):
+        pairs = [(shares[one.key], one.ratio.value) for one in comparisons if world in (None, one.key[0])]
+        leading.append(_rank_text(pairs))
+    note = (
+        "Spearman's rank correlation, over settings, of a measured quantity with the ratio of errors (K-loss "
+        "/ best other, Monte Carlo), and the number of settings. Negative: the K-loss does better where the "
+        "quantity is large. The settings are chosen and share factors; there is no interval."
+    )
+    header = " | ".join(("quantity", *(style.WORLD_NAMES[world] for world in choices.WORLDS), "all"))
+    return style.section("## What goes with it", note, header, [*lines, leading])
+
+
+def _trait(row: SettingRow, name: str) -> float | None:
+    value = getattr(row, name)
+    return value.value if isinstance(value, Interval) else value
+
+
+def _rank_text(pairs: Sequence[tuple[float | None, float]]) -> str:
+    good = [(a, b) for a, b in pairs if a is not None and math.isfinite(a) and math.isfinite(b)]
+    firsts, seconds = {a for a, _ in good}, {b for _, b in good}
+    if len(good) < _FEWEST or len(firsts) < 2 or len(seconds) < 2:
+        return f"– ({len(good)})"
+    rank: Any = stats.spearmanr(*np.transpose(good)).statistic
+    return f"{rank:.2f} ({len(good)})"
+
+
+def _key(row: ChoiceRow | SettingRow) -> Key:
+    return tuple(getattr(row, name) for name in CHOICES)
+
+
+def _setting_cells(row: ChoiceRow | SettingRow) -> list[str]:
+    box = "–" if row.fastest is None else f"±{row.fastest:g}"
+    temperature = "random" if row.temperature is None else f"{row.temperature:g}"
+    return [temperature, f"{row.noise:g}", _scaling_text(row.scaling), f"{row.reward_divisor:g}", box]
+
+
+def _errors_table(world: str, rows: Sequence[ChoiceRow]) -> str:
+    """Every method in every finished setting; the smallest error of a setting in bold."""
+    lines = []
+    for group in grouped(rows, *CHOICES).values():
+        means = {row.method: _mean(_errors(row, "monte_carlo")) for row in group}
+        smallest = min(means.values())
+        for row in group:
+            text = style.interval_text(row.error)
+            is_best = math.isfinite(smallest) and means[row.method] == smallest
+            lines.append(
+                [
+                    *_setting_cells(row),
+                    style.LABELS[row.method],
+                    f"**{text}**" if is_best else text,
+                    f"{row.learning_rate:g}",
+                    style.number_text(row.worst),
+                    style.interval_text(row.error_by_paper),
+                    style.interval_text(row.bellman_error),
+                    style.interval_text(row.leading),
+                    f"{row.diverged}/{row.logs * row.seeds}, {row.diverged_any}",
+                    f"{row.logs} × {row.seeds}",
+                    str(row.epochs),
+                    f"{row.hours:.2g}",
+                ]
+            )
+    note = (
+        "Error: against Monte Carlo; worst: largest error of a record in the second half of training; "
+        "leading: share of the final squared error in the kernel's ten leading eigenvectors at 500 states; "
+        "diverged: networks at the best rate, and at all rates; hours of one core for all rates, logs and "
+        "seeds."
+    )
+    header = (
+        f"{_SETTING_HEADER} | method | error | rate | worst | error, paper's grid | Bellman error | "
+        "leading | diverged | logs × seeds | epochs | hours"
+    )
+    return style.section(f"## Errors: {style.LONG_NAMES[world]}", note, header, lines)
+
+
+def _traits_table(world: str, rows: Sequence[SettingRow]) -> str:
+    """Measures of the settings' problems."""
+    lines = []
+    for row in rows:
+        shares = (row.value_variance, row.transition_share, row.backup_share, row.grid_share)
+        numbers = (row.kernel_spread, row.squared_spread, row.kernel_depth, row.squared_depth)
+        texts = [*map(style.interval_text, shares), *map(style.number_text, numbers)]
+        lines.append([*_setting_cells(row), *texts, str(row.logs)])
+    note = (
+        "Variance of a backup r + γV(s') over transitions, and over actions and transitions, and squared "
+        "error of the paper's grid, as shares of Var V. Spread: largest eigenvalue by the 50th (kernel loss) "
+        "or the smallest (squared Bellman error) of the loss as a quadratic form of the error of V, on 500 "
+        "cells. Depth: by how many powers of ten the eigenvalues of the directions in which V lies are below "
+        "the largest, V's squared parts as weights. These do not depend on the divisor of the rewards."
+    )
+    header = (
+        f"{_SETTING_HEADER} | Var V | transitions | backups | grid | spread, kernel | spread, squared | "
+        "depth, kernel | depth, squared | logs"
+    )
+    return style.section(f"## The problems: {style.LONG_NAMES[world]}", note, header, lines)
