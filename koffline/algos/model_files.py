@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import io
 import logging
 import re
 import warnings
@@ -151,7 +152,8 @@ def export_policy(algo: Any, path: str | Path) -> None:
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of tracing, and that both formats are deprecated
         with torch.random.fork_rng(devices=[]), mock.patch.object(iqn, "get_batch_size", _batch_size):
-            draws = _write(_copy_on_cpu(algo), temporary, is_onnx=path.suffix == ".onnx")
+            content, draws = _exported(_copy_on_cpu(algo), is_onnx=path.suffix == ".onnx")
+            temporary.write_bytes(content)
     if draws:
         _LOG.warning(
             "%s draws its actions, as the predict of %s does: the same observation gets another each time; "
@@ -185,8 +187,11 @@ def _copy_on_cpu(algo: Any) -> Any:
     return copy
 
 
-def _write(algo: Any, path: Path, is_onnx: bool) -> bool:
-    """Write the file; return whether the policy's answers to the same observations vary."""
+def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
+    """Content of the file, and whether the policy's answers to the same observations vary.
+
+    torch itself would write to no path whose name is not UTF-8.
+    """
     shape = algo.observation_shape
     shapes = tuple(shape) if isinstance(shape[0], (tuple, list)) else (shape,)
     examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
@@ -201,14 +206,15 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> bool:
 
     script = torch.jit.trace(act, examples, check_trace=False)
     draws = not torch.allclose(act(*examples), act(*examples), rtol=0, atol=1e-6, equal_nan=True)
+    content = io.BytesIO()
     if not is_onnx:
-        script.save(str(path))
-        return draws
+        torch.jit.save(script, content)
+        return content.getvalue(), draws
     names, target = [f"input_{i}" for i in range(len(examples))], ["output_0"]
     free = {name: {0: "batch"} for name in (*names, *target)}
     options: dict[str, Any] = {"input_names": names, "output_names": target, "dynamic_axes": free}
-    torch.onnx.export(script, examples, str(path), **options, opset_version=_OPSET, dynamo=False)
-    return draws
+    torch.onnx.export(script, examples, content, **options, opset_version=_OPSET, dynamo=False)
+    return content.getvalue(), draws
 
 
 def _batch_size(x: Any) -> Any:

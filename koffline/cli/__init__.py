@@ -15,7 +15,7 @@ from koffline import __version__
 from koffline.cli.output import print_what_is_possible, say, unwritten
 from koffline.errors import KofflineError, is_control, nearest_name, printable
 from koffline.store.run_record import command_line
-from koffline.untrusted.user_code import separate_process_state
+from koffline.untrusted.user_code import current_folder, separate_process_state
 
 
 class KofflineGroup(click.Group):
@@ -61,6 +61,8 @@ class KofflineGroup(click.Group):
                 if any(map(is_control, word)):  # terminals would execute it in the error message
                     raise click.UsageError(f"'{word}' holds control characters; rename the file or drop them")
             with command_line(words), separate_process_state():
+                if current_folder() is None and not {"--help", "-h", "--version"} & set(words):
+                    raise click.UsageError("the current folder was deleted; change into another one (cd)")
                 code = super().main(args, *others, standalone_mode=False, **extra)  # type: ignore[call-overload]
         except (click.ClickException, click.Abort) as error:
             if not standalone_mode:

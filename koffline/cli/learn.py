@@ -256,6 +256,9 @@ def reproduce(
     if (half_epochs or only_finished) and name != "choices":
         option = "--half-epochs" if half_epochs else "--only-finished"
         raise ConfigError(f"{option} belongs to choices, not to {name}; leave it out")
+    from koffline.figures import load_matplotlib
+
+    load_matplotlib()  # before the experiments import it with the settings of the current folder
     from koffline.experiments.cells import Run, Scale
     from koffline.experiments.reproduce import reproduce as run_experiment
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -70,7 +73,9 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     read_csv = functools.partial(np.loadtxt, comments=["#", "epoch"])
     with mock.patch.object(np, "loadtxt", read_csv):
         try:
-            commands.cli.main([command, *arguments], prog_name="koffline d3rlpy", standalone_mode=False)
+            is_plot = command in ("plot", "plot-all") and "--help" not in arguments
+            with _plotting(arguments) if is_plot else contextlib.nullcontext():
+                commands.cli.main([command, *arguments], prog_name="koffline d3rlpy", standalone_mode=False)
         except (click.ClickException, click.Abort, KofflineError):
             raise
         except Exception as error:  # errors of any kind: d3rlpy's commands check little
@@ -78,6 +83,20 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
             empty = f"there is no *.csv in {' '.join(arguments)}"  # plot-all divides by their number
             reason = empty if isinstance(error, ZeroDivisionError) else one_line(error)
             raise ConfigError(f"d3rlpy {command}: {reason}; {see}") from error
+
+
+@contextlib.contextmanager
+def _plotting(arguments: tuple[str, ...]) -> Iterator[None]:
+    """Context of d3rlpy's plots: our settings, names as plain text; no window if the plot goes to a file."""
+    from koffline.figures import drawing, load_matplotlib
+
+    matplotlib: Any = load_matplotlib()
+    if any(word.partition("=")[0] == "--save" for word in arguments):
+        matplotlib.use("agg")
+    elif chosen := os.environ.get("MPLBACKEND"):
+        matplotlib.use(chosen)
+    with drawing({"text.parse_math": False}):
+        yield
 
 
 def _commands_of_d3rlpy(need_models: bool) -> Any:

@@ -15,7 +15,7 @@ import click
 
 from koffline.cli.options import QUIET, Command, Option, added
 from koffline.cli.output import say
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, KofflineError
 from koffline.store import check_apart
 from koffline.store.files import MINARI, check_target, minari_folder, temporary_beside
 from koffline.store.run_record import check_results, named_in, now, start_run
@@ -133,13 +133,19 @@ class Result:
         with progress_bar(title, None, not self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
             found = find(bar)
         shown = report(found)
+        problem: KofflineError | OSError | None = None
         if run is not None:
             run |= {"seed": found.seed, "settings": plain(found.settings), "seconds": round(found.seconds, 3)}
-            page = shown.write(Path(str(self.out)), self.force, {**run, "finished": now()})
+            try:
+                page = shown.write(Path(str(self.out)), self.force, {**run, "finished": now()})
+            except (KofflineError, OSError) as error:  # a full disk, say; what was found is printed still
+                problem = error
         if self.as_json:
             say(found.to_json())
         else:
             shown.print(page)
+        if problem is not None:
+            raise problem
 
 
 def result_options(file: str) -> Option:

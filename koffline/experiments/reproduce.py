@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from koffline import figures
 from koffline.errors import ConfigError
 from koffline.experiments.ablation import ablation_tables, collect_ablation, draw_ablation
 from koffline.experiments.cells import Run
@@ -24,10 +25,10 @@ from koffline.experiments.figure_choices import (
 from koffline.experiments.figure_mujoco import MUJOCO_PAGES, collect_mujoco, draw_mujoco, mujoco_tables
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
 from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
-from koffline.experiments.style import HOUSE_STYLE, save_figure
+from koffline.experiments.style import HOUSE_STYLE, images_of
 from koffline.fitting import threads
 from koffline.store import locked
-from koffline.store.files import write_text
+from koffline.store.files import atomic_file, write_text
 from koffline.store.run_record import start_run
 
 Draw = Callable[[Results, Curves], Figure | None]
@@ -86,12 +87,14 @@ def reproduce(run: Run) -> Results:
         results = Results(run.name, run.command, versions, settings, **parts, seconds=seconds)
         if curves:
             write_curves(curves, path.with_suffix(".curves.h5"))
-        for page, draw in {"": experiment.draw, **experiment.pages}.items():
-            with rc_context(HOUSE_STYLE):
-                if (figure := draw(results, curves)) is not None:
-                    save_figure(figure, run.folder / (f"{run.name}-{page}" if page else run.name))
         write_text(path.with_suffix(".md"), table_text(results))
-        write_results(results, begun, path)  # written last: if it exists, all files do
+        write_results(results, begun, path)
+        for page, draw in {"": experiment.draw, **experiment.pages}.items():
+            name = f"{run.name}-{page}" if page else run.name
+            images = figures.saved(name, partial(draw, results, curves), images_of, HOUSE_STYLE)
+            for ending, content in (images or {}).items():
+                with atomic_file(run.folder / f"{name}.{ending}", force=True) as temporary:
+                    temporary.write_bytes(content)
         return results
 
 

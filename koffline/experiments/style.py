@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from koffline.experiments.statistics import Interval, band, mean_over_seeds
 from koffline.report.plots import INK, STYLE
-from koffline.store.files import atomic_file
 
 Numbers = Shaped[np.ndarray, "time seed"]
 Series = Mapping[str, tuple[np.ndarray, Numbers]]  # by method, with their x (T,)
@@ -54,11 +53,12 @@ HOUSE_STYLE: dict[Any, Any] = {  # for matplotlib.rc_context
     "ytick.color": INK,
     "savefig.dpi": _DPI,
     "font.size": 9,
+    "text.parse_math": True,  # all texts are ours; ticks of logarithmic axes are formulas
 }
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write ``path`` as .png and .svg. Equal figures give equal bytes (no dates, no versions)."""
+def images_of(figure: Figure) -> dict[str, bytes]:
+    """Contents of the files of a figure by their endings. Equal figures give equal bytes (no dates)."""
     metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
     # Round the positions of the layout, because the last bits of its solver differ between runs.
     figure.draw_without_rendering()
@@ -66,9 +66,12 @@ def save_figure(figure: Figure, path: Path) -> None:
     for axes in figure.axes:
         axes.set_position(np.round(axes.get_position(original=True).bounds, 6).tolist())
     dpi = min(_TALLEST / float(figure.get_size_inches()[1]), float(_DPI))
+    images: dict[str, bytes] = {}
     for kind, fixed in metadata.items():
-        with atomic_file(path.with_name(f"{path.name}.{kind}"), force=True) as temporary:
-            figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
+        content = io.BytesIO()
+        figure.savefig(content, format=kind, metadata=fixed, dpi=dpi)
+        images[kind] = content.getvalue()
+    return images
 
 
 def draw_errors(axes: Axes, shown: Series, most: float = np.inf) -> None:

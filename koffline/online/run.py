@@ -5,17 +5,20 @@ The summary has interquartile means, the paper's best 5 of 6, the speed and the 
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from koffline import figures
 from koffline.envs.make import Copies
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, without_controls
 from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.online.config import OnlineConfig, load_config
 from koffline.online.group import COLUMNS, EVALUATION, GroupResult, read_result, result_path, train_group
@@ -215,6 +218,20 @@ def _score(values: Float[np.ndarray, " seed"]) -> Score:
 
 def _draw_curves(result: OnlineResult) -> None:
     """Draw the learning curve; the same summary gives the same bytes."""
+
+    def png(figure: Any) -> bytes:
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
+        return content.getvalue()
+
+    image = figures.saved("learning_curve", partial(_curves, result), png, {"text.parse_math": False})
+    if image is not None:
+        with atomic_file(result.out / "learning_curve.png", force=True) as temporary:
+            temporary.write_bytes(image)
+
+
+def _curves(result: OnlineResult) -> Any:
+    """The learning curves, of the mean action and of sampled actions."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 3.2), layout="constrained")
@@ -236,6 +253,5 @@ def _draw_curves(result: OnlineResult) -> None:
         title += f", interquartile mean and {LEVEL:.0%} interval"
     if result.diverged:
         title += f"; {len(result.diverged)} diverged"
-    figure.suptitle(title.replace("$", r"\$"), fontsize=9, x=0.01, ha="left")
-    with atomic_file(result.out / "learning_curve.png", force=True) as temporary:
-        figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})
+    figure.suptitle(without_controls(title), fontsize=9, x=0.01, ha="left")
+    return figure

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from koffline.errors import escaped_json, without_controls
 from koffline.store.files import atomic_folder
@@ -41,19 +41,24 @@ class Report:
 
         An earlier report is replaced only with ``force``, and only when the new one is complete. run: content
         of run.json, which holds everything that varies between runs; the other files should always be the
-        same bytes.
+        same bytes. A figure that cannot be drawn is left out, with a warning.
         """
+        from koffline import figures
+        from koffline.report import plots
+
         check_results(out, force, self.marker)
         with atomic_folder(out, True, result_files(self.marker)) as folder:
-            figures = {name: draw() for name, draw in self.figures.items()}
-            (folder / "plots").mkdir()
-            for name, figure in figures.items():
-                figure.savefig(folder / "plots" / f"{name}.png", dpi=144)
             (folder / self.marker).write_text(self.found.to_json(timing=False) + "\n", encoding="utf-8")
-            page = self.render({name: _svg(figure) for name, figure in figures.items()})
-            (folder / "report.html").write_text(page, encoding="utf-8")
             text = escaped_json(json.dumps(run, indent=2, ensure_ascii=False)) + "\n"
             (folder / FILE).write_text(text, encoding="utf-8")
+            (folder / "plots").mkdir()
+            shown: dict[str, str] = {}
+            for name, draw in self.figures.items():
+                images = figures.saved(name, draw, _images, plots.STYLE)
+                if images is not None:
+                    (folder / "plots" / f"{name}.png").write_bytes(images.png)
+                    shown[name] = images.svg
+            (folder / "report.html").write_text(self.render(shown), encoding="utf-8")
         return out / "report.html"
 
     def render(self, figures: Mapping[str, str]) -> str:
@@ -102,15 +107,20 @@ def _finished(value: Any) -> Any:
     return value
 
 
-def _svg(figure: Figure) -> str:
-    """The figure as an inline element, without the XML prologue and metadata."""
-    import matplotlib as mpl
+class _Images(NamedTuple):
+    """A figure as the content of a PNG file, and as an inline element of a page."""
 
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "koffline"}):  # ids by content, not at random
-        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    png: bytes
+    svg: str
+
+
+def _images(figure: Figure) -> _Images:
+    """Both images of a figure; the element has no XML prologue and no metadata."""
+    png, svg = io.BytesIO(), io.StringIO()
+    figure.savefig(png, format="png", dpi=144)
+    figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = svg.getvalue()
+    return _Images(png.getvalue(), text[text.index("<svg") :])
 
 
 def make_console(width: int = _WIDTH) -> Console:

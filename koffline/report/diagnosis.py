@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.errors import printable
+from koffline.figures import drawing
 from koffline.ope.bellman_test.witness import Profile, Region
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
 from koffline.report import Report, plots, print_table
@@ -96,9 +97,6 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
     Places without rows are grey (white is zero); dots mark places where noise alone would rarely reach such
     values.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     maps = diagnosis.maps
     columns = min(_COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
@@ -108,7 +106,9 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
     limit = max([float(np.quantile(size, 0.98)) for size in sizes] + [1e-12])
     threshold = diagnosis.regions[0].threshold if diagnosis.regions else np.inf
     colors: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
-    with mpl.rc_context({**plots.STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
+    with drawing({**plots.STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(2.2 + 3.1 * columns, 0.7 + 2.9 * rows), layout="constrained")
         for number, (one, some) in enumerate(zip(maps, seen, strict=True), start=1):
             panel = figure.add_subplot(rows, columns, number, facecolor=_NO_ROWS)

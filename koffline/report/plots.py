@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from koffline.errors import without_controls
+from koffline.figures import drawing
 from koffline.ope.results import Interval
 from koffline.report.words import CALIBRATED, CERTIFIED, UNCERTAIN, promise
 
@@ -31,6 +32,7 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 120,
     "svg.fonttype": "path",
     "svg.hashsalt": "koffline",
+    "text.parse_math": False,  # names of users and of files are plain text
 }
 # Colour, dashes and opacity of an interval by what it promises.
 _LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = {
@@ -44,10 +46,9 @@ def make_figure(
     draw: Callable[[Axes], None], width: float = 6.0, height: float = 3.4, xlabel: str = "", ylabel: str = ""
 ) -> Figure:
     """One pair of axes in our style, with a legend of labelled items. No global state is changed."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    with drawing(STYLE):
+        from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
         draw(axes)

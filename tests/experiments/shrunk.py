@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,8 @@ KEPT = ("U", "mixture 0.5", "L_KV", "V of 50 rows")
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn and not rendered: that takes longer than all else, and has tests of its own."""
 
-    def save(figure: object, path: Path) -> None:
-        for kind in ("png", "svg"):
-            path.with_name(f"{path.name}.{kind}").write_bytes(b" " * 600)
-
-    monkeypatch.setattr("koffline.experiments.reproduce.save_figure", save)
+    images = dict.fromkeys(("png", "svg"), b" " * 600)
+    monkeypatch.setattr("koffline.experiments.reproduce.images_of", lambda figure: images)
 
 
 def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
