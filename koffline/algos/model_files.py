@@ -16,6 +16,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -206,15 +207,17 @@ def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
 
     script = torch.jit.trace(act, examples, check_trace=False)
     draws = not torch.allclose(act(*examples), act(*examples), rtol=0, atol=1e-6, equal_nan=True)
-    content = io.BytesIO()
     if not is_onnx:
+        content = io.BytesIO()
         torch.jit.save(script, content)
         return content.getvalue(), draws
     names, target = [f"input_{i}" for i in range(len(examples))], ["output_0"]
     free = {name: {0: "batch"} for name in (*names, *target)}
     options: dict[str, Any] = {"input_names": names, "output_names": target, "dynamic_axes": free}
-    torch.onnx.export(script, examples, content, **options, opset_version=_OPSET, dynamo=False)
-    return content.getvalue(), draws
+    with TemporaryDirectory(prefix="koffline-") as folder:
+        place = Path(folder, "model.onnx")
+        torch.onnx.export(script, examples, str(place), **options, opset_version=_OPSET, dynamo=False)
+        return place.read_bytes(), draws
 
 
 def _batch_size(x: Any) -> Any:

@@ -146,8 +146,10 @@ def rollouts(
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts, title = PartsFolder(target.parts, settings, policies), f"playing {settings.env}"
         kept = f"episodes that were finished are in {parts.folder}: the same command goes on"
+        nothing = "no episodes were finished; the same command begins again"
         with locked(parts.folder):
-            with long_part(kept), progress_bar(title, settings.episodes, not quiet) as progress:
+            ear = long_part(parts.folder, kept, nothing)
+            with ear, progress_bar(title, settings.episodes, not quiet) as progress:
                 played = parts.batches(player, progress)
                 pieces = ([part] for part in played) if target.shard_rows else [list(played)]
                 log = target.write(map(player.join, pieces))

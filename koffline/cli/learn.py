@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
 _only = partial(click.option, help="Only this one of figure-mujoco or choices; repeatable.", multiple=True)
 _GRID = "Values of one setting, e.g. algo.params.gamma=0.98,0.99; repeatable."
+_BEGIN_AGAIN = "nothing was finished; the same command begins again"
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 
 
@@ -58,9 +60,11 @@ def train(
 
     settings = load_config(config, assignments, data)
     # After the checks: what is wrong is said before torch is loaded.
+    from koffline.train.run import CHECKPOINT
     from koffline.train.run import train as run
 
-    with long_part(f"the epochs that had ended are in {folder}; go on with --resume"):
+    kept = f"the epochs that had ended are in {folder}; go on with --resume"
+    with long_part(folder / CHECKPOINT, kept, "no epoch had ended; begin again with --resume"):
         result = run(settings, folder, device=device, resume=resume, show_progress=not quiet)
     metrics = {name: value for name, value in result.metrics.items() if not name.startswith("time_")}
     rows, right = [(printable(name), f"{value:.5g}") for name, value in metrics.items()], ("last epoch",)
@@ -108,7 +112,8 @@ def sweep(
 
     folder = Path("sweeps") / Path(config).stem if out is None else out
     folder = claim(folder, is_whole=False, inputs=None if resume else [config, *plan.inputs])
-    with long_part(f"what is trained is in {folder}/runs: the same command goes on"):
+    kept = f"what is trained is in {folder}/runs: the same command goes on"
+    with long_part(folder / "runs", kept, _BEGIN_AGAIN):
         summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command(), not quiet)
     make_console().print(Markdown(without_controls(as_markdown(summary))))
     runs = len(plan.settings) * len(plan.seeds)
@@ -159,7 +164,7 @@ def online(
       koffline online --resume runs/pendulum
     """
     from koffline.online.config import load_config
-    from koffline.store import CONFIG
+    from koffline.store import CONFIG, RECORD
 
     if config is None and resume is None and not assignments:
         raise click.UsageError("give CONFIG, --set env=NAME, or --resume DIR")
@@ -171,7 +176,8 @@ def online(
 
     folder = resume if resume is not None else run.default_folder(settings) if out is None else out
     folder = claim(folder, "--out" if resume is None else "--resume", is_whole=False)
-    with long_part(f"go on with koffline online --resume {folder}"):
+    kept = f"go on with koffline online --resume {shlex.quote(str(folder))}"
+    with long_part(folder / RECORD, kept, _BEGIN_AGAIN):
         result = run.train(settings, out, resume=resume, show_progress=not quiet, **options)
     _print_scores(result)
     if diverged := result.diverged:  # existing files are kept
@@ -265,7 +271,8 @@ def reproduce(
     folder = claim(out, is_whole=False)
     chosen |= {"command": shown_command(), "show_progress": not quiet, "only_finished": only_finished}
     run = Run(name, folder, Scale(quick, seed, half_epochs), **where, **chosen)
-    with long_part(f"what is finished is in {run.cells_folder}: the same command goes on"):
+    kept = f"what is finished is in {run.cells_folder}: the same command goes on"
+    with long_part(run.cells_folder, kept, _BEGIN_AGAIN):
         results = run_experiment(run)
     say((run.folder / f"{name}.md").read_text(encoding="utf-8"))
     say(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")

@@ -96,16 +96,19 @@ def _named_inputs() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def long_part(kept: str) -> Iterator[None]:
+def long_part(kept: Path, what: str, nothing: str) -> Iterator[None]:
     """Context for the long part of a command. Ctrl-C ends it with exit code 130 and a line on what is kept.
 
+    kept: the file or folder that holds it, if there was time to write it. what: says where it is and how to
+    go on. nothing: says how to go on if nothing is kept.
     Environments and loggers may print, so stdout is redirected: it is for the result only.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except KeyboardInterrupt:
-        say(f"interrupted; {kept}", err=True)
+        is_kept = any(kept.iterdir()) if kept.is_dir() else kept.exists()
+        say(f"interrupted; {what if is_kept else nothing}", err=True)
         raise SystemExit(130) from None
 
 

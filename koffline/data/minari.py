@@ -25,7 +25,7 @@ from koffline.data.spaces import ActionSpace, Continuous, Discrete, Features, Sp
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, refuse
 from koffline.store.files import atomic_folder, reading
-from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
+from koffline.untrusted.hdf5 import CheckedFile, h5py_that_keeps_errors, open_hdf5
 from koffline.untrusted.limits import Refused, check_inside, one_line_errors, parse_json, read_json
 
 # Our key in metadata.json, and in the infos of episodes.
@@ -177,6 +177,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     from gymnasium import spaces
     from minari import __version__ as minari_version
     from minari.data_collector import EpisodeBuffer
+    from minari.dataset._storages import hdf5_storage
     from minari.dataset.minari_storage import MinariStorage, is_image_space
 
     # an id that Minari accepts: word characters and dashes, and a version at the end
@@ -193,7 +194,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     exact = {} if minari_version == "0.5.3" else {"jpeg_encoding": False}
     loses = "Minari 0.5.3 stores pictures as JPEG, which changes them; install 0.5.4, or write HDF5"
     refuse({loses: not exact and is_image_space(states)}, kind=DataError)
-    with atomic_folder(folder, force, OWN_FILES["minari"]) as temporary:
+    with atomic_folder(folder, force, OWN_FILES["minari"]) as temporary, h5py_that_keeps_errors(hdf5_storage):
         storage = MinariStorage.new(
             temporary.resolve() / "data",  # absolute, because Minari joins a relative path with itself
             observation_space=states,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions, check_in_memory, no_log
 from koffline.errors import DataError, listed
 from koffline.store import check_apart
-from koffline.store.files import MINARI, Location, minari_folder, reading
+from koffline.store.files import MINARI, Location, minari_folder, parents_made, reading
 from koffline.untrusted.arrays import open_npz, read_array
 
 if TYPE_CHECKING:
@@ -189,8 +190,8 @@ def write_transitions(
         folder, identifier = Path(name), Path(name).name
         if name.startswith(MINARI):
             folder, identifier = minari_folder(name), name.removeprefix(MINARI)
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        write_minari(transitions, folder, identifier, force)
+        with parents_made(folder) if name.startswith(MINARI) else contextlib.nullcontext():
+            write_minari(transitions, folder, identifier, force)
     elif chosen in _WRITERS:
         _WRITERS[chosen](transitions, Path(name), force)
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from koffline.errors import escaped_json, without_controls
-from koffline.store.files import atomic_folder
+from koffline.store.files import atomic_folder, parents_made
 from koffline.store.run_record import FILE, check_results, result_files, shown_command
 
 if TYPE_CHECKING:
@@ -43,10 +43,16 @@ class Report:
         of run.json, which holds everything that varies between runs; the other files should always be the
         same bytes. A figure that cannot be drawn is left out, with a warning.
         """
+
+        with parents_made(out):
+            check_results(out, force, self.marker)
+            self._write_all(out, run)
+        return out / "report.html"
+
+    def _write_all(self, out: Path, run: Mapping[str, Any]) -> None:
         from koffline import figures
         from koffline.report import plots
 
-        check_results(out, force, self.marker)
         with atomic_folder(out, True, result_files(self.marker)) as folder:
             (folder / self.marker).write_text(self.found.to_json(timing=False) + "\n", encoding="utf-8")
             text = escaped_json(json.dumps(run, indent=2, ensure_ascii=False)) + "\n"
@@ -59,7 +65,6 @@ class Report:
                     (folder / "plots" / f"{name}.png").write_bytes(images.png)
                     shown[name] = images.svg
             (folder / "report.html").write_text(self.render(shown), encoding="utf-8")
-        return out / "report.html"
 
     def render(self, figures: Mapping[str, str]) -> str:
         """The page as text, from the template of this folder named after ``marker``.

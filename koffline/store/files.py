@@ -108,6 +108,20 @@ def atomic_folder(target: Path, force: bool, own_files: Sequence[str]) -> Iterat
         yield temporary
 
 
+@contextlib.contextmanager
+def parents_made(target: Path) -> Iterator[None]:
+    """Context in which the folder of ``target`` exists; the folders made for it go if the block fails."""
+    missing = [folder for folder in target.parents if not folder.exists()]  # the innermost first
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # it was not made, or holds something meanwhile
+                folder.rmdir()
+        raise
+
+
 def finite_json(content: Any, indent: int = 2) -> str:
     """Text of a JSON file, with null for non-finite numbers."""
     finite = json.loads(json.dumps(content), parse_constant=lambda infinite_or_nan: None)

@@ -16,7 +16,9 @@ import io
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -152,9 +154,32 @@ class _KeptErrors(io.FileIO):
 @contextlib.contextmanager
 def new_hdf5(path: Path) -> Iterator[Any]:
     """A new h5py.File, complete at the end. Raises OSError if the disk refuses."""
-    with _KeptErrors(path, "x+") as output:
+    with _written(path, "x+", libver="v108") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def h5py_that_keeps_errors(module: ModuleType) -> Iterator[None]:
+    """Context in which a library's module that imports h5py writes as `new_hdf5` does.
+
+    The module opens an empty file once, for appending. Raises OSError if the disk refuses.
+    """
+
+    def fill(path: Path, mode: str, **options: Any) -> Any:
+        assert mode == "a", "only for writing"
+        assert path.stat().st_size == 0, "only for new files"
+        return _written(path, "r+", **options)
+
+    stand_in = SimpleNamespace(**{**vars(h5py), "File": fill})
+    with mock.patch.object(module, "h5py", stand_in):
+        yield
+
+
+@contextlib.contextmanager
+def _written(path: Path, mode: str, **options: Any) -> Iterator[Any]:
+    with _KeptErrors(path, mode) as output:
         try:
-            with h5py.File(output, "w", libver="v108") as file:
+            with h5py.File(output, "w", **options) as file:
                 yield file
         finally:  # what HDF5 says of bytes that were lost explains nothing
             if output.error is not None:

@@ -1,6 +1,7 @@
 """Full disks, places that cannot be written, signals: one line, and nothing is lost or half-written."""
 
 import contextlib
+import os
 import resource
 import signal
 import subprocess
@@ -44,18 +45,32 @@ def log(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("room", [100, 4096])
 @pytest.mark.parametrize(
-    "target", ["new.hdf5", "new.npz", "new.parquet", "new.csv", "new.arrow", "dump", "shards"]
+    "target",
+    ["new.hdf5", "new.npz", "new.parquet", "new.csv", "new.arrow", "dump", "shards", "minari:a/b-v0"],
 )
-def test_a_full_disk_while_converting_leaves_what_was_there(log, target, room):
+def test_a_full_disk_while_converting_leaves_what_was_there(log, target, room, monkeypatch):
     """Closing a file that HDF5 could not write used to end the process."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(log.parent / "minari"))
     more = {"dump": ["--format", "d3rlpy"], "shards": ["--shard-rows", "10000"]}.get(target, [])
-    if not more:
+    if not more and not target.startswith("minari:"):
         write_transitions(make_log(), log.with_name(target))
     before = content(log.parent)
     with full_after(room):
         done = run_cli("data", "convert", "log.hdf5", target, "--force", *more)
     assert_refused(done, "File too large")
     assert content(log.parent) == before
+    assert not (log.parent / "minari").exists()  # no empty folders
+
+
+def test_a_full_disk_while_converting_in_a_process_of_its_own(log):
+    """HDF5 may end the process also when it closes its files at the end."""
+    command = f"ulimit -f 8; {sys.executable} -m koffline data convert log.hdf5 minari:a/b-v0"
+    environment = {**os.environ, "MINARI_DATASETS_PATH": str(log.parent / "minari")}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (log.parent / "minari").exists()
 
 
 def test_a_full_disk_while_training_keeps_the_epochs_that_had_ended(log):
