@@ -173,6 +173,7 @@ def measure_log(log: Transitions, policy: Any, settings: EvaluationSettings) -> 
 
 def measure(source: str, problem: str, policy: str, seed: int) -> dict[str, Any]:
     """One line: a log and a policy."""
+    target: Any
     if source == RARE:
         world = RareClicks()
         log, target, gamma, truth = world.log(seed, 10_000), world.policy, 0.9, world.truth()

@@ -14,8 +14,7 @@ from koffline.data.transitions import Transitions
 def label_symptoms(log: Transitions) -> Iterator[Symptom]:
     """Yield a symptom for each number of the observations that looks like a label.
 
-    Observations that are labels by their declaration are no quantities, and are not looked at; pictures
-    (uint8) neither.
+    Columns whose encoding the user named are not looked at, and pictures (uint8) neither.
     """
     observations = np.asarray(log.observations)
     if observations.ndim != 2 or observations.dtype == np.uint8:
@@ -28,7 +27,11 @@ def label_symptoms(log: Transitions) -> Iterator[Symptom]:
         actions=np.asarray(log.actions),
         names=log.feature_names,
     )
+    features = log.metadata.features
+    encoded = set() if features is None else set(features.encodings)
     for column in columns:
+        if column.label in encoded:
+            continue
         statement = str(column).removesuffix(f"; {column.remedy}")
         yield Symptom(
             test="labels read as quantities",

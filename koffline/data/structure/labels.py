@@ -7,8 +7,9 @@ measured:
 
 - *structure*: what comes next, the reward or the action depends on the value (else its numbering does not
   matter, and nothing is said);
-- *order*: the length of steps, on a line and on a circle, and the differences between neighbouring values'
-  mean next value, reward, action and other columns, each as a share of its mean over random numberings.
+- *order*: the length of steps, on a line and on a circle, the variety of strides, and the differences between
+  neighbouring values' mean next value, reward, action and other columns, each as a share of its mean over
+  random numberings.
 
 A column is reported if it has structure, and neither measure with structure tells it from a random
 numbering: no p-value is small and no share is far below one. That errs towards silence: a label that is
@@ -25,7 +26,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from scipy import special
 
 NAME = "labels"
-FEWEST_VALUES, MOST_VALUES = 6, 1000
+FEWEST_VALUES, MOST_VALUES = 8, 1000  # few values show too little of their order
 _ROWS_PER_VALUE = 10  # on average, and _FEWEST_ROWS at each value that is looked at
 _FEWEST_ROWS = 5
 _MOST_ROWS = 20_000  # looked at, evenly spread
@@ -35,7 +36,7 @@ _NUMBERINGS = 400
 _STRUCTURE = 1e-8  # p-value
 _CLEARLY_MORE = 1.3  # equal pairs of steps, relative to shuffled next values
 _ORDER = 0.05  # p-value below which an order is taken to be there
-_ORDERED = 0.7  # share of a random numbering's, below which an order is taken to be there
+_ORDERED = 0.5  # share of a random numbering's, below which an order is taken to be there
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class _Measure:
 
 
 def find_labels(
-    observations: Shaped[np.ndarray, "row column"],
-    next_observations: Shaped[np.ndarray, "row column"],
+    observations: Shaped[np.ndarray, "row ..."],
+    next_observations: Shaped[np.ndarray, "row ..."],
     goes_on: Bool[np.ndarray, " row"],
     rewards: Float[np.ndarray, " row"],
     actions: Shaped[np.ndarray, "row ..."],
@@ -85,12 +86,13 @@ def find_labels(
 ) -> tuple[LabelColumn, ...]:
     """Columns of observations that look like labels.
 
-    goes_on: rows whose next observation counts (not terminated). actions: (N,) of discrete actions, or (N,
-    k). names: of the columns; by default ``observations[3]``, or ``observations`` if there is one.
+    observations, next_observations: (N, d); of images, (N, h, w), nothing is said. goes_on: rows whose next
+    observation counts (not terminated). actions: (N,) of discrete actions, or (N, k). names: of the columns;
+    by default ``observations[3]``, or ``observations`` if there is one.
     """
-    count = observations.shape[1]
-    if observations.ndim != 2 or count > _MOST_COLUMNS or len(observations) < FEWEST_VALUES:
+    if observations.ndim != 2 or observations.shape[1] > _MOST_COLUMNS:
         return ()
+    count = observations.shape[1]
     rows = np.arange(0, len(observations), max(1, -(-len(observations) // _MOST_ROWS)))
     states, following = observations[rows], next_observations[rows]
     usual = [f"observations[{i}]" for i in range(count)] if count > 1 else ["observations"]
@@ -157,7 +159,7 @@ def _of_steps(
     count: int,
     generator: np.random.Generator,
 ) -> Iterator[_Measure]:
-    """Order in steps that change the value: lengths on a line and on a circle, and the mean next value."""
+    """Order in steps that change the value: their length on a line and a circle, strides, mean next value."""
     moves = now != later
     now, later = now[moves], later[moves]
     if len(now) < _ROWS_PER_VALUE * FEWEST_VALUES:
@@ -168,8 +170,23 @@ def _of_steps(
     numberings = _numberings(count, generator)
     length = np.abs(numberings[:, first] - numberings[:, second])
     for lengths in (length, np.minimum(length, count - length)):
-        yield _compared(lengths @ weights, structure)
+        yield _compared(lengths @ weights.astype(np.float64), structure)
+    yield _compared(_variety_of_strides(numberings, first, second, weights), structure)
     yield _of_profile(now, later.astype(np.float64), count, numberings)
+
+
+def _variety_of_strides(
+    numberings: Int[np.ndarray, "numbering value"],
+    first: Int[np.ndarray, " pair"],
+    second: Int[np.ndarray, " pair"],
+    weights: Int[np.ndarray, " pair"],
+) -> Float[np.ndarray, " numbering"]:
+    """One over the share of equal strides, on a circle: a quantity may take few long ones."""
+    total, count = numberings.shape
+    strides = (numberings[:, second] - numberings[:, first]) % count
+    places = strides + count * np.arange(total)[:, None]
+    shares = np.bincount(places.ravel(), weights=np.tile(weights, total), minlength=total * count)
+    return 1.0 / np.square(shares.reshape(total, count) / weights.sum()).sum(axis=1)
 
 
 def _p_value_of_pairs(
@@ -223,20 +240,38 @@ def _of_profile(
     """
     rows = np.bincount(values, minlength=count).astype(np.float64)
     means = np.bincount(values, weights=numbers, minlength=count) / np.maximum(rows, 1.0)
-    within = float(np.square(numbers - means[values]).sum())
-    between = float(rows @ np.square(means - numbers.mean()))
-    there = int((rows > 0).sum())
-    freedom = (there - 1, len(values) - there)
-    scale = float(np.square(numbers - numbers.mean()).sum())
-    if freedom[0] < 1 or freedom[1] < 1 or scale <= 1e-12 * max(1.0, float(np.square(numbers).sum())):
-        return _Measure(1.0, 1.0, 1.0)
-    ratio = (between / freedom[0]) / max(within / freedom[1], 1e-12 * scale)
-    structure = float(special.fdtrc(*freedom, ratio))
+    structure = _p_value_of_means(values, numbers, rows, means)
     ordered = np.argsort(numberings, axis=1)  # values in the order of each numbering
     sizes, heights = rows[ordered], means[ordered]
     weights = sizes[:, 1:] * sizes[:, :-1] / np.maximum(sizes[:, 1:] + sizes[:, :-1], 1.0)
     total = (weights * np.square(np.diff(heights, axis=1))).sum(axis=1) / weights.sum(axis=1)
     return _compared(total, structure)
+
+
+def _p_value_of_means(
+    values: Int[np.ndarray, " row"],
+    numbers: Float[np.ndarray, " row"],
+    rows: Float[np.ndarray, " value"],
+    means: Float[np.ndarray, " value"],
+) -> float:
+    """p-value of an F-test that means differ by value, also without the value that differs most.
+
+    A single odd value (an empty stock, the ground floor) says nothing of the order of the others.
+    """
+    shares = rows * np.square(means - numbers.mean())
+    kept = np.flatnonzero((rows > 0.0) & (np.arange(len(rows)) != shares.argmax()))
+    chosen = np.isin(values, kept)
+    count = int(chosen.sum())
+    freedom = (len(kept) - 1, count - len(kept))
+    if freedom[0] < 1 or freedom[1] < 1:
+        return 1.0
+    seen = numbers[chosen]
+    within = float(np.square(seen - means[values[chosen]]).sum())
+    between = float(rows[kept] @ np.square(means[kept] - seen.mean()))
+    if between + within <= 1e-12 * max(1.0, float(np.square(seen).sum())):
+        return 1.0
+    ratio = (between / freedom[0]) / max(within / freedom[1], 1e-12 * (between + within))
+    return float(special.fdtrc(*freedom, ratio))
 
 
 def _numberings(count: int, generator: np.random.Generator) -> Int[np.ndarray, "numbering value"]:
