@@ -227,3 +227,21 @@ def test_environments_of_the_folder(folder, at_import, at_close, exit_code):
     assert (folder / "new.npz").exists() == (exit_code == 0)
     assert list((folder / "elsewhere").iterdir()) == []
     assert user_modules.folders.get("uc_env") is None  # only the command's own process found it
+
+
+def test_a_worker_takes_the_folder_off_its_path_and_finds_the_user_s_modules(folder, monkeypatch):
+    """As Ray starts them: the folder where the run began comes first on their path."""
+    from koffline.jobs import workers
+
+    monkeypatch.setattr(workers, "separate_state_for_good", lambda: None)
+    monkeypatch.setattr(user_modules, "_named", {})
+    monkeypatch.setattr(user_modules, "folders", {})
+    (folder / "uc_work.py").write_text("def double(shared, item): return 2 * item\n")
+    work = workers.packed_work(import_object("uc_work:double"), None)
+    del sys.modules["uc_work"]
+    user_modules.folders.clear()
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    double, shared = workers._unpacked_work(work)
+    assert double(shared, 4) == 8
+    assert str(folder) not in sys.path
+    assert sys.modules["uc_work"].__file__ == str(folder / "uc_work.py")
