@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from koffline.data.sources import open_transitions
+from koffline.data.structure.label_columns import label_symptoms
 from koffline.data.structure.labels import MOST_VALUES, NAME, find_labels
-from koffline.ope.verdict import labels_as_quantities
 from scripts.bench.label_columns import effect, is_found, labels, quantity
 from tests.ope.problems import AS_OPTIONS
 from tests.refusals import succeed
@@ -142,5 +142,5 @@ def test_a_column_whose_order_the_user_declared_is_not_doubted(tmp_path) -> None
     for how in (None, {"ordinal": order}, "one-hot"):
         encode = {} if how is None else {"encode": {"cell": how}}
         log = open_transitions(tmp_path / "cells.csv", mapping={**mapping, **encode})
-        doubted[str(how)[:6]] = bool(labels_as_quantities(log))
+        doubted[str(how)[:6]] = any(label_symptoms(log))
     assert doubted == {"None": True, "{'ordi": False, "one-ho": False}
