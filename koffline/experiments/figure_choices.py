@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from scipy import stats
 
 from koffline.experiments import choices, style
@@ -44,6 +46,9 @@ _TRAITS = {
     "kernel_depth": "kernel loss: powers of ten between V and the steepest direction",
     "squared_depth": "squared Bellman error: powers of ten between V and the steepest direction",
 }
+_LEADING = "share of the K-loss's error in the kernel's ten leading eigenvectors"
+_WORLD_COLOURS = ("#D55E00", "#0072B2", "#56B4E9", "#009E73")
+_LABEL_WIDTH = 42  # characters
 _SETTING_HEADER = "T | noise | inputs | rewards / | box"
 Key = tuple[Any, ...]  # the values of CHOICES
 
@@ -167,7 +172,7 @@ def _curves(finished: Sequence[Finished]) -> Iterator[tuple[str, dict[str, np.nd
 
 
 def _temperature_text(temperature: float | None) -> str:
-    return "random" if temperature is None else f"T {temperature:g}"
+    return "random" if temperature is None else f"T {temperature:.3g}"
 
 
 def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Comparison]:
@@ -209,9 +214,17 @@ def draw_choices(results: Results, _: Curves, truth: str = "monte_carlo") -> Fig
         _draw_map(axes, world, lines[world], comparisons)
     for axes in panels.ravel()[len(worlds) :]:
         axes.axis("off")
-    bar = figure.colorbar(ScalarMappable(_norm(), "RdBu_r"), ax=panels, shrink=0.7, extend="both")
+    bar = figure.colorbar(ScalarMappable(_norm(), "RdBu_r"), ax=panels, shrink=0.6, extend="both")
+    ticks = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+    bar.set_ticks(list(ticks), labels=[f"{tick:g}" for tick in ticks])
+    bar.ax.minorticks_off()
+    bar.ax.set_title("below 1\nK-loss wins", loc="center", fontsize=8)
     by = "Monte Carlo" if truth == "monte_carlo" else "the paper's grid"
-    bar.set_label(f"error of K-loss / error of the best other method (truth: {by})")
+    figure.suptitle(
+        f"Error of the K-loss / error of the best other method, which is named; truth: {by}. "
+        "Bold: decided by the interval over logs. Hatched: both worse than a constant.",
+        fontsize=9,
+    )
     return figure
 
 
@@ -230,7 +243,7 @@ def _lines_of(world: str) -> list[Key]:
 
 
 def _draw_map(axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping[Key, Comparison]) -> None:
-    """Cells of one world. Italic: level. A cross: both errors above a constant's. A dash: not finished."""
+    """Cells of one world. Bold: decided. Hatched: both errors above a constant's. A dash: not finished."""
     temperatures = [None if math.isinf(t) else t for t in choices.temperatures_of(world)]
     places = itertools.product(enumerate(lines), enumerate(temperatures))
     ratios = np.full((len(lines), len(temperatures)), np.nan)
@@ -245,14 +258,17 @@ def _draw_map(axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping
         axes.text(
             column,
             line,
-            f"{'×' if found.smallest > 1.0 else ''}{ratio:.2g} {style.LABELS[found.rival]}",
+            f"{style.number_text(float(f'{ratio:.2g}'))}  {style.LABELS[found.rival]}",
             ha="center",
             va="center",
             fontsize=7,
             color="white" if is_dark else style.INK,
-            fontstyle="italic" if found.verdict == "level" else "normal",
             fontweight="normal" if found.verdict == "level" else "bold",
         )
+        if found.smallest > 1.0:
+            corner = (column - 0.5, line - 0.5)
+            hatch: dict[str, Any] = {"fill": False, "hatch": "////", "edgecolor": style.SOFT, "alpha": 0.6}
+            axes.add_patch(Rectangle(corner, 1.0, 1.0, **hatch, lw=0))
     axes.imshow(ratios, norm=_norm(), cmap="RdBu_r", aspect="auto")
     axes.set_title(style.WORLD_NAMES[world])
     axes.set_xticks(range(len(temperatures)), [_temperature_text(t) for t in temperatures])
@@ -307,9 +323,40 @@ def draw_temperatures(results: Results, curves: Curves) -> Figure | None:
     return figure
 
 
+def draw_reasons(results: Results, _: Curves) -> Figure | None:
+    """The ratio of errors against each measured quantity, a point per setting; None without any."""
+    pairs = _measured(results)
+    if not any(pairs.values()):
+        return None
+    columns = 4
+    figure = Figure(figsize=(13.0, 5.6), layout="constrained")
+    panels = figure.subplots(-(-len(pairs) // columns), columns, sharey=True)
+    for axes, (words, points) in zip(panels.ravel(), pairs.items(), strict=True):
+        for (world, name), colour, marker in zip(
+            style.WORLD_NAMES.items(), _WORLD_COLOURS, "oD^s", strict=True
+        ):
+            here = [(x, y) for place, x, y in points if place == world and x > 0.0 and math.isfinite(y)]
+            if here:
+                axes.plot(*zip(*here, strict=True), marker, color=colour, ms=4, mew=0, label=name)
+        axes.axhline(1.0, color=style.INK, **style.DOTTED, zorder=1)
+        axes.set(xscale="log", yscale="log")
+        axes.set_xlabel("\n".join(textwrap.wrap(words, _LABEL_WIDTH)), fontsize=8)
+        style.tidy_log_ticks(axes.xaxis)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("K-loss / best other")
+    named = {
+        name: handle
+        for axes in panels.ravel()
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(named.values(), named, loc="outside lower center", ncols=max(1, len(named)), frameon=False)
+    return figure
+
+
 CHOICES_PAGES: dict[str, Any] = {
     "paper": partial(draw_choices, truth="paper"),
     "temperatures": draw_temperatures,
+    "reasons": draw_reasons,
 }
 
 
@@ -365,31 +412,33 @@ def _winners(results: Results, truth: str, words: str) -> str:
 
 def _correlations(results: Results) -> str:
     """Rank correlations over settings of each trait with the ratio of errors."""
-    traits = {_key(row): row for row in results.traits}
-    comparisons = [one for one in compared(results.choices) if one.key in traits]
     lines = []
-    for name, words in _TRAITS.items():
-        cells = [words]
-        for world in (*choices.WORLDS, None):
-            pairs = [
-                (_trait(traits[one.key], name), one.ratio.value)
-                for one in comparisons
-                if world in (None, one.key[0])
-            ]
-            cells.append(_rank_text(pairs))
-        lines.append(cells)
-    leading = ["share of the K-loss's error in the kernel's ten leading eigenvectors"]
-    shares = {_key(row): row.leading.value for row in results.choices if row.method == "kloss"}
-    for world in (*choices.WORLDS, None):
-        pairs = [(shares[one.key], one.ratio.value) for one in comparisons if world in (None, one.key[0])]
-        leading.append(_rank_text(pairs))
+    for words, points in _measured(results).items():
+        by_world = [[(x, y) for place, x, y in points if place == world] for world in choices.WORLDS]
+        every = [(x, y) for _, x, y in points]
+        lines.append([words, *map(_rank_text, (*by_world, every))])
     note = (
         "Spearman's rank correlation, over settings, of a measured quantity with the ratio of errors (K-loss "
         "/ best other, Monte Carlo), and the number of settings. Negative: the K-loss does better where the "
         "quantity is large. The settings are chosen and share factors; there is no interval."
     )
     header = " | ".join(("quantity", *(style.WORLD_NAMES[world] for world in choices.WORLDS), "all"))
-    return style.section("## What goes with it", note, header, [*lines, leading])
+    return style.section("## What goes with it", note, header, lines)
+
+
+def _measured(results: Results) -> dict[str, list[tuple[str, float, float]]]:
+    """By quantity, for each setting that is compared: its world, the quantity, the ratio of errors."""
+    traits = {_key(row): row for row in results.traits}
+    leading = {_key(row): row.leading.value for row in results.choices if row.method == "kloss"}
+    points: dict[str, list[tuple[str, float, float]]] = {words: [] for words in (*_TRAITS.values(), _LEADING)}
+    for one in compared(results.choices):
+        quantities = {_LEADING: leading[one.key]}
+        if one.key in traits:
+            quantities |= {words: _trait(traits[one.key], name) for name, words in _TRAITS.items()}
+        for words, quantity in quantities.items():
+            if quantity is not None:
+                points[words].append((one.key[0], quantity, float(one.ratio.value)))
+    return points
 
 
 def _trait(row: SettingRow, name: str) -> float | None:
@@ -397,8 +446,8 @@ def _trait(row: SettingRow, name: str) -> float | None:
     return value.value if isinstance(value, Interval) else value
 
 
-def _rank_text(pairs: Sequence[tuple[float | None, float]]) -> str:
-    good = [(a, b) for a, b in pairs if a is not None and math.isfinite(a) and math.isfinite(b)]
+def _rank_text(pairs: Sequence[tuple[float, float]]) -> str:
+    good = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     firsts, seconds = {a for a, _ in good}, {b for _, b in good}
     if len(good) < _FEWEST or len(firsts) < 2 or len(seconds) < 2:
         return f"– ({len(good)})"
@@ -412,7 +461,7 @@ def _key(row: ChoiceRow | SettingRow) -> Key:
 
 def _setting_cells(row: ChoiceRow | SettingRow) -> list[str]:
     box = "–" if row.fastest is None else f"±{row.fastest:g}"
-    temperature = "random" if row.temperature is None else f"{row.temperature:g}"
+    temperature = "random" if row.temperature is None else f"{row.temperature:.3g}"
     return [temperature, f"{row.noise:g}", _scaling_text(row.scaling), f"{row.reward_divisor:g}", box]
 
 
