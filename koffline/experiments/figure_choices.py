@@ -46,6 +46,7 @@ _TRAITS = {
     "kernel_depth": "kernel loss: powers of ten between V and the steepest direction",
     "squared_depth": "squared Bellman error: powers of ten between V and the steepest direction",
 }
+_ALREADY_LOGARITHMS = (_TRAITS["kernel_depth"], _TRAITS["squared_depth"])
 _LEADING = "share of the K-loss's error in the kernel's ten leading eigenvectors"
 _WORLD_COLOURS = ("#D55E00", "#0072B2", "#56B4E9", "#009E73")
 _LABEL_WIDTH = 42  # characters
@@ -339,9 +340,10 @@ def draw_reasons(results: Results, _: Curves) -> Figure | None:
             if here:
                 axes.plot(*zip(*here, strict=True), marker, color=colour, ms=4, mew=0, label=name)
         axes.axhline(1.0, color=style.INK, **style.DOTTED, zorder=1)
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="linear" if words in _ALREADY_LOGARITHMS else "log", yscale="log")
         axes.set_xlabel("\n".join(textwrap.wrap(words, _LABEL_WIDTH)), fontsize=8)
-        style.tidy_log_ticks(axes.xaxis)
+        if words not in _ALREADY_LOGARITHMS:
+            style.tidy_log_ticks(axes.xaxis)
     for axes in panels[:, 0]:
         axes.set_ylabel("K-loss / best other")
     named = {
