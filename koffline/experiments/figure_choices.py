@@ -363,7 +363,7 @@ CHOICES_PAGES: dict[str, Any] = {
 
 
 def choices_tables(results: Results) -> Iterator[str]:
-    """What is finished, where the K-loss wins, what goes with it, and every row."""
+    """What is finished, where the K-loss wins, what goes with it, every row, and what was not run."""
     yield _finished_text(results)
     for truth, words in (("monte_carlo", "Monte Carlo"), ("paper", "the paper's grid")):
         yield _winners(results, truth, words)
@@ -372,21 +372,29 @@ def choices_tables(results: Results) -> Iterator[str]:
         yield _errors_table(world, rows)
     for world, traits in grouped(results.traits, "world").items():
         yield _traits_table(world, traits)
+    yield _missing_text(results)
 
 
 def _finished_text(results: Results) -> str:
-    missing = results.extra["not_run"]
     rows = results.choices
+    settings = len(grouped(rows, *CHOICES))
     networks = sum(row.logs * row.seeds * row.rates for row in rows)
     hours = sum(row.hours for row in rows)
     about = (
-        f"{len(rows)} cells, {networks} networks, {hours:.3g} hours of one core. Errors are mean squares "
-        "over the training states divided by Var V (1 is the best constant), at each method's best learning "
-        f"rate; a network's error is the mean of its last {LAST_RECORDS} records. Intervals are 95 %, "
-        "Student's over logs; each log counts with the mean of its seeds, and no two logs share a seed."
+        f"{len(rows)} cells (settings: {settings}), {networks} networks, {hours:.3g} hours of one core. "
+        "Errors are mean squares over the training states divided by Var V (1 is the best constant), at "
+        f"each method's best learning rate; a network's error is the mean of its last {LAST_RECORDS} "
+        "records. Intervals are 95 %, Student's over logs; each log counts with the mean of its seeds, and "
+        "no two logs share a seed."
     )
-    listed = "\n".join(f"- {one}" for one in missing) or "- nothing"
-    return f"## What is finished\n\n{about}\n\nNot run:\n\n{listed}"
+    missing = len(results.extra["not_run"])
+    rest = f"{missing} settings lack some or all methods; they are listed at the end." if missing else ""
+    return "\n\n".join(part for part in ("## What is finished", about, rest) if part)
+
+
+def _missing_text(results: Results) -> str:
+    listed = "\n".join(f"- {one}" for one in results.extra["not_run"]) or "- nothing"
+    return f"## Not run\n\n{listed}"
 
 
 def _winners(results: Results, truth: str, words: str) -> str:
