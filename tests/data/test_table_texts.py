@@ -71,6 +71,9 @@ class TestWordsForMissing:
             column = [word, *ROWS[name][1:]]
             path = write_csv(tmp_path / f"{name}.csv", **{name: column})
             assert f"values are missing ({name}: 1, of 4 rows)" in refusal(path)
+        path = write_csv(tmp_path / "starts.csv", done=["yes", word, "yes", "no"])
+        without = dict.fromkeys(("episode", "time", "terminal"))
+        assert "values are missing (done: 1," in refusal(path, starts="done", last_row="cut", **without)
         dates = [word, "2024-01-02", "2024-01-01", "2024-01-02"]
         assert "values are missing (t: 1," in refusal(write_csv(tmp_path / "dates.csv", t=dates))
 
@@ -92,8 +95,13 @@ class TestWordsForMissing:
         assert set(log.metadata.extra["action_names"]) == {"mail", word, "call"}
         assert log.rewards.tolist() == [10.0, 1.0, 10.0, 1.0]
         assert f"region={word}" in log.feature_names
-        labels = open_raw(path, None, {**MAPPING, "by": "region"}).labels
-        assert labels.tolist() == [word, word]
+        for name in ("a", "region"):
+            assert any(
+                f"in 2 rows {name} is a word such as NA or null" in each for each in log.metadata.notes
+            )
+        raw = open_raw(path, None, {**MAPPING, "by": "region"})
+        assert raw.labels.tolist() == [word, word]
+        assert any("in 2 rows region is a word such as NA" in note for note in raw.metadata.notes)
 
     def test_are_ids_among_texts_with_a_note(self, tmp_path, word):
         word = word.strip()

@@ -63,7 +63,8 @@ class Profile:
         self.example = printable(str(next(iter(shown.head(1).to_list()), "")))[:40]
         self.has_digits = there.dtype == pl.String and there.str.contains(r"\d").all()
         self.is_flag = False
-        if is_plain and not self.problem and 0 < self.distinct <= _SPELLINGS:
+        may_be_flag = self.is_number or there.dtype == pl.String
+        if may_be_flag and not self.problem and 0 < self.distinct <= _SPELLINGS:
             lower = there.cast(pl.String, strict=False).str.to_lowercase()
             self.is_flag = lower.n_unique() <= 2 and bool(lower.is_in([*TRUE, *FALSE]).all())
 

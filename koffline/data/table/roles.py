@@ -253,7 +253,7 @@ def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: st
     decided = {name: each[0] for name, each in ways.items() if each}
     if roles.episode in decided and not is_own and roles.episode != roles.time:
         decided[roles.episode] = FLAGS_OR_IDS
-    for flag in (roles.terminal, roles.truncated):
+    for flag in (roles.terminal, roles.truncated, roles.starts):
         if flag is not None and rows.types.get(flag) == pl.String:
             decided.setdefault(flag, FLAGS_OR_IDS)
     return decided

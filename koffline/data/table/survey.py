@@ -187,11 +187,11 @@ def _census(
 ) -> TextCensus:
     """What to count in the texts of a table; ``types`` are those in which columns are read."""
     texts = {name for name in types if stored[name] == pl.String}
-    ids = {roles.episode, roles.cluster} & texts
+    labels = {*roles.action, *roles.encode, roles.episode, roles.cluster, roles.by} & texts - set(ways)
     return TextCensus(
         numbers=[name for name in types if name in texts and types[name] == pl.Float64],
         read=list(ways),
-        labels=[name for name in types if name in ids and name not in ways],
+        labels=[name for name in types if name in labels and types[name] == pl.String],
         formulas=formulas,
     )
 

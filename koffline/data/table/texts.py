@@ -61,7 +61,7 @@ class TextCensus:
 
     numbers: columns of texts that are read as numbers; NaN stands where they had a word for missing.
     read: columns of texts in which such words are missing values, and which are still texts.
-    labels: columns of ids, in which such words are ids like others.
+    labels: columns of labels, in which such words are labels like others.
     """
 
     numbers: Collection[str]
@@ -129,7 +129,7 @@ class TextCensus:
         for name, count in sorted(self.as_labels.items()):
             if count:
                 rows = counted(count, "row")
-                yield f"in {rows} {name} is a word such as NA or null, and was taken for an id like others"
+                yield f"in {rows} {name} is a word such as NA or null, and was taken for a label like others"
         for column, text in self._comparisons():
             if self._absent(column, [text]):
                 yield f"no row holds {text!r} in {column}, with which a formula compares it"
