@@ -39,7 +39,10 @@ def test_a_search_uses_seeds_of_its_own() -> None:
     assert len(runs) == COUNT * len(CRITICS) * len(mujoco.SEARCH_SEEDS["search"])
     assert min(run.seed for run in runs) >= mujoco.SEEDS
     assert {run.config.steps for run in runs} == {BUDGETS[PENDULUM].search_steps}
-    assert part_cells("paper-search", "Ant", {}) == []
+    papers = [run for cell in part_cells("paper-search", "Ant", {}) for run in cell.runs]
+    assert len(papers) == 54 * len(mujoco.PAPER_CRITICS)
+    assert {run.config.steps for run in papers} == {BUDGETS["Ant"].search_steps}
+    assert part_cells("paper-search", "Ant", {}, quick=True) == []
 
 
 def test_a_part_has_every_critic_with_every_seed_once() -> None:
