@@ -135,7 +135,7 @@ def values_by_version(workspace: Workspace) -> dict[str, RowValues]:
         starts=(starts * share / share.sum(axis=0)).sum(axis=0),
     )
 
-    scaled = _Bounded(network, low / problem.reward_scale, high / problem.reward_scale)
+    scaled: Any = _Bounded(network, low / problem.reward_scale, high / problem.reward_scale)
     passed = pass_over_rows(scaled, chosen.full, resampled, fitted.instruments, duals, problem)
     return {"one": one, "parts": parts, "bounded": passed.values}
 
