@@ -2,7 +2,7 @@
 
     python -m scripts.bench.doubly_robust --runs out/doubly_robust.jsonl --out docs/results/doubly_robust.json
 
-Logs: 40 of a bandit with rare clicks (10,000 rows, 30 actions, one click in 170), one of each exact problem
+Logs: 40 of a bandit with rare clicks (10,000 rows, 30 actions, one click in 220), one of each exact problem
 (2,000 rows), and the development half of the leaderboard without its robots, one log each. Networks take 400
 steps on the bandit and 1,000 on the others; all else has its default. Each log and policy is one line of
 ``--runs``: called again, it goes on.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -253,7 +254,8 @@ def main() -> None:
             )
             print(f"| {' | '.join(columns)} |")
     if given.out:
-        content = {"command": " ".join(sys.argv), "rows": rows}
+        command = shlex.join(["python", "-m", "scripts.bench.doubly_robust", *sys.argv[1:]])
+        content = {"command": command, "rows": rows}
         given.out.write_text(json.dumps(content, indent=1) + "\n")
 
 

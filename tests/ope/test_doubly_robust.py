@@ -294,7 +294,7 @@ def test_dr_has_no_bias_where_clicks_are_rare() -> None:
 
 @pytest.mark.slow
 def test_dr_has_no_bias_where_clicks_are_rarer() -> None:
-    """Forty logs of 10,000 rows and 30 actions; clipped parts were 77 % low."""
+    """Forty logs of 10,000 rows and 30 actions; clipped parts were 93 % low."""
     assert_unbiased(errors_of_rare_clicks(RareClicks(), 40, 10_000, steps=400))
 
 
