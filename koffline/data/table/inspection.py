@@ -15,6 +15,7 @@ from koffline.data.columns import in_natural_order
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.kinds import CSV, HDF5, NPZ, find_tables, is_log_source
 from koffline.data.raw import ORDER, SHARED
+from koffline.data.structure import symptoms_of
 from koffline.data.table import profiles
 from koffline.data.table.arrow_frames import UnreadableColumn
 from koffline.data.table.episodes import assemble
@@ -365,6 +366,7 @@ def _propose_last_rows(found: Inspection, guess: Guess) -> None:
 def _survey(found: Inspection, rows: int) -> None:
     """Collect the problems and notes of reading the log with this mapping."""
     problems, said = Problems(found.source), list[str]()
+    signs: list[str] = []
     answered = {**found.mapping}
     for key, answers in found.open.items():  # as if one was chosen, to see what else is wrong
         del answered[key]
@@ -376,7 +378,9 @@ def _survey(found: Inspection, rows: int) -> None:
         found.is_open = table.is_open
         with problems.noted():
             if (read := assemble(table.rows.held, table)) is not None:
-                read.transitions()  # the log's own checks: infinities, probabilities above 1
+                log = read.transitions()  # the log's own checks: infinities, probabilities above 1
+                if not found.open:  # else the rows depend on an answer that the user has to give
+                    signs = [symptom.text for symptom in symptoms_of(log)]
         problems.found = table.problems.found or problems.found
         if table.unearned.question and mapping.reward_row is None:
             found.mapping["reward_row"] = PREVIOUS
@@ -389,4 +393,4 @@ def _survey(found: Inspection, rows: int) -> None:
     if "last_row" in found.open:
         said = [note for note in said if not any(words in note for words in _OF_LAST_ROWS)]
     found.notes += [note for note in said if not note.startswith((ORDER, SHARED))]
-    found.problems += problems.found + [note for note in said if note.startswith((ORDER, SHARED))]
+    found.problems += problems.found + [note for note in said if note.startswith((ORDER, SHARED))] + signs

@@ -1,6 +1,7 @@
 """Tests of a log's structure: hand cases, no false alarm in any world, and every fault at its name."""
 
 import numpy as np
+import polars as pl
 import pytest
 
 from koffline.data.sources import write_transitions
@@ -206,3 +207,26 @@ def test_commands_say_what_the_rows_show(tmp_path) -> None:
     write_transitions(wrong, path)
     for command in (("validate",), ("info", "--json")):
         assert "as after an automatic reset" in succeed("data", *command, path)
+
+
+def test_inspect_says_what_the_rows_of_a_table_show(tmp_path) -> None:
+    world, episodes, generator = world_named("Pendulum")
+    wrong = with_fault(world, episodes, "actions late", 1.0, generator)
+    assert wrong is not None
+    names = [f"x{number}" for number in range(3)]
+    observations = {name: wrong.observations[:, number] for number, name in enumerate(names)}
+    frame = pl.DataFrame(
+        {
+            "episode": wrong.units,
+            "step": wrong.steps,
+            **observations,
+            "action": wrong.actions[:, 0],
+            "reward": wrong.rewards,
+            "truncated": wrong.truncated,
+        }
+    )
+    path = tmp_path / "log.parquet"
+    frame.write_parquet(path)
+    shown = succeed("data", "inspect", path, "--json")
+    assert "the action of the row below explains" in shown
+    assert "move actions up by one row" in shown
