@@ -1,4 +1,5 @@
-"""koffline: off-policy evaluation and learning from logged transitions with the kernel Bellman loss.
+"""koffline: off-policy evaluation and learning from logged transitions with the kernel
+Bellman loss.
 
 Names are imported when first used, so that ``import koffline`` stays fast and silent.
 """
@@ -8,8 +9,11 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-TYPE_CHECKING = False  # `typing` takes milliseconds, in which Ctrl-C would end a command with a traceback
-if TYPE_CHECKING:  # what type checkers see; `_NAMES_IN` says the same when koffline runs
+# `typing` takes milliseconds, in which Ctrl-C would end a command with a traceback
+TYPE_CHECKING = False
+if (
+    TYPE_CHECKING
+):  # what type checkers see; `_NAMES_IN` says the same when koffline runs
     from typing import Any
 
     from koffline import errors, kernel_loss, kernels
@@ -51,7 +55,15 @@ _NAMES_IN = {
     "koffline.policy_specs": ["load_policy"],
 }
 _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
-_MODULES = {"errors", "fitting", "kernel_loss", "kernels", "objectives", "online", "policies"}
+_MODULES = {
+    "errors",
+    "fitting",
+    "kernel_loss",
+    "kernels",
+    "objectives",
+    "online",
+    "policies",
+}
 _MODULES |= {"replicas"}
 
 __all__ = ["errors", "kernel_loss", "kernels", *_HOME_OF]
@@ -74,7 +86,9 @@ def __getattr__(name: str) -> Any:
 
         try:
             return metadata.version("koffline")
-        except metadata.PackageNotFoundError:  # used from a source tree that was never installed
+        except (
+            metadata.PackageNotFoundError
+        ):  # used from a source tree that was never installed
             return "0.0.0+source"
     raise AttributeError(f"module 'koffline' has no attribute '{name}'")
 

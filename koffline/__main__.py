@@ -1,13 +1,17 @@
-"""The commands ``koffline`` and ``python -m koffline``; Ctrl-C is quiet also while modules are imported."""
+"""The commands ``koffline`` and ``python -m koffline``; Ctrl-C is quiet also while
+modules are imported.
+"""
 
 import sys
 
 
 def _leave_the_folder_out() -> None:
-    """Take the current folder off ``sys.path``, where ``python -m`` has put it before everything else.
+    """Take the current folder off ``sys.path``, where ``python -m`` has put it before
+    everything else.
 
-    Otherwise a file in a folder of data runs if it has the name of a module that some library looks for. The
-    folder stays if this koffline lies in it and another one is installed: workers should run this one, too.
+    Otherwise a file in a folder of data runs if it has the name of a module that some
+    library looks for. The folder stays if this koffline lies in it and another one is
+    installed: workers should run this one, too.
     """
     import os  # loaded before any folder was on the path
     from importlib.machinery import PathFinder
@@ -39,8 +43,14 @@ import signal  # noqa: E402
 def main() -> None:
     """Entry point of the ``koffline`` command."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by >&-: the next file opened would take its place
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+", encoding="utf-8"))
+        if (
+            getattr(sys, name) is None
+        ):  # closed, as by >&-: the next file opened would take its place
+            setattr(
+                sys,
+                name,
+                os.fdopen(os.open(os.devnull, os.O_RDWR), "r+", encoding="utf-8"),
+            )
             os.set_inheritable(getattr(sys, name).fileno(), True)
     heard = signal.getsignal(signal.SIGINT)
     try:

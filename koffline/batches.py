@@ -6,9 +6,9 @@ One table serves value functions of states and of actions alike:
     next_value_i = Σ_o next_readout_io · net(next_inputs_i)_o
     residual_i   = reward_i + discount_i · next_value_i − value_i
 
-V(s): one output, no readouts. Q(s, a), discrete a: n outputs, readout the one-hot logged action, next_readout
-the policy's probabilities at s'. Q(s, a), continuous a: inputs (s, a), next inputs (s', a') with m actions
-drawn beforehand from the policy.
+V(s): one output, no readouts. Q(s, a), discrete a: n outputs, readout the one-hot
+logged action, next_readout the policy's probabilities at s'. Q(s, a), continuous a:
+inputs (s, a), next inputs (s', a') with m actions drawn beforehand from the policy.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from koffline.replicas import ReplicaPlan, Workspace
 
 _MIX = (1 << 63) - 1
 _DRAW_BLOCK = 64  # number of steps whose continuations are drawn together
-_FINENESS = 16  # copies of a row of mean weight in the sample that mini-batches draw from
+_FINENESS = (
+    16  # copies of a row of mean weight in the sample that mini-batches draw from
+)
 _MOST_COPIES = 2_000_000  # most rows in that sample
 _LEAST_EXPONENT = -120.0  # least exponent of two: smaller powers are subnormal and slow
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of a table, or of a mini-batch for every replica or every group (leading axis)."""
+    """Rows of a table, or of a mini-batch for every replica or every group (leading
+    axis).
+    """
 
     inputs: Float[Tensor, "*replica row input"]
     next_inputs: Float[Tensor, "*replica row *draw input"]
@@ -45,29 +49,43 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Table(Batch):
-    """Rows as tensors of one float dtype on one device; checked once, raising DataError.
+    """Rows as tensors of one float dtype on one device; checked once, raising
+    DataError.
 
-    next_inputs: (N, d), or (N, m, d) for m drawn next actions per row. kernel_inputs: inputs of the kernel.
+    next_inputs: (N, d), or (N, m, d) for m drawn next actions per row. kernel_inputs:
+    inputs of the kernel.
     """
 
     kernel_inputs: Float[Tensor, "row column"] | None = None
 
     def __post_init__(self) -> None:
-        rows, width = self.inputs.shape[0], self.inputs.shape[-1]
+        rows = self.inputs.shape[0]
+        width = self.inputs.shape[-1]
         for name, ranks in (("inputs", (2,)), ("next_inputs", (2, 3))):
             shape = tuple(getattr(self, name).shape)
             if len(shape) not in ranks or shape[-1] != width or not rows:
-                raise DataError(f"{name} has shape {shape}; give (N, [m,] {width}) with N > 0")
+                raise DataError(
+                    f"{name} has shape {shape}; give (N, [m,] {width}) with N > 0"
+                )
         if (self.readout is None) != (self.next_readout is None):
-            raise DataError("readout and next_readout come together; give both or neither")
+            raise DataError(
+                "readout and next_readout come together; give both or neither"
+            )
         form = self.inputs.dtype, self.inputs.device
         for name, column in self.columns():
             if len(column) != rows:
-                raise DataError(f"{name} has {len(column)} rows, inputs {rows}; give equal lengths")
+                raise DataError(
+                    f"{name} has {len(column)} rows, inputs {rows}; give equal lengths"
+                )
             if (column.dtype, column.device) != form:
-                raise DataError(f"{name} is {column.dtype} on {column.device}; convert it to {form} with .to")
+                raise DataError(
+                    f"{name} is {column.dtype} on {column.device}; convert it to {form}"
+                    " with .to"
+                )
             if not bool(torch.isfinite(column).all()):
-                raise DataError(f"{name} holds NaN or infinite numbers; clean the log first")
+                raise DataError(
+                    f"{name} holds NaN or infinite numbers; clean the log first"
+                )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -75,13 +93,17 @@ class Table(Batch):
     @property
     def draws(self) -> int:
         """Number m of drawn next inputs per row."""
-        return 1 if self.next_inputs.ndim == 2 else self.next_inputs.shape[1]
+        if self.next_inputs.ndim == 2:
+            return 1
+        return self.next_inputs.shape[1]
 
     @property
     def compared(self) -> Tensor:
         """Inputs of the kernel (N, k). Raises ConfigError if the table has none."""
         if self.kernel_inputs is None:
-            raise ConfigError("the objective has a kernel, the table no kernel_inputs; give them")
+            raise ConfigError(
+                "the objective has a kernel, the table no kernel_inputs; give them"
+            )
         return self.kernel_inputs
 
     def columns(self) -> list[tuple[str, Tensor]]:
@@ -90,8 +112,13 @@ class Table(Batch):
         return [(name, column) for name, column in pairs if column is not None]
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Table:
-        """The table on another device or in another precision; the same object if nothing changes."""
-        moved = {name: column.to(device, dtype or column.dtype) for name, column in self.columns()}
+        """The table on another device or in another precision; the same object if
+        nothing changes.
+        """
+        moved = {
+            name: column.to(device, dtype or column.dtype)
+            for name, column in self.columns()
+        }
         return replace(self, **moved)
 
     def select(self, rows: Tensor) -> Table:
@@ -100,19 +127,29 @@ class Table(Batch):
 
 
 class BatchSchedule:
-    """Row numbers of every mini-batch of every group: a function of seed and step, so resuming is free.
+    """Row numbers of every mini-batch of every group: a function of seed and step, so
+    resuming is free.
 
-    An epoch is ``rows // batch_size`` mini-batches from a new permutation; the remainder is left out. A row
-    set smaller than a mini-batch is filled up with further permutations.
+    An epoch is ``rows // batch_size`` mini-batches from a new permutation; the
+    remainder is left out. A row set smaller than a mini-batch is filled up with further
+    permutations.
     """
 
     def __init__(
-        self, plan: ReplicaPlan, rows: int, batch_size: int, device: torch.device | str = "cpu"
+        self,
+        plan: ReplicaPlan,
+        rows: int,
+        batch_size: int,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self._batch_size, self._device = batch_size, device
+        self._batch_size = batch_size
+        self._device = device
         self._seeds = [seed for seed, _ in plan.groups]
         whole = torch.arange(rows)
-        self._sets = [plan.row_sets[which].cpu().long() if which >= 0 else whole for _, which in plan.groups]
+        self._sets = [
+            plan.row_sets[which].cpu().long() if which >= 0 else whole
+            for _, which in plan.groups
+        ]
         self._lengths = [max(1, len(chosen) // batch_size) for chosen in self._sets]
         self.steps_per_epoch = max(1, rows // batch_size)
         self._counts = torch.tensor(self._lengths, device=device)[:, None]
@@ -120,58 +157,91 @@ class BatchSchedule:
         self._epochs = [-1] * len(self._seeds)
         shape = len(self._seeds), max(self._lengths) * batch_size
         self._rows = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._draw_block, self._picks = (-1, 0), self._rows
+        self._draw_block = (-1, 0)
+        self._picks = self._rows
 
     def rows(self, step: int) -> Tensor:
         """Row numbers (G, B) of the mini-batches of `step`."""
         self._refill(step)
-        return self._rows.gather(1, step % self._counts * self._batch_size + self._places)
+        return self._rows.gather(
+            1, step % self._counts * self._batch_size + self._places
+        )
 
     def _refill(self, step: int) -> None:
         """Draw new permutations for every group whose epoch begins at `step`."""
-        stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
+        stale = [
+            g
+            for g, length in enumerate(self._lengths)
+            if self._epochs[g] != step // length
+        ]
         for group in stale:
-            epoch, needed = step // self._lengths[group], self._lengths[group] * self._batch_size
-            chosen, generator = self._sets[group], _generator(self._seeds[group], epoch, 0)
+            epoch = step // self._lengths[group]
+            needed = self._lengths[group] * self._batch_size
+            chosen = self._sets[group]
+            generator = _generator(self._seeds[group], epoch, 0)
             repeats = range(-(-needed // len(chosen)))
-            order = torch.cat([torch.randperm(len(chosen), generator=generator) for _ in repeats])
+            order = torch.cat(
+                [torch.randperm(len(chosen), generator=generator) for _ in repeats]
+            )
             self._epochs[group] = epoch
             self._rows[group, :needed] = chosen[order[:needed]].to(self._device)
 
     def draws(self, step: int, draws: int) -> Tensor:
-        """Number (G, B) of the drawn next input, out of `draws`, for each row of the mini-batches."""
+        """Number (G, B) of the drawn next input, out of `draws`, for each row of the
+        mini-batches.
+        """
         block, place = divmod(step, _DRAW_BLOCK)
         if (block, draws) != self._draw_block:
             shape = (_DRAW_BLOCK, self._batch_size)
-            picks = [torch.randint(draws, shape, generator=_generator(s, block, 1)) for s in self._seeds]
-            self._draw_block, self._picks = (block, draws), torch.stack(picks, dim=1).to(self._device)
+            picks = [
+                torch.randint(draws, shape, generator=_generator(s, block, 1))
+                for s in self._seeds
+            ]
+            self._draw_block = (block, draws)
+            self._picks = torch.stack(picks, dim=1).to(self._device)
         return self._picks[place]
 
 
 class BatchSource:
-    """The mini-batches of every step, and their Gram matrices (or features) if there is a kernel.
+    """The mini-batches of every step, and their Gram matrices (or features) if there is
+    a kernel.
 
-    The table's columns are stored side by side, so that a mini-batch is one gather (two with drawn next
-    inputs).
+    The table's columns are stored side by side, so that a mini-batch is one gather (two
+    with drawn next inputs).
     """
 
     def __init__(
-        self, table: Table, kernel: Kernel | MemoryLoss | None, plan: ReplicaPlan, schedule: BatchSchedule
+        self,
+        table: Table,
+        kernel: Kernel | MemoryLoss | None,
+        plan: ReplicaPlan,
+        schedule: BatchSchedule,
     ) -> None:
-        self._schedule, self._kernel, self._draws = schedule, kernel, table.draws
-        self._workspace, self._wide = Workspace(), False
+        self._schedule = schedule
+        self._kernel = kernel
+        self._draws = table.draws
+        self._workspace = Workspace()
+        self._wide = False
         self._continuations = table.next_inputs.flatten(0, 1)
-        parts = {name: column for name, column in table.columns() if name != "kernel_inputs"}
-        parts |= {"rewards": table.rewards[:, None], "discounts": table.discounts[:, None]}
+        parts = {
+            name: column for name, column in table.columns() if name != "kernel_inputs"
+        }
+        parts |= {
+            "rewards": table.rewards[:, None],
+            "discounts": table.discounts[:, None],
+        }
         parts["next_inputs"] = table.next_inputs.flatten(1)
         if table.draws > 1:
             del parts["next_inputs"]
-        if isinstance(kernel, Gaussian):  # columns whose product is the kernel's exponent, computed once
+        if isinstance(
+            kernel, Gaussian
+        ):  # columns whose product is the kernel's exponent, computed once
             compared = table.compared
             parts["left"], parts["right"] = kernel.exponent_columns(compared)
             corners = torch.stack((compared.amin(dim=0), compared.amax(dim=0)))
             low, high = kernel.exponent_columns(corners)
-            # Kernel values of the farthest corners would be subnormal in single precision.
+            # Kernel values of the farthest corners would be subnormal in single
+            # precision.
             self._wide = float((low[0] * high[1]).sum()) < _LEAST_EXPONENT
         elif kernel is not None:
             parts["kernel_inputs"] = table.compared
@@ -181,60 +251,98 @@ class BatchSource:
         self._group_of = self._gram_of = None
         if groups < len(plan):
             self._group_of = torch.tensor(plan.group_of, device=table.inputs.device)
-            # One gram serves its replicas as a view when groups follow each other in equal sizes.
-            in_order = tuple(group for group in range(groups) for _ in range(len(plan) // groups))
-            self._gram_of = None if in_order == plan.group_of else self._group_of
+            # One gram serves its replicas as a view when groups follow each other in
+            # equal sizes.
+            in_order = tuple(
+                group for group in range(groups) for _ in range(len(plan) // groups)
+            )
+            if in_order == plan.group_of:
+                self._gram_of = None
+            else:
+                self._gram_of = self._group_of
 
     def batch(self, step: int) -> tuple[Batch, Tensor | None]:
-        """Rows of every replica (R, B, …) and Gram matrices (G, B, B), which the next call overwrites."""
+        """Rows of every replica (R, B, …) and Gram matrices (G, B, B), which the next
+        call overwrites.
+        """
         return self.read(*self.numbers(step))
 
     def numbers(self, step: int) -> tuple[Tensor, ...]:
-        """Row numbers (G, B) of the mini-batches of `step`, and the numbers of drawn next inputs, if any."""
+        """Row numbers (G, B) of the mini-batches of `step`, and the numbers of drawn
+        next inputs, if any.
+        """
         rows = self._schedule.rows(step)
         if self._draws == 1:
             return (rows,)
         return rows, rows * self._draws + self._schedule.draws(step, self._draws)
 
-    def read(self, rows: Tensor, continuations: Tensor | None = None) -> tuple[Batch, Tensor | None]:
+    def read(
+        self, rows: Tensor, continuations: Tensor | None = None
+    ) -> tuple[Batch, Tensor | None]:
         """The mini-batches with these row numbers."""
         packed = _rows_of(self._columns, rows)  # (G, B, C)
-        gram = None if self._kernel is None else self._gram(self._split(packed))
+        if self._kernel is None:
+            gram = None
+        else:
+            gram = self._gram(self._split(packed))
         part = self._split(_selected(packed, self._group_of))
         if continuations is not None:
-            part["next_inputs"] = _rows_of(self._continuations, _selected(continuations, self._group_of))
-        rewards, discounts = (part[name].squeeze(-1) for name in ("rewards", "discounts"))
+            part["next_inputs"] = _rows_of(
+                self._continuations, _selected(continuations, self._group_of)
+            )
+        rewards, discounts = (
+            part[name].squeeze(-1) for name in ("rewards", "discounts")
+        )
         readouts = part.get("readout"), part.get("next_readout")
-        return Batch(part["inputs"], part["next_inputs"], rewards, discounts, *readouts), gram
+        return (
+            Batch(part["inputs"], part["next_inputs"], rewards, discounts, *readouts),
+            gram,
+        )
 
     def _split(self, packed: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self._widths, packed.split(list(self._widths.values()), dim=-1), strict=True))
+        return dict(
+            zip(
+                self._widths,
+                packed.split(list(self._widths.values()), dim=-1),
+                strict=True,
+            )
+        )
 
     def _gram(self, part: dict[str, Tensor]) -> Tensor:
         if isinstance(self._kernel, Gaussian):
-            left, right = part["left"], part["right"]
+            left = part["left"]
+            right = part["right"]
             groups, rows = left.shape[:2]
             buffer = self._workspace.take("gram", (groups, rows, rows), left)
             exponent = torch.bmm(left, right.mT, out=buffer)
-            gram = (exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent).exp2_()
-            gram.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # exact in spite of the rounded exponent
+            gram = (
+                exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent
+            ).exp2_()
+            gram.diagonal(dim1=-2, dim2=-1).fill_(
+                1.0
+            )  # exact in spite of the rounded exponent
         else:
             assert self._kernel is not None
             gram = self._kernel.gram(part["kernel_inputs"])
         return _selected(gram, self._gram_of)
 
 
-def rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:
+def rows_by_weight(
+    weights: Float[Tensor, " row"], generator: torch.Generator
+) -> Tensor:
     """Row indices for mini-batches, each repeated in proportion to its weight.
 
-    Integer weights are kept exactly. Other weights are scaled up, so that small weights stay distinct, and
-    rounded at random, which is unbiased and independent of the order of the rows.
+    Integer weights are kept exactly. Other weights are scaled up, so that small weights
+    stay distinct, and rounded at random, which is unbiased and independent of the order
+    of the rows.
     """
     repeats = weights.round()
     if not torch.equal(repeats, weights):
         copies = min(_FINENESS, max(1, _MOST_COPIES // len(weights)))
         scaled = weights * (copies / weights.mean())
-        repeats = (scaled + torch.rand(len(weights), generator=generator, dtype=scaled.dtype)).floor()
+        repeats = (
+            scaled + torch.rand(len(weights), generator=generator, dtype=scaled.dtype)
+        ).floor()
     return torch.repeat_interleave(torch.arange(len(weights)), repeats.long())
 
 
@@ -245,13 +353,19 @@ def _rows_of(columns: Tensor, rows: Tensor) -> Tensor:
 
 def _selected(groups: Tensor, which: Tensor | None) -> Tensor:
     """The group's array (G, …) for each replica (R, …); None: one group per replica."""
-    return groups if which is None else groups.index_select(0, which)
+    if which is None:
+        return groups
+    return groups.index_select(0, which)
 
 
 def _generator(seed: int, number: int, stream: int) -> torch.Generator:
-    """A generator for (seed, number, stream); distinct triples give unrelated streams (splitmix64)."""
+    """A generator for (seed, number, stream); distinct triples give unrelated streams
+    (splitmix64).
+    """
     state = (
-        int(seed) * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 + stream * 0x8CB92BA72F3D8DD7
+        int(seed) * 0x9E3779B97F4A7C15
+        + number * 0xD1B54A32D192ED03
+        + stream * 0x8CB92BA72F3D8DD7
     ) % 2**64
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state = (state ^ (state >> shift)) * factor % 2**64

@@ -1,7 +1,7 @@
 """Checkpoints of a run: written atomically, read without running any code.
 
-A long run keeps its last few checkpoints, so that an older one can replace a damaged one. On resuming, log
-files are cut back to their length at the checkpoint.
+A long run keeps its last few checkpoints, so that an older one can replace a damaged
+one. On resuming, log files are cut back to their length at the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from koffline.untrusted.arrays import load_tensors
 from koffline.untrusted.limits import one_line_errors
 
 _NAME = re.compile(r"step_(\d{9,})\.pt")
-_FORMAT = "2 "  # begins the fingerprints of stacks; another number for what older versions cannot read
+# begins the fingerprints of stacks; another number for what older versions cannot read
+_FORMAT = "2 "
 _LOG = logging.getLogger(__name__)
 
 
@@ -33,33 +34,46 @@ class ForeignCheckpoint(ConfigError):
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` atomically, replacing an older checkpoint. Raises DataError if the disk refuses."""
+    """Write `state` atomically, replacing an older checkpoint.
+
+    Raises DataError if the disk refuses.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, force=True) as temporary:
-        content = io.BytesIO()  # written in one call: a full disk raises OSError, not torch's error
+        content = (
+            io.BytesIO()
+        )  # written in one call: a full disk raises OSError, not torch's error
         torch.save(state, content)
-        temporary.write_bytes(content.getvalue())  # getbuffer() with an error crashes Python 3.12
+        temporary.write_bytes(
+            content.getvalue()
+        )  # getbuffer() with an error crashes Python 3.12
 
 
 def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
     """The state at `path`; None if there is none.
 
-    Raises ConfigError if the file is damaged, ForeignCheckpoint if it belongs to another run.
+    Raises ConfigError if the file is damaged, ForeignCheckpoint if it belongs to
+    another run.
     """
     if not path.exists():
         return None
-    with one_line_errors(f"checkpoint {path}", "it cannot be read", "delete it", ConfigError):
+    with one_line_errors(
+        f"checkpoint {path}", "it cannot be read", "delete it", ConfigError
+    ):
         state = load_tensors(path)
     if not isinstance(state, dict) or state.get("fingerprint") != fingerprint:
         raise ForeignCheckpoint(
-            f"checkpoint {path} belongs to a run with other data or settings, or of another version; resume "
-            "it with its own or choose another --out"
+            f"checkpoint {path} belongs to a run with other data or settings, or of"
+            " another version; resume it with its own or choose another --out"
         )
     return state
 
 
-def save(folder: Path, fingerprint: str, steps: int, state: Mapping[str, Any], keep: int) -> None:
-    """Write the checkpoint of a stack of runs after ``steps``, and remove all but the last ``keep``.
+def save(
+    folder: Path, fingerprint: str, steps: int, state: Mapping[str, Any], keep: int
+) -> None:
+    """Write the checkpoint of a stack of runs after ``steps``, and remove all but the
+    last ``keep``.
 
     Raises ConfigError if writing fails; earlier checkpoints are then kept.
     """
@@ -70,22 +84,32 @@ def save(folder: Path, fingerprint: str, steps: int, state: Mapping[str, Any], k
             old.unlink()
     except (DataError, OSError) as error:
         before = [other.name for other in checkpoints(folder) if other != path]
-        intact = f"{before[-1]} before it is intact" if before else "there is none before it"
+        if before:
+            intact = f"{before[-1]} before it is intact"
+        else:
+            intact = "there is none before it"
         said = str(error).partition(";")[0]
-        raise ConfigError(f"checkpoint {said}; {intact}: free the disk, then --resume") from error
+        raise ConfigError(
+            f"checkpoint {said}; {intact}: free the disk, then --resume"
+        ) from error
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a stack, the oldest first."""
-    found = [(int(match[1]), path) for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))]
+    found = [
+        (int(match[1]), path)
+        for path in folder.glob("*")
+        if (match := _NAME.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found)]
 
 
 def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
     """Read the newest intact checkpoint; None if the folder has none.
 
-    A damaged checkpoint is named in a warning, and an older one is used. Raises ConfigError, and changes no
-    file, if a checkpoint belongs to another run or none can be read.
+    A damaged checkpoint is named in a warning, and an older one is used. Raises
+    ConfigError, and changes no file, if a checkpoint belongs to another run or none can
+    be read.
     """
     found = checkpoints(folder)[::-1]
     for path in found:
@@ -94,20 +118,25 @@ def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
         except ForeignCheckpoint:
             raise
         except ConfigError:
-            _LOG.warning("checkpoint %s is damaged; going on from the one before, if there is one", path)
+            _LOG.warning(
+                "checkpoint %s is damaged; going on from the one before, if there"
+                " is one",
+                path,
+            )
     if found:
         raise ConfigError(
-            f"checkpoint {found[0]} is damaged and no older one can be read; the run cannot go on, "
-            "its files stay as they are: train again into another --out"
+            f"checkpoint {found[0]} is damaged and no older one can be read; the run"
+            " cannot go on, its files stay as they are: train again into another --out"
         )
     return None
 
 
 def state_of(part: Any) -> Any:
-    """Copy of the state that a part of a run needs to continue, as tensors and plain values.
+    """Copy of the state that a part of a run needs to continue, as tensors and plain
+    values.
 
-    It can be read without running code. Objects name the attributes of their state in ``kept``; elements of a
-    tuple are separate parts.
+    It can be read without running code. Objects name the attributes of their state in
+    ``kept``; elements of a tuple are separate parts.
     """
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state
@@ -123,7 +152,9 @@ def state_of(part: Any) -> Any:
 
 
 def restored(part: Any, state: Any) -> Any:
-    """The part with a state from ``state_of``; tensors, generators and objects are updated in place."""
+    """The part with a state from ``state_of``; tensors, generators and objects are
+    updated in place.
+    """
     if isinstance(part, np.random.Generator):
         part.bit_generator.state = state
     elif isinstance(part, Tensor):  # others hold views of it

@@ -1,4 +1,6 @@
-"""Settings: YAML and ``key=value`` strings become one frozen record; all defaults are here."""
+"""Settings: YAML and ``key=value`` strings become one frozen record; all defaults are
+here.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,34 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from koffline.errors import ConfigError, nearest_name
 from koffline.untrusted.limits import Refused, check_fits, parse_yaml, read_yaml_file
 
 ANY_GAMMA = 0.5  # where a gamma has to be given and makes no difference
-# More is a typing error: settings beyond these sizes are refused before anything is allocated.
-MOST_UNITS, MOST_LAYERS, MOST_DRAWS = 65_536, 64, 100_000
-_KEPT_NUMBERS = 6  # per parameter: weight, target, gradient, Adam's two averages and its scratch
+# More is a typing error: settings beyond these sizes are refused before anything is
+# allocated.
+MOST_UNITS = 65_536
+MOST_LAYERS = 64
+MOST_DRAWS = 100_000
+_KEPT_NUMBERS = (
+    6  # per parameter: weight, target, gradient, Adam's two averages and its scratch
+)
 _FLOAT = 4  # bytes
 
 
 class Section(BaseModel):
-    """Frozen settings. Refuses booleans where numbers are meant, and converts numeric strings.
+    """Frozen settings. Refuses booleans where numbers are meant, and converts numeric
+    strings.
 
     YAML reads 1e4 as text.
     """
@@ -50,15 +65,23 @@ class Section(BaseModel):
 
 
 class EvaluationSettings(Section):
-    """Everything that determines an estimate, besides the log, the policy and the initial states.
+    """Everything that determines an estimate, besides the log, the policy and the
+    initial states.
 
-    Unknown names are refused, with the nearest valid name. Units: ``bandwidth`` is a multiple of the median
-    distance between rows, ``learning_rate`` is Adam's, ``steps`` are gradient steps of every replica.
+    Unknown names are refused, with the nearest valid name. Units: ``bandwidth`` is a
+    multiple of the median distance between rows, ``learning_rate`` is Adam's, ``steps``
+    are gradient steps of every replica.
     """
 
-    gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1), as in --gamma 0.99")
-    estimator: str = Field("auto", description="estimator; auto: kloss+fqe, or dr for logged bandits")
-    interval: str = Field("default", description="kind of the interval; 'default': the estimator's own")
+    gamma: float = Field(
+        gt=0.0, lt=1.0, description="discount factor, inside (0, 1), as in --gamma 0.99"
+    )
+    estimator: str = Field(
+        "auto", description="estimator; auto: kloss+fqe, or dr for logged bandits"
+    )
+    interval: str = Field(
+        "default", description="kind of the interval; 'default': the estimator's own"
+    )
     level: float = Field(0.95, gt=0.0, lt=1.0, description="level of the interval")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")
 
@@ -66,53 +89,103 @@ class EvaluationSettings(Section):
         (64, 64), max_length=MOST_LAYERS, description="units of hidden layers"
     )
     steps: int | None = Field(
-        None, ge=1, le=10**8, description="gradient steps of a replica; by default until the estimate settles"
+        None,
+        ge=1,
+        le=10**8,
+        description=(
+            "gradient steps of a replica; by default until the estimate settles"
+        ),
     )
-    agreement: float = Field(0.1, gt=0.0, description="change of a settled estimate, in interval widths")
+    agreement: float = Field(
+        0.1, gt=0.0, description="change of a settled estimate, in interval widths"
+    )
     batch_size: int = Field(256, ge=2, le=10**9, description="rows in a mini-batch")
-    learning_rate: float = Field(3e-3, gt=0.0, description="learning rate of Adam, cosine decay to zero")
-    target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
-    full_replicas: int = Field(3, ge=1, le=10_000, description="networks trained on the whole log")
-    resampled_replicas: int = Field(12, ge=2, le=10_000, description="networks trained on resampled episodes")
-    sample_rows: int = Field(200_000, ge=2, description="approximate number of rows that train networks")
+    learning_rate: float = Field(
+        3e-3, gt=0.0, description="learning rate of Adam, cosine decay to zero"
+    )
+    target_rate: float = Field(
+        0.1, gt=0.0, le=1.0, description="rate at which the target network follows"
+    )
+    full_replicas: int = Field(
+        3, ge=1, le=10_000, description="networks trained on the whole log"
+    )
+    resampled_replicas: int = Field(
+        12, ge=2, le=10_000, description="networks trained on resampled episodes"
+    )
+    sample_rows: int = Field(
+        200_000, ge=2, description="approximate number of rows that train networks"
+    )
     history: int | None = Field(
-        None, ge=0, le=10, description="previous rows added to the state; by default `auto` finds out"
+        None,
+        ge=0,
+        le=10,
+        description="previous rows added to the state; by default `auto` finds out",
     )
     action_draws: int = Field(
-        8, ge=1, le=MOST_DRAWS, description="actions drawn per state from a continuous policy"
+        8,
+        ge=1,
+        le=MOST_DRAWS,
+        description="actions drawn per state from a continuous policy",
     )
 
-    bandwidth: float = Field(0.6, gt=0.0, le=1e6, description="kernel bandwidth, times the median distance")
-    instruments: int | None = Field(
-        None, ge=2, le=10_000, multiple_of=2, description="kernel's random features, by default 300 to 1000"
+    bandwidth: float = Field(
+        0.6, gt=0.0, le=1e6, description="kernel bandwidth, times the median distance"
     )
-    ridge: float = Field(1e-5, gt=0.0, description="relative ridge toward the trained last layer")
+    instruments: int | None = Field(
+        None,
+        ge=2,
+        le=10_000,
+        multiple_of=2,
+        description="kernel's random features, by default 300 to 1000",
+    )
+    ridge: float = Field(
+        1e-5, gt=0.0, description="relative ridge toward the trained last layer"
+    )
 
     feature_source: Literal["learned", "random"] = Field(
-        "learned", description="features of kernel intervals: a trained network's (learned) or random"
+        "learned",
+        description=(
+            "features of kernel intervals: a trained network's (learned) or random"
+        ),
     )
-    features: int = Field(100, ge=2, le=10_000, multiple_of=2, description="random features of intervals")
-    feature_width: float = Field(1.0, gt=0.0, description="width of random features, times the median")
-    norm_bound: float | None = Field(None, gt=0.0, le=1e100, description="largest norm of Q in intervals")
-    reward_bounds: tuple[float, float] | None = Field(None, description="known bounds of rewards [low, high]")
-    weight_clip: float | None = Field(None, gt=0.0, description="cap of importance weights, none by default")
+    features: int = Field(
+        100, ge=2, le=10_000, multiple_of=2, description="random features of intervals"
+    )
+    feature_width: float = Field(
+        1.0, gt=0.0, description="width of random features, times the median"
+    )
+    norm_bound: float | None = Field(
+        None, gt=0.0, le=1e100, description="largest norm of Q in intervals"
+    )
+    reward_bounds: tuple[float, float] | None = Field(
+        None, description="known bounds of rewards [low, high]"
+    )
+    weight_clip: float | None = Field(
+        None, gt=0.0, description="cap of importance weights, none by default"
+    )
     behavior: Literal["auto", "log", "estimate"] = Field(
-        "auto", description="behaviour probabilities: the log's (log), estimated, or auto"
+        "auto",
+        description="behaviour probabilities: the log's (log), estimated, or auto",
     )
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N")
-    threads: int = Field(1, ge=1, le=1024, description="number of threads of this process")
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N"
+    )
+    threads: int = Field(
+        1, ge=1, le=1024, description="number of threads of this process"
+    )
 
 
 class BellmanSettings(Section):
     """Options of `koffline.bellman_test`.
 
-    gamma: the discount factor. seed: of everything random. level: the test rejects if p ≤ level. draws: how
-    often the random signs are drawn.
-    alternative: the error whose power is reported: all values are off by this multiple of the root mean
-    square return.
+    gamma: the discount factor. seed: of everything random. level: the test rejects if p
+    ≤ level. draws: how often the random signs are drawn.
+    alternative: the error whose power is reported: all values are off by this multiple
+    of the root mean square return.
     bandwidth: of the Gaussian kernel, a multiple of the median distance between rows.
-    features: number of random Fourier features in place of the exact Gram matrix; 0: exact; None: exact up
-    to 3,000 rows, 1,000 features above. action_draws: actions drawn per next state from a continuous policy.
+    features: number of random Fourier features in place of the exact Gram matrix; 0:
+    exact; None: exact up to 3,000 rows, 1,000 features above. action_draws: actions
+    drawn per next state from a continuous policy.
     """
 
     gamma: float = Field(gt=0.0, lt=1.0)
@@ -126,32 +199,50 @@ class BellmanSettings(Section):
 
 
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
-    """Merge layers into settings: later layers win, and keys whose value is None are ignored.
+    """Merge layers into settings: later layers win, and keys whose value is None are
+    ignored.
 
-    Raises ConfigError in one line for an unknown key (with the nearest valid one) or a value out of range.
+    Raises ConfigError in one line for an unknown key (with the nearest valid one) or a
+    value out of range.
     """
-    merged = {key: value for layer in layers for key, value in layer.items() if value is not None}
+    merged = {
+        key: value
+        for layer in layers
+        for key, value in layer.items()
+        if value is not None
+    }
     made = read_section(EvaluationSettings, merged)
     check_networks_fit(made)
     if made.device != "cpu":
         import torch
 
         if not torch.cuda.is_available():
-            raise ConfigError(f"device is '{made.device}', but torch sees no CUDA device here; use cpu")
+            raise ConfigError(
+                f"device is '{made.device}', but torch sees no CUDA device here;"
+                " use cpu"
+            )
     return made
 
 
 def make_bellman_settings(**options: Any) -> BellmanSettings:
-    """Settings from options; None values are ignored. Raises ConfigError in one line."""
-    made = read_section(BellmanSettings, {name: one for name, one in options.items() if one is not None})
+    """Settings from options; None values are ignored.
+
+    Raises ConfigError in one line.
+    """
+    made = read_section(
+        BellmanSettings, {name: one for name, one in options.items() if one is not None}
+    )
     features = made.features or 2
     what = f"draws is {made.draws}, features {made.features}"
     check_fits(8.0 * made.draws * features, what, "lower draws or features")
-    least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
+    least = (
+        math.ceil(1.0 / made.level - 1e-9) - 1
+    )  # B draws give no p-value below 1/(B + 1)
     if made.draws < least:
         raise ConfigError(
-            f"draws is {made.draws}, too few for level {made.level}: the smallest p-value is "
-            f"{1.0 / (made.draws + 1):.3g}; give draws={least} or more, or a higher level (--level)"
+            f"draws is {made.draws}, too few for level {made.level}: the smallest"
+            f" p-value is {1.0 / (made.draws + 1):.3g}; give draws={least} or more, or"
+            " a higher level (--level)"
         )
     return made
 
@@ -159,7 +250,8 @@ def make_bellman_settings(**options: Any) -> BellmanSettings:
 def network_bytes(replicas: int, sizes: Iterable[int], batch_rows: int = 0) -> float:
     """Bytes that training a stack of networks takes at least.
 
-    sizes: (inputs, hidden…, outputs). batch_rows: rows of a mini-batch, whose hidden values are kept.
+    sizes: (inputs, hidden…, outputs). batch_rows: rows of a mini-batch, whose hidden
+    values are kept.
     """
     widths = list(sizes)
     parameters = sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(widths))
@@ -168,21 +260,30 @@ def network_bytes(replicas: int, sizes: Iterable[int], batch_rows: int = 0) -> f
 
 
 def check_networks_fit(
-    settings: EvaluationSettings, inputs: int = 1, outputs: int = 1, rows: int = 0, units: int = 0
+    settings: EvaluationSettings,
+    inputs: int = 1,
+    outputs: int = 1,
+    rows: int = 0,
+    units: int = 0,
 ) -> None:
     """Raise ConfigError if training by these settings takes more memory than there is.
 
-    inputs, outputs: of the networks; rows, units: of the log. By default the least that any log has, so that
-    the settings can be judged before it is read.
+    inputs, outputs: of the networks; rows, units: of the log. By default the least that
+    any log has, so that the settings can be judged before it is read.
     """
     replicas = settings.full_replicas + settings.resampled_replicas
     sizes = (inputs, *settings.hidden_units, outputs)
     needed = network_bytes(replicas, sizes, min(settings.batch_size, rows))
-    needed += 8.0 * replicas * (units + 2 * rows)  # how often each sample holds a unit and a row; row weights
-    needed += _FLOAT * replicas * (settings.steps or 0) / 2  # the loss of every step of the longest round
+    needed += (
+        8.0 * replicas * (units + 2 * rows)
+    )  # how often each sample holds a unit and a row; row weights
+    needed += (
+        _FLOAT * replicas * (settings.steps or 0) / 2
+    )  # the loss of every step of the longest round
     what = (
-        f"full_replicas is {settings.full_replicas}, resampled_replicas {settings.resampled_replicas}, "
-        f"hidden_units {_shortened(settings.hidden_units)}, batch_size {settings.batch_size}"
+        f"full_replicas is {settings.full_replicas}, resampled_replicas"
+        f" {settings.resampled_replicas}, hidden_units"
+        f" {_shortened(settings.hidden_units)}, batch_size {settings.batch_size}"
     )
     if settings.steps is not None:
         what += f", steps {settings.steps}"
@@ -191,17 +292,25 @@ def check_networks_fit(
 
 def _shortened(sizes: Iterable[int]) -> str:
     shown = str(list(sizes))
-    return shown if len(shown) <= 40 else f"{shown[:40]}…"
+    if len(shown) <= 40:
+        return shown
+    return f"{shown[:40]}…"
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The top-level mapping of a YAML file. Raises ConfigError if it is missing, unreadable or no mapping."""
+    """The top-level mapping of a YAML file.
+
+    Raises ConfigError if it is missing, unreadable or no mapping.
+    """
     read = read_yaml_file(Path(path), f"config file {path}", ConfigError)
     return {str(key): value for key, value in read.items()}
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """``("steps=2000", …)`` as a mapping, with values read as YAML. Raises ConfigError without "="."""
+    """``("steps=2000", …)`` as a mapping, with values read as YAML.
+
+    Raises ConfigError without "=".
+    """
     parsed: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -210,7 +319,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         try:
             parsed[key.strip()] = parse_yaml(value)
         except (yaml.YAMLError, Refused):
-            raise ConfigError(f"--set {key.strip()} received '{value}'; write a number or a word") from None
+            raise ConfigError(
+                f"--set {key.strip()} received '{value}'; write a number or a word"
+            ) from None
     return parsed
 
 
@@ -218,14 +329,19 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def read_section(model: type[AnySection], given: Any, where: str = "") -> AnySection:
-    """Validate values as a section. Raises ConfigError for an unknown, missing or wrong value."""
+    """Validate values as a section.
+
+    Raises ConfigError for an unknown, missing or wrong value.
+    """
     try:
         return model.model_validate(given)
     except ValidationError as error:
         raise describe_error(model, error, where) from None
 
 
-def describe_error(model: type[BaseModel], error: ValidationError, where: str = "") -> ConfigError:
+def describe_error(
+    model: type[BaseModel], error: ValidationError, where: str = ""
+) -> ConfigError:
     """ConfigError for the first error; unknown names come before wrong values."""
     unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
     first = (unknown or error.errors())[0]
@@ -234,30 +350,46 @@ def describe_error(model: type[BaseModel], error: ValidationError, where: str = 
     if unknown:
         for parent in parents:
             model = model.model_fields[parent].annotation  # type: ignore[assignment]
-        return ConfigError(f"{name} is unknown; {nearest_name(last, sorted(model.model_fields))}")
+        return ConfigError(
+            f"{name} is unknown; {nearest_name(last, sorted(model.model_fields))}"
+        )
     field = model.model_fields.get(last)
-    about = None if parents or field is None else field.description
+    if parents or field is None:
+        about = None
+    else:
+        about = field.description
     if first["type"] == "missing" or first["input"] is None:
-        return ConfigError(f"{name} is missing; give {f'the {about}' if about else 'a value'}")
-    shown = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
+        return ConfigError(
+            f"{name} is missing; give {f'the {about}' if about else 'a value'}"
+        )
+    if isinstance(first["input"], bool):
+        shown = str(first["input"]).lower()
+    else:
+        shown = repr(first["input"])
     if first["type"] in ("model_type", "dict_type"):
         return ConfigError(f"{name} is {shown}; write it as lines of 'key: value'")
     meant = f"; it is the {about}" if about else ""
-    return ConfigError(f"{name} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}{meant}")
+    return ConfigError(
+        f"{name} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}{meant}"
+    )
 
 
 def read_layers(
-    source: str | Path | Mapping[str, Any], assignments: Mapping[str, Any], files: Iterable[str]
+    source: str | Path | Mapping[str, Any],
+    assignments: Mapping[str, Any],
+    files: Iterable[str],
 ) -> dict[str, Any]:
     """Read a YAML file or a mapping, and override values by their dotted names.
 
-    files: names ``section.key`` of settings that are paths. Paths in a file are relative to its folder,
-    others to the current folder.
+    files: names ``section.key`` of settings that are paths. Paths in a file are
+    relative to its folder, others to the current folder.
     """
     if isinstance(source, Mapping):
-        content, folder = copy.deepcopy(dict(source)), Path()
+        content = copy.deepcopy(dict(source))
+        folder = Path()
     else:
-        content, folder = read_yaml(source), Path(source).resolve().parent
+        content = read_yaml(source)
+        folder = Path(source).resolve().parent
     _make_absolute(content, files, folder)
     for name, value in assignments.items():
         _assign(content, name, value)
@@ -273,7 +405,10 @@ def _assign(content: dict[str, Any], path: str, value: Any) -> None:
         if isinstance(below, str) and name != "source":
             below = {"type": below}  # a factory given by its type only
         if not isinstance(below, dict | None):
-            raise ConfigError(f"--set {path}: {'.'.join(parents[: depth + 1])} is {below!r}, it has no parts")
+            raise ConfigError(
+                f"--set {path}: {'.'.join(parents[: depth + 1])} is {below!r}, it has"
+                " no parts"
+            )
         place[name] = {} if below is None else below
         place = place[name]
     place[last] = value
@@ -283,5 +418,12 @@ def _make_absolute(content: dict[str, Any], files: Iterable[str], folder: Path) 
     for section, key in (name.split(".") for name in files):
         part = content.get(section)
         value = part.get(key) if isinstance(part, dict) else None
-        if isinstance(value, str) and value and not value.startswith("minari:") and "://" not in value:
-            content[section][key] = str((folder / Path(os.path.expanduser(value))).resolve())
+        if (
+            isinstance(value, str)
+            and value
+            and not value.startswith("minari:")
+            and "://" not in value
+        ):
+            content[section][key] = str(
+                (folder / Path(os.path.expanduser(value))).resolve()
+            )

@@ -1,4 +1,6 @@
-"""Errors that a user can act on: what is wrong, what was received, and the remedy, in one line."""
+"""Errors that a user can act on: what is wrong, what was received, and the remedy, in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +14,36 @@ from collections.abc import Iterable, Mapping
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
 _LONGEST_MESSAGE = 4000
 _MOST_NAMES = 8
-_SAME = (  # groups of words for the same thing, here and elsewhere, that do not look alike
-    "env environment env-id env-name task; num-envs n-envs n-environments; gamma discount "
-    "discount-factor horizon; steps n-steps iterations epochs n-epochs train-steps gradient-steps; "
-    "learning-rate lr step-size; hidden-units layers hidden hidden-layers hidden-sizes; out output "
-    "output-dir out-dir save; estimator method estimators algorithm; policy policies target-policy "
-    "agent; observations observation state states features obs; episode episode-id episodes trajectory "
-    "trajectory-id; time step timestep timestamp; terminal terminals done dones terminated; truncated "
-    "timeout timeouts; behavior-probability propensity pscore propensity-score logging-probability; "
-    "kloss dm direct direct-method kernel-loss kernel; is ips tis importance-sampling; wis snips "
-    "sntis; wpdis cwpdis snpdis; dr doubly-robust; mwl mis; dualdice dice; by group-by groupby group "
-    "groups segment; one-step bandit contextual-bandit; interval bootstrap ci"
+# groups of words for the same thing, here and elsewhere, that do not look alike
+_SAME = (
+    "env environment env-id env-name task; num-envs n-envs n-environments; gamma"
+    " discount discount-factor horizon; steps n-steps iterations epochs n-epochs"
+    " train-steps gradient-steps; learning-rate lr step-size; hidden-units layers"
+    " hidden hidden-layers hidden-sizes; out output output-dir out-dir save; estimator"
+    " method estimators algorithm; policy policies target-policy agent; observations"
+    " observation state states features obs; episode episode-id episodes trajectory"
+    " trajectory-id; time step timestep timestamp; terminal terminals done dones"
+    " terminated; truncated timeout timeouts; behavior-probability propensity pscore"
+    " propensity-score logging-probability; kloss dm direct direct-method kernel-loss"
+    " kernel; is ips tis importance-sampling; wis snips sntis; wpdis cwpdis snpdis; dr"
+    " doubly-robust; mwl mis; dualdice dice; by group-by groupby group groups segment;"
+    " one-step bandit contextual-bandit; interval bootstrap ci"
 )
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 class KofflineError(Exception):
-    """Base of every error that koffline raises for bad input; the command line prints it and exits with 2.
+    """Base of every error that koffline raises for bad input; the command line prints
+    it and exits with 2.
 
-    Messages are one line without control characters, because names in files may contain anything, even
-    terminal commands.
+    Messages are one line without control characters, because names in files may contain
+    anything, even terminal commands.
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(
+            *(printable(arg) if isinstance(arg, str) else arg for arg in args)
+        )
 
 
 class DataError(KofflineError):
@@ -50,39 +58,57 @@ class ConfigError(KofflineError):
     """A setting that is unknown or out of range."""
 
 
-def refuse(wrong: Mapping[str, object], name: str = "", kind: type[KofflineError] = PolicyError) -> None:
-    """Raise an error with the first sentence whose condition holds. name: subject of the sentence."""
+def refuse(
+    wrong: Mapping[str, object], name: str = "", kind: type[KofflineError] = PolicyError
+) -> None:
+    """Raise an error with the first sentence whose condition holds. name: subject of
+    the sentence.
+    """
     for sentence, holds in wrong.items():
         if holds:
             raise kind(f"{name}: {sentence}" if name else sentence)
 
 
 def printable(text: str) -> str:
-    """The text in one line, without control characters; long words and long texts are shortened."""
+    """The text in one line, without control characters; long words and long texts are
+    shortened.
+    """
     text = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…{word[0][-20:]}", text)
-    cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
+    if len(text) <= _LONGEST_MESSAGE:
+        cut = text
+    else:
+        cut = f"{text[:_LONGEST_MESSAGE]}…"
     return "".join(_visible(character) for character in cut)
 
 
 def without_controls(text: str) -> str:
-    """The whole text, its lines and tabs kept, without characters that a terminal or a browser obeys.
+    """The whole text, its lines and tabs kept, without characters that a terminal or a
+    browser obeys.
 
     They may stand in names that come from files: of actions, columns, groups.
     """
     if text.isprintable():
         return text
-    return "".join(character if character in "\n\t" else _visible(character) for character in text)
+    return "".join(
+        character if character in "\n\t" else _visible(character) for character in text
+    )
 
 
 def escaped_json(text: str) -> str:
-    """A JSON text in which every character that is no print is an escape: ``\\u001b``, ``\\udcff``.
+    """A JSON text in which every character that is no print is an escape: ``\\u001b``,
+    ``\\udcff``.
 
-    Texts with letters of all languages stay readable, can be stored as UTF-8, and are harmless on a terminal.
+    Texts with letters of all languages stay readable, can be stored as UTF-8, and are
+    harmless on a terminal.
     """
     if text.replace("\n", "").isprintable():
         return text
     return "".join(
-        character if character == "\n" or character.isprintable() else json.dumps(character)[1:-1]
+        (
+            character
+            if character == "\n" or character.isprintable()
+            else json.dumps(character)[1:-1]
+        )
         for character in text
     )
 
@@ -90,11 +116,15 @@ def escaped_json(text: str) -> str:
 def _visible(character: str) -> str:
     if character.isprintable():
         return character
-    return " " if character.isspace() else "�"
+    if character.isspace():
+        return " "
+    return "�"
 
 
 def is_control(character: str) -> bool:
-    """Whether a character controls the terminal, such as escapes and direction marks."""
+    """Whether a character controls the terminal, such as escapes and direction
+    marks.
+    """
     if unicodedata.category(character) == "Cc":
         return character not in "\n\t"
     return unicodedata.bidirectional(character) in _TURNS
@@ -105,16 +135,25 @@ def _plain(name: str) -> str:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Remedy for an unknown name: its synonym, the most similar name, or all known names."""
-    names, asked = list(known), _plain(name)
+    """Remedy for an unknown name: its synonym, the most similar name, or all known
+    names.
+    """
+    names = list(known)
+    asked = _plain(name)
     spelt = {_plain(other): other for other in names}
     meant = dict(spelt)
     for row in map(str.split, _SAME.split("; ")):
         for other in [spelt[word] for word in row if word in spelt]:
             meant.update({word: meant.get(word, other) for word in row})
-    close = [meant[word] for word in difflib.get_close_matches(asked, meant, n=1, cutoff=0.8)]
-    close = close or [spelt[word] for word in difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5)]
-    return f"did you mean '{close[0]}'?" if close else f"known are {listed(names, _MOST_NAMES) or 'none'}"
+    close = [
+        meant[word] for word in difflib.get_close_matches(asked, meant, n=1, cutoff=0.8)
+    ]
+    close = close or [
+        spelt[word] for word in difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5)
+    ]
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"known are {listed(names, _MOST_NAMES) or 'none'}"
 
 
 def counted(count: int, noun: str, one: str = "", more: str = "") -> str:

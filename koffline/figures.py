@@ -1,7 +1,9 @@
-"""Figures in settings of our own, as the last step of a run whose results are safe by then.
+"""Figures in settings of our own, as the last step of a run whose results are safe by
+then.
 
-matplotlib reads a file ``matplotlibrc`` of the current folder, the user's own one and MPLBACKEND; none of
-them reaches our figures. A figure that cannot be drawn costs a warning and no result.
+matplotlib reads a file ``matplotlibrc`` of the current folder, the user's own one and
+MPLBACKEND; none of them reaches our figures. A figure that cannot be drawn costs a
+warning and no result.
 """
 
 from __future__ import annotations
@@ -23,13 +25,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BACKEND = "MPLBACKEND"
-_NOT_OF_FIGURES = ("backend", "interactive", "toolbar", "webagg", "tk.", "docstring", "date.epoch")
+_NOT_OF_FIGURES = (
+    "backend",
+    "interactive",
+    "toolbar",
+    "webagg",
+    "tk.",
+    "docstring",
+    "date.epoch",
+)
 _LOG = logging.getLogger(__name__)
 Saved = TypeVar("Saved")
 
 
 def load_matplotlib() -> ModuleType:
-    """matplotlib, imported without the settings of the current folder, of the user and of MPLBACKEND."""
+    """matplotlib, imported without the settings of the current folder, of the user and
+    of MPLBACKEND.
+    """
     if "matplotlib" not in sys.modules:
         with _in_folder_of_defaults(), _without_backend():
             import matplotlib  # noqa: F401
@@ -38,12 +50,16 @@ def load_matplotlib() -> ModuleType:
 
 @contextlib.contextmanager
 def _in_folder_of_defaults() -> Iterator[None]:
-    """Context in matplotlib's own folder: settings of the current folder are read first."""
+    """Context in matplotlib's own folder: settings of the current folder are read
+    first.
+    """
     spec = find_spec("matplotlib")
     if spec is None or not spec.submodule_search_locations:  # its import will say so
         yield
         return
-    before = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))  # also of a folder that was deleted
+    before = os.open(
+        ".", getattr(os, "O_PATH", os.O_RDONLY)
+    )  # also of a folder that was deleted
     try:
         os.chdir(Path(spec.submodule_search_locations[0]) / "mpl-data")
         yield
@@ -64,7 +80,8 @@ def _without_backend() -> Iterator[None]:
 
 @contextlib.contextmanager
 def drawing(style: Mapping[Any, Any]) -> Iterator[None]:
-    """Context in which figures are made and saved with matplotlib's defaults and ``style``.
+    """Context in which figures are made and saved with matplotlib's defaults and
+    ``style``.
 
     Letters that the font lacks are drawn as boxes, without a warning for each.
     """
@@ -84,16 +101,29 @@ def drawing(style: Mapping[Any, Any]) -> Iterator[None]:
 
 
 def saved(
-    name: str, draw: Callable[[], Figure | None], save: Callable[[Figure], Saved], style: Mapping[Any, Any]
+    name: str,
+    draw: Callable[[], Figure | None],
+    save: Callable[[Figure], Saved],
+    style: Mapping[Any, Any],
 ) -> Saved | None:
-    """What ``save`` makes of a figure; None if there is nothing to draw, or if it fails, with a warning.
+    """What ``save`` makes of a figure; None if there is nothing to draw, or if it
+    fails, with a warning.
 
-    save: should return bytes and write no file, because errors of a disk are not those of a figure.
+    save: should return bytes and write no file, because errors of a disk are not those
+    of a figure.
     """
     try:
         with drawing(style):
             figure = draw()
-            return None if figure is None else save(figure)
-    except Exception as error:  # matplotlib's of any kind, such as a font that cannot be read
-        _LOG.warning("the figure %s was not drawn (%s); the results are complete", name, one_line(error))
+            if figure is None:
+                return None
+            return save(figure)
+    except (
+        Exception
+    ) as error:  # matplotlib's of any kind, such as a font that cannot be read
+        _LOG.warning(
+            "the figure %s was not drawn (%s); the results are complete",
+            name,
+            one_line(error),
+        )
     return None

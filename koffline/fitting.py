@@ -1,10 +1,11 @@
-"""The offline training loop: R replicas of a value network, one objective, mini-batches of one table.
+"""The offline training loop: R replicas of a value network, one objective, mini-batches
+of one table.
 
 Fitted Q evaluation of a discrete policy, five seeds at once:
 
     table = Table(
-        inputs=observations,                    # (N, d) float32, standardised by the caller
-        next_inputs=next_observations,          # (N, d)
+        inputs=observations,                    # (N, d) float32, standardised by the
+        caller next_inputs=next_observations,          # (N, d)
         rewards=rewards,                        # (N,)
         discounts=kernel_loss.discount(0.99, terminated).float(),
         readout=one_hot_actions,                # (N, n)
@@ -12,11 +13,13 @@ Fitted Q evaluation of a discrete policy, five seeds at once:
     )
     seeds = range(5)
     network = StackedMLP.initialise((d, 64, 64, n), seeds)
-    record = fit(table, network, fitted_q(0.01), ReplicaPlan.grid(seeds, [1e-3]), FitSettings(steps=6000))
-    q = record.network.forward(initial_observations)   # (5, M, n); NaN for a replica that diverged
+    record = fit(table, network, fitted_q(0.01), ReplicaPlan.grid(seeds, [1e-3]),
+    FitSettings(steps=6000)) q = record.network.forward(initial_observations)   # (5, M,
+    n); NaN for a replica that diverged
 
-If a replica's loss is NaN or infinite, its step is in ``record.diverged_at`` and its parameters become NaN,
-so that nothing computed from it can be mistaken for a value. The other replicas go on.
+If a replica's loss is NaN or infinite, its step is in ``record.diverged_at`` and its
+parameters become NaN, so that nothing computed from it can be mistaken for a value. The
+other replicas go on.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP
 from koffline.steps import make_step
 
 Probe = Callable[[int, StackedMLP], Tensor]
-Progress = Callable[[int, int, str], None]  # receives the steps done, all of them, and a note
+Progress = Callable[
+    [int, int, str], None
+]  # receives the steps done, all of them, and a note
 _SCHEDULES = ("constant", "cosine")
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
 
@@ -47,9 +52,10 @@ _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
 class FitSettings:
     """Settings of the training loop; learning rates and seeds are in the plan.
 
-    schedule: "cosine" lets the learning rates decay to zero, "constant" keeps them. record_every: steps
-    averaged into one row of the loss history; rounded up, because losses are checked every 10th step (25th on
-    a GPU). threads: of this process while fitting.
+    schedule: "cosine" lets the learning rates decay to zero, "constant" keeps them.
+    record_every: steps averaged into one row of the loss history; rounded up, because
+    losses are checked every 10th step (25th on a GPU). threads: of this process while
+    fitting.
     """
 
     steps: int
@@ -59,9 +65,16 @@ class FitSettings:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        counts = {name: count for name, count in vars(self).items() if name != "schedule"}
-        wrong = {f"{name} is {count}; give at least 1": count < 1 for name, count in counts.items()}
-        wrong[f"schedule is '{self.schedule}'; give constant or cosine"] = self.schedule not in _SCHEDULES
+        counts = {
+            name: count for name, count in vars(self).items() if name != "schedule"
+        }
+        wrong = {
+            f"{name} is {count}; give at least 1": count < 1
+            for name, count in counts.items()
+        }
+        wrong[f"schedule is '{self.schedule}'; give constant or cosine"] = (
+            self.schedule not in _SCHEDULES
+        )
         refuse(wrong, kind=ConfigError)
 
 
@@ -69,9 +82,9 @@ class FitSettings:
 class FitRecord:
     """Result of training: K rows of history, R replicas.
 
-    network: the last parameters; NaN for diverged replicas. losses (K, R): mean mini-batch loss over the
-    steps up to `loss_steps` (K,). probes (Q, …): results of the probe after `probe_steps`. diverged_at: step
-    per replica, or None.
+    network: the last parameters; NaN for diverged replicas. losses (K, R): mean
+    mini-batch loss over the steps up to `loss_steps` (K,). probes (Q, …): results of
+    the probe after `probe_steps`. diverged_at: step per replica, or None.
     """
 
     network: StackedMLP
@@ -96,21 +109,38 @@ def fit(
 ) -> FitRecord:
     """Train copies of `network`'s replicas on `table`; `network` itself is not changed.
 
-    Everything runs on the table's device. probe(step, network) is called every `probe_every` steps, without
-    gradients, and must not change its argument; its results are kept. Raises ConfigError if plan, network,
-    objective and table do not fit each other.
+    Everything runs on the table's device. probe(step, network) is called every
+    `probe_every` steps, without gradients, and must not change its argument; its
+    results are kept. Raises ConfigError if plan, network, objective and table do not
+    fit each other.
     """
     if len(network.flat) != len(plan):
-        raise ConfigError(f"network has {len(network.flat)} replicas, the plan {len(plan)}; make them equal")
+        raise ConfigError(
+            f"network has {len(network.flat)} replicas, the plan {len(plan)}; make them"
+            " equal"
+        )
     with threads(settings.threads), torch.no_grad():
         trained = network.with_flat(network.flat.detach().clone())
-        schedule = BatchSchedule(plan, len(table), settings.batch_size, table.inputs.device)
+        schedule = BatchSchedule(
+            plan, len(table), settings.batch_size, table.inputs.device
+        )
         # How the network that values next rows follows, if any.
         rule: Any = getattr(objective, "target", None)
-        target = None if rule is None else trained.with_flat(trained.flat.clone())
-        step = make_step(objective, BatchSource(table, objective.kernel, plan, schedule), trained, plan)
-        adam, steps = StackedAdam(trained.flat), settings.steps
-        watched = min(_WATCHED_STEPS.get(trained.flat.device.type, 1), settings.record_every)
+        if rule is None:
+            target = None
+        else:
+            target = trained.with_flat(trained.flat.clone())
+        step = make_step(
+            objective,
+            BatchSource(table, objective.kernel, plan, schedule),
+            trained,
+            plan,
+        )
+        adam = StackedAdam(trained.flat)
+        steps = settings.steps
+        watched = min(
+            _WATCHED_STEPS.get(trained.flat.device.type, 1), settings.record_every
+        )
         recorded = watched * math.ceil(settings.record_every / watched)
         history = trained.flat.new_zeros(steps, len(plan))
         constant = table.inputs.new_tensor(plan.learning_rates)[:, None]
@@ -122,44 +152,66 @@ def fit(
             adam.update(trained.flat, gradient, rates)
             if target is not None:
                 rule.update(target.flat, trained.flat, done, schedule.steps_per_epoch)
-            if done % watched == 0 or done == steps:  # a replica that diverged has NaN ever after
-                is_finite = history[(done - 1) // watched * watched : done].isfinite().all(dim=0)
+            if (
+                done % watched == 0 or done == steps
+            ):  # a replica that diverged has NaN ever after
+                is_finite = (
+                    history[(done - 1) // watched * watched : done]
+                    .isfinite()
+                    .all(dim=0)
+                )
                 trained.flat.masked_fill_(~is_finite[:, None], math.nan)
             if probe is not None and probe_every and done % probe_every == 0:
-                seen = trained.with_flat(trained.flat)  # own buffers: a recorded step keeps the others
+                seen = trained.with_flat(
+                    trained.flat
+                )  # own buffers: a recorded step keeps the others
                 probes.append(torch.as_tensor(probe(done, seen)).detach().cpu().clone())
             if progress is not None and (done % recorded == 0 or done == steps):
                 means = history[(done - 1) // recorded * recorded : done].mean(dim=0)
-                loss = float(means.nanmedian())  # over the replicas that have not diverged
+                loss = float(
+                    means.nanmedian()
+                )  # over the replicas that have not diverged
                 progress(done, steps, f"objective {loss:.3g}")
         bad = ~torch.cat((history.isfinite(), trained.flat.isfinite().all(dim=1)[None]))
         first = bad.int().argmax(dim=0).tolist()
         trained.flat.masked_fill_(bad.any(dim=0)[:, None], math.nan)
         return FitRecord(
             network=trained,
-            losses=torch.stack([part.double().mean(dim=0) for part in history.split(recorded)]).cpu(),
+            losses=torch.stack(
+                [part.double().mean(dim=0) for part in history.split(recorded)]
+            ).cpu(),
             loss_steps=(*range(recorded, steps, recorded), steps),
             probes=tuple(probes),
-            probe_steps=tuple(probe_every * (place + 1) for place in range(len(probes))),
-            diverged_at=tuple(at if bad[at, replica] else None for replica, at in enumerate(first)),
+            probe_steps=tuple(
+                probe_every * (place + 1) for place in range(len(probes))
+            ),
+            diverged_at=tuple(
+                at if bad[at, replica] else None for replica, at in enumerate(first)
+            ),
             steps=steps,
         )
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with `count` threads per process and faster float32 products; restore all settings afterwards.
+    """Run with `count` threads per process and faster float32 products; restore all
+    settings afterwards.
 
-    One thread is the default everywhere: small products are no faster with more, and two threads beside a
-    busy core are much slower. Denormal numbers count as zero, because Adam's averages are full of them and a
-    tenth of the time is spent on them.
+    One thread is the default everywhere: small products are no faster with more, and
+    two threads beside a busy core are much slower. Denormal numbers count as zero,
+    because Adam's averages are full of them and a tenth of the time is spent on them.
     """
-    before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    flushed = not torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item()  # torch has no getter
+    before = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    flushed = (
+        not torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item()
+    )  # torch has no getter
     torch.set_num_threads(count)
     torch.set_flush_denormal(True)
     try:
-        torch.set_float32_matmul_precision("medium" if _onednn_is_exact() else precision)
+        torch.set_float32_matmul_precision(
+            "medium" if _onednn_is_exact() else precision
+        )
         yield
     finally:
         torch.set_num_threads(before)
@@ -169,16 +221,20 @@ def threads(count: int) -> Iterator[None]:
 
 @cache
 def _onednn_is_exact() -> bool:
-    """Whether "medium" precision, which lets torch use oneDNN for float32, changes only the speed.
+    """Whether "medium" precision, which lets torch use oneDNN for float32, changes only
+    the speed.
 
-    On AMD's processors oneDNN takes a third of MKL's time. With matrix units it rounds to bfloat16; on CUDA
-    the setting allows TF32.
+    On AMD's processors oneDNN takes a third of MKL's time. With matrix units it rounds
+    to bfloat16; on CUDA the setting allows TF32.
     """
     if torch.cuda.is_available():
         return False
-    before, x = torch.get_float32_matmul_precision(), torch.linspace(0.5, 1.5, 64 * 64).view(1, 64, 64)
+    before = torch.get_float32_matmul_precision()
+    x = torch.linspace(0.5, 1.5, 64 * 64).view(1, 64, 64)
     try:
         torch.set_float32_matmul_precision("medium")
-        return torch.allclose((x @ x).double(), x.double() @ x.double(), rtol=1e-5, atol=0.0)
+        return torch.allclose(
+            (x @ x).double(), x.double() @ x.double(), rtol=1e-5, atol=0.0
+        )
     finally:
         torch.set_float32_matmul_precision(before)

@@ -1,11 +1,12 @@
 """Bellman residuals and their kernel loss: quadratic forms of a residual in a kernel.
 
-The Bellman residual is δ = reward + discount · next value − value. Terminations enter once, through the
-discount. Nothing here detaches: gradients flow through both values.
+The Bellman residual is δ = reward + discount · next value − value. Terminations enter
+once, through the discount. Nothing here detaches: gradients flow through both values.
 
-Residuals are (N,) and give a scalar, or (R, N) with a replica axis and give (R,). Gram matrices are (N, N),
-or (R, N, N) if every replica has its own rows. All functions are differentiable. Shapes that do not fit raise
-DataError, numbers out of range ConfigError.
+Residuals are (N,) and give a scalar, or (R, N) with a replica axis and give (R,). Gram
+matrices are (N, N), or (R, N, N) if every replica has its own rows. All functions are
+differentiable. Shapes that do not fit raise DataError, numbers out of range
+ConfigError.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ Loss = Float[Tensor, "*replica"]
 
 
 def discount(
-    gamma: float, terminated: Shaped[Tensor, " row"], interval: int | Shaped[Tensor, " row"] = 1
+    gamma: float,
+    terminated: Shaped[Tensor, " row"],
+    interval: int | Shaped[Tensor, " row"] = 1,
 ) -> Float[Tensor, " row"]:
     """gamma ** interval if the episode goes on, zero if it terminated; float64.
 
-    `interval`: number of steps between a row and its next row. A time limit is no termination.
+    `interval`: number of steps between a row and its next row. A time limit is no
+    termination.
     """
     if not 0.0 <= gamma <= 1.0:
         raise ConfigError(f"gamma is {gamma}; give a discount factor in [0, 1]")
     going_on = 1.0 - terminated.to(torch.float64)
-    power = gamma ** (interval.to(torch.float64) if isinstance(interval, Tensor) else interval)
+    power = gamma ** (
+        interval.to(torch.float64) if isinstance(interval, Tensor) else interval
+    )
     return going_on * power
 
 
@@ -41,7 +47,8 @@ def state_value_residual(
     value: Float[Tensor, "*replica row"],
     next_value: Float[Tensor, "*replica row"],
 ) -> Float[Tensor, "*replica row"]:
-    """δ = r + discount · V(s') − V(s), for logs whose actions are the evaluated policy's.
+    """δ = r + discount · V(s') − V(s), for logs whose actions are the evaluated
+    policy's.
 
     (Feng et al. 2019, equ:rg)
     """
@@ -59,7 +66,8 @@ def v_statistic(residual: Residual, gram: Gram) -> Loss:
 
 
 def u_statistic(residual: Residual, gram: Gram) -> Loss:
-    """(1/(n(n−1))) Σ_{i≠j} k_ij δ_i δ_j; unbiased for independent rows, may be negative; needs two rows.
+    """(1/(n(n−1))) Σ_{i≠j} k_ij δ_i δ_j; unbiased for independent rows, may be
+    negative; needs two rows.
 
     (Feng et al. 2019, sec:batch_lv)
     """
@@ -67,37 +75,50 @@ def u_statistic(residual: Residual, gram: Gram) -> Loss:
 
 
 def kernel_loss(residual: Residual, gram: Gram, diag_weight: float) -> Loss:
-    """(1 − w) · U + w · mean_i(k_ii δ_i²) with w = diag_weight in [0, 1]: the paper's family of losses.
+    """(1 − w) · U + w · mean_i(k_ii δ_i²) with w = diag_weight in [0, 1]: the paper's
+    family of losses.
 
-    w = 0 is the U-statistic, 1/n the V-statistic, 1 the residual-gradient loss (for k_ii = 1).
-    (Feng et al. 2019, sec:batch_lv)
+    w = 0 is the U-statistic, 1/n the V-statistic, 1 the residual-gradient loss (for
+    k_ii = 1). (Feng et al. 2019, sec:batch_lv)
     """
     check_diag_weight(diag_weight)
     rows = _checked_rows(residual, gram, least=2)
-    diagonal = (gram.diagonal(dim1=-2, dim2=-1) * residual.square()).sum(dim=-1)  # Σ_i k_ii δ_i², (…)
+    diagonal = (gram.diagonal(dim1=-2, dim2=-1) * residual.square()).sum(
+        dim=-1
+    )  # Σ_i k_ii δ_i², (…)
     off_diagonal = _quadratic_form(residual, gram) - diagonal
-    return (1.0 - diag_weight) * off_diagonal / (rows * (rows - 1)) + diag_weight * diagonal / rows
+    return (1.0 - diag_weight) * off_diagonal / (
+        rows * (rows - 1)
+    ) + diag_weight * diagonal / rows
 
 
 def mixture_diag_weight(alpha: float, population: int) -> float:
-    """The `diag_weight` of the paper's mixture alpha · L_KV + (1 − alpha) · L_KU over `population` rows.
+    """The `diag_weight` of the paper's mixture alpha · L_KV + (1 − alpha) · L_KU over
+    `population` rows.
 
     (Feng et al. 2019, sec:batch_lv)
     """
     if not 0.0 <= alpha <= 1.0 or population < 1:
         raise ConfigError(
-            f"alpha is {alpha}, population {population}; give alpha in [0, 1] and a positive number of rows"
+            f"alpha is {alpha}, population {population}; give alpha in [0, 1] and a"
+            " positive number of rows"
         )
     return alpha / population
 
 
-def feature_v_statistic(features: Float[Tensor, "*maps row feature"], residual: Residual) -> Loss:
+def feature_v_statistic(
+    features: Float[Tensor, "*maps row feature"], residual: Residual
+) -> Loss:
     """‖ψᵀδ‖²/n²: the V-statistic of the kernel ψ(x)ᵀψ(y) in linear time.
 
     (Feng et al. 2019, thm:eigen)
     """
-    _check_rows(residual=residual, rows_of_features=features.new_empty(features.shape[:-1]))
-    projected = (residual.unsqueeze(-2) @ features).squeeze(-2)  # (…, 1, N) @ (…, N, m) = (…, 1, m)
+    _check_rows(
+        residual=residual, rows_of_features=features.new_empty(features.shape[:-1])
+    )
+    projected = (residual.unsqueeze(-2) @ features).squeeze(
+        -2
+    )  # (…, 1, N) @ (…, N, m) = (…, 1, m)
     return projected.square().sum(dim=-1) / residual.shape[-1] ** 2
 
 
@@ -108,7 +129,9 @@ def check_diag_weight(diag_weight: float) -> None:
 
 
 def _quadratic_form(residual: Tensor, gram: Tensor) -> Tensor:
-    """δᵀKδ, (…): a row product, because a batched product with one column is ten times slower."""
+    """δᵀKδ, (…): a row product, because a batched product with one column is ten times
+    slower.
+    """
     return ((residual.unsqueeze(-2) @ gram).squeeze(-2) * residual).sum(dim=-1)
 
 
@@ -127,9 +150,13 @@ def _checked_rows(residual: Tensor, gram: Tensor, least: int = 1) -> int:
 
 
 def _check_rows(**columns: Tensor) -> None:
-    """Raise DataError for unequal shapes: (N, 1) with (N,) would broadcast to (N, N) silently."""
+    """Raise DataError for unequal shapes: (N, 1) with (N,) would broadcast to (N, N)
+    silently.
+    """
     shapes = {name: tuple(column.shape) for name, column in columns.items()}
     ends = {shape[-1:] for shape in shapes.values()}
     fronts = {shape[:-1] for shape in shapes.values()} - {()}
     if len(ends) != 1 or () in ends or len(fronts) > 1:
-        raise DataError(f"residual received shapes {shapes}; give (N,) or (R, N) with equal N and R")
+        raise DataError(
+            f"residual received shapes {shapes}; give (N,) or (R, N) with equal N and R"
+        )

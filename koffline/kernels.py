@@ -1,4 +1,5 @@
-"""Positive-definite kernels: Gram matrices, diagonals, random Fourier features and the median bandwidth.
+"""Positive-definite kernels: Gram matrices, diagonals, random Fourier features and the
+median bandwidth.
 
 Rows may carry leading axes: ``gram`` maps (…, N, d) and (…, M, d) to (…, N, M).
 """
@@ -48,24 +49,33 @@ class _Scaled:
         """Diagonal of ones."""
         return torch.ones_like(x[..., 0])
 
-    def exponent_columns(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Columns (…, N, d + 2) and (…, M, d + 2) whose product is −log2(e) ‖x − y‖² / bandwidth².
+    def exponent_columns(
+        self, x: Tensor, y: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Columns (…, N, d + 2) and (…, M, d + 2) whose product is −log2(e) ‖x − y‖² /
+        bandwidth².
 
-        Rows are centred first, because the product subtracts large squares if data are far from zero.
+        Rows are centred first, because the product subtracts large squares if data are
+        far from zero.
         """
         other = x if y is None else y
         centre = x.mean(dim=-2, keepdim=True)
         scale = math.sqrt(_LOG2_E) / self.bandwidth
-        rows, others = (x - centre) * scale, (other - centre) * scale
+        rows = (x - centre) * scale
+        others = (other - centre) * scale
         squares = -rows.square().sum(dim=-1, keepdim=True)
         other_squares = -others.square().sum(dim=-1, keepdim=True)
         left = torch.cat((squares, torch.ones_like(squares), 2.0 * rows), dim=-1)
-        right = torch.cat((torch.ones_like(other_squares), other_squares, others), dim=-1)
+        right = torch.cat(
+            (torch.ones_like(other_squares), other_squares, others), dim=-1
+        )
         return left, right
 
     def _exponent(self, x: Tensor, y: Tensor | None) -> Tensor:
         left, right = self.exponent_columns(x, y)
-        exponent = (left @ right.mT).clamp_(max=0.0)  # rounding may leave +1e-7 at equal rows
+        exponent = (left @ right.mT).clamp_(
+            max=0.0
+        )  # rounding may leave +1e-7 at equal rows
         if y is None or y is x:
             exponent.diagonal(dim1=-2, dim2=-1).zero_()
         return exponent
@@ -79,10 +89,14 @@ class Gaussian(_Scaled):
     """
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
-        """Gram matrix of all pairs: one product of augmented columns, then exp2, much faster than exp."""
+        """Gram matrix of all pairs: one product of augmented columns, then exp2, much
+        faster than exp.
+        """
         return self._exponent(x, y).exp2_()
 
-    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
+    def draw_frequencies(
+        self, dimension: int, count: int, generator: Generator
+    ) -> Tensor:
         """Frequencies (d, count) from N(0, 2 / bandwidth²)."""
         normal = torch.randn(dimension, count, generator=generator, dtype=torch.float64)
         return normal * (math.sqrt(2.0) / self.bandwidth)
@@ -94,9 +108,15 @@ class Laplacian(_Scaled):
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """Gram matrix of all pairs."""
-        return torch.cdist(x, x if y is None else y, p=1.0).mul(-1.0 / self.bandwidth).exp_()
+        return (
+            torch.cdist(x, x if y is None else y, p=1.0)
+            .mul(-1.0 / self.bandwidth)
+            .exp_()
+        )
 
-    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
+    def draw_frequencies(
+        self, dimension: int, count: int, generator: Generator
+    ) -> Tensor:
         """Frequencies (d, count), Cauchy with scale 1 / bandwidth."""
         uniform = torch.rand(dimension, count, generator=generator, dtype=torch.float64)
         return (math.pi * (uniform - 0.5)).tan() / self.bandwidth
@@ -104,7 +124,9 @@ class Laplacian(_Scaled):
 
 @dataclass(frozen=True)
 class InverseMultiquadric(_Scaled):
-    """k(x, y) = (1 + ‖x − y‖² / bandwidth²)^(−1/2); its tails are heavier than the Gaussian's."""
+    """k(x, y) = (1 + ‖x − y‖² / bandwidth²)^(−1/2); its tails are heavier than the
+    Gaussian's.
+    """
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """Gram matrix of all pairs."""
@@ -129,9 +151,11 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class FourierFeatures:
-    """An explicit feature map whose inner products approximate a Gaussian kernel: ψ(x)ᵀψ(y) ≈ k(x, y).
+    """An explicit feature map whose inner products approximate a Gaussian kernel:
+    ψ(x)ᵀψ(y) ≈ k(x, y).
 
-    Pairs of cosine and sine, so that ψ(x)ᵀψ(x) = 1 exactly. The error decreases as count^(−1/2).
+    Pairs of cosine and sine, so that ψ(x)ᵀψ(x) = 1 exactly. The error decreases as
+    count^(−1/2).
     """
 
     frequencies: Tensor  # (d, count / 2)
@@ -139,18 +163,23 @@ class FourierFeatures:
     def __call__(self, x: Rows) -> Float[Tensor, "*batch n m"]:
         """Features ψ(x)."""
         phases = x @ self.frequencies.to(x)
-        return torch.cat((phases.cos(), phases.sin()), dim=-1) / math.sqrt(self.frequencies.shape[1])
+        return torch.cat((phases.cos(), phases.sin()), dim=-1) / math.sqrt(
+            self.frequencies.shape[1]
+        )
 
 
 def random_fourier_features(
     kernel: Gaussian | Laplacian, dimension: int, count: int, generator: Generator
 ) -> FourierFeatures:
-    """Feature map with `count` columns for rows of `dimension` columns, drawn in float64.
+    """Feature map with `count` columns for rows of `dimension` columns, drawn in
+    float64.
 
     Raises ConfigError unless `count` is even and positive.
     """
     if count < 2 or count % 2:
-        raise ConfigError(f"count is {count}; give an even number of random features, at least 2")
+        raise ConfigError(
+            f"count is {count}; give an even number of random features, at least 2"
+        )
     return FourierFeatures(kernel.draw_frequencies(dimension, count // 2, generator))
 
 
@@ -159,25 +188,32 @@ def median_bandwidth(
 ) -> float:
     """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
 
-    With more than `max_rows` rows a subset is used: drawn by `generator`, or evenly spaced without one.
+    With more than `max_rows` rows a subset is used: drawn by `generator`, or evenly
+    spaced without one.
     Raises DataError for fewer than two rows.
     (Feng et al. 2019, sec:exp_detail)
     """
     rows = torch.as_tensor(x).detach()
     if rows.ndim != 2 or len(rows) < 2:
-        raise DataError(f"median_bandwidth received shape {tuple(rows.shape)}; give at least two rows (N, d)")
+        raise DataError(
+            f"median_bandwidth received shape {tuple(rows.shape)}; give at least two"
+            " rows (N, d)"
+        )
     count = len(rows)
     if count > max_rows:
         evenly = torch.arange(max_rows) * count // max_rows
-        kept = evenly if generator is None else torch.randperm(count, generator=generator)[:max_rows]
+        if generator is None:
+            kept = evenly
+        else:
+            kept = torch.randperm(count, generator=generator)[:max_rows]
         rows = rows[kept.to(rows.device)]
     distances = torch.pdist(rows.to("cpu", torch.float64)).numpy()
     # Not torch's median, which copies them with their indices: three times the memory.
     return max(float(np.median(distances, overwrite_input=True)), _SMALLEST_BANDWIDTH)
 
 
-# By their names in configurations. A kernel of your own goes here, too: KERNELS["mine"] = Mine(), a `Kernel`
-# with values up to 1 whose rows arrive divided by the bandwidth.
+# By their names in configurations. A kernel of your own goes here, too: KERNELS["mine"]
+# = Mine(), a `Kernel` with values up to 1 whose rows arrive divided by the bandwidth.
 KERNELS: dict[str, Kernel] = {
     "gaussian": Gaussian(1.0),
     "laplacian": Laplacian(1.0),

@@ -24,7 +24,14 @@ from koffline.errors import PolicyError, listed, nearest_name, refuse
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy, load_policy_file
 from koffline.policies.base import TrainingRows, as_numbers, check_spaces
 from koffline.policies.builtin import epsilon_policy, uniform_policy
-from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
+from koffline.policies.files import (
+    ACCEPTED,
+    detect,
+    load_onnx,
+    read_d3,
+    read_torchscript,
+    say_it_runs_code,
+)
 from koffline.untrusted.limits import Refused, parse_json, read_bytes
 from koffline.untrusted.user_code import current_folder, user_code, user_modules
 
@@ -43,14 +50,16 @@ def load_policy(
 ) -> Policy:
     """Load the policy that a spec names.
 
-    spec: a file (d3rlpy .d3, TorchScript, ONNX, koffline .npz, recognised by content), `package.module:name`
-    (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file with one of these names is given as a path,
-    `./uniform`. No code in a .d3, ONNX or .npz file can run; a TorchScript file runs no Python, but is a
-    program. Loading one, or a Python module, logs a warning once (logger koffline.policies.files; stderr by
-    default). features: the log's (``metadata.features``), for functions that take a table of named columns.
+    spec: a file (d3rlpy .d3, TorchScript, ONNX, koffline .npz, recognised by content),
+    `package.module:name` (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file
+    with one of these names is given as a path, `./uniform`. No code in a .d3, ONNX or
+    .npz file can run; a TorchScript file runs no Python, but is a program. Loading one,
+    or a Python module, logs a warning once (logger koffline.policies.files; stderr by
+    default). features: the log's (``metadata.features``), for functions that take a
+    table of named columns.
 
-    Raises PolicyError if the policy is missing, corrupt or unsafe, or does not fit the log's actions and
-    observations.
+    Raises PolicyError if the policy is missing, corrupt or unsafe, or does not fit the
+    log's actions and observations.
     """
     layers, base = check_spec(spec)
     path = Path(os.path.expanduser(base))
@@ -63,10 +72,14 @@ def load_policy(
         else:
             found = import_object(str(path))
         policy = as_policy(found, action_space, observation_shape, str(path), features)
-        trained_on, said = training_rows(path), f"If {path.name} was trained on these rows, it looks better"
+        trained_on = training_rows(path)
+        said = f"If {path.name} was trained on these rows, it looks better"
         is_known = trained_on is not None and len(trained_on.fingerprints) > 0
         if not is_known and path.is_file() and path.suffix != ".npz":
-            policy = replace(policy, notes=(*policy.notes, f"{said} than it is (koffline data split)."))
+            policy = replace(
+                policy,
+                notes=(*policy.notes, f"{said} than it is (koffline data split)."),
+            )
         policy = replace(policy, trained_on=trained_on)
     for epsilon in reversed(layers):
         mixed = epsilon_policy(epsilon, policy, action_space)
@@ -75,19 +88,26 @@ def load_policy(
 
 
 def training_rows(model: Path) -> TrainingRows | None:
-    """The rows a model file was trained on, from the record that `koffline train` writes beside it."""
+    """The rows a model file was trained on, from the record that `koffline train`
+    writes beside it.
+    """
     with suppress(OSError, Refused, KeyError, TypeError, ValueError):
         if model.is_file():  # no Python name
-            record = parse_json(read_bytes(model.with_name("run.json"), _LONGEST_RECORD))
+            record = parse_json(
+                read_bytes(model.with_name("run.json"), _LONGEST_RECORD)
+            )
             found = bytes.fromhex(record["data"]["fingerprints"])
-            return TrainingRows(str(record["digests"]["data"]), np.frombuffer(found, dtype="<u8"))
+            return TrainingRows(
+                str(record["digests"]["data"]), np.frombuffer(found, dtype="<u8")
+            )
     return None
 
 
 def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:
     """Probabilities of the epsilon layers, outermost first, and the spec inside them.
 
-    Raises PolicyError for specs that are invalid whatever the log; nothing is read or run.
+    Raises PolicyError for specs that are invalid whatever the log; nothing is read or
+    run.
     """
     layers: list[float] = []
     base = spec
@@ -97,15 +117,32 @@ def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:
             layers.append(float(number))
         except ValueError:
             layers.append(math.nan)
-        few = f"names more than {_MOST_LAYERS} layers of epsilon; give one of the whole probability"
-        form = "write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform"
-        wrong = {few: len(layers) > _MOST_LAYERS, form: not (base and 0.0 <= layers[-1] <= 1.0)}
+        few = (
+            f"names more than {_MOST_LAYERS} layers of epsilon; give one of the whole"
+            " probability"
+        )
+        form = (
+            "write epsilon:<probability in [0, 1]>:<policy>, for instance"
+            " epsilon:0.1:uniform"
+        )
+        wrong = {
+            few: len(layers) > _MOST_LAYERS,
+            form: not (base and 0.0 <= layers[-1] <= 1.0),
+        }
         refuse(wrong, str(spec)[:80])
-    path = Path(os.path.expanduser(base))  # unlike Path.expanduser, does not raise for an unknown user
+    path = Path(
+        os.path.expanduser(base)
+    )  # unlike Path.expanduser, does not raise for an unknown user
     if base and base != "uniform" and path.is_dir():  # Path("") is the current folder
         raise PolicyError(f"{base}: this is a folder; a policy is {ACCEPTED}")
-    if base != "uniform" and not path.is_file() and not _MODULE_SPEC.fullmatch(str(base)):
-        raise PolicyError(f"{str(base)!r}: there is no such file; a policy is {ACCEPTED}")
+    if (
+        base != "uniform"
+        and not path.is_file()
+        and not _MODULE_SPEC.fullmatch(str(base))
+    ):
+        raise PolicyError(
+            f"{str(base)!r}: there is no such file; a policy is {ACCEPTED}"
+        )
     return layers, base
 
 
@@ -116,29 +153,38 @@ def as_policy(
     name: str | None = None,
     features: Features | None = None,
 ) -> Policy:
-    """Make a policy from a spec, a Policy, a d3rlpy algorithm, a torch module or any callable.
+    """Make a policy from a spec, a Policy, a d3rlpy algorithm, a torch module or any
+    callable.
 
-    A callable maps a batch of observations (N, ...) to probabilities (N, n) or action indices (N,) or, for a
-    continuous space, to actions (N, k). If a table had texts for actions, such texts (N,) are accepted, too.
-    A callable with a parameter named `generator` is a stochastic continuous policy. If its first parameter is
-    named `table`, it gets a polars DataFrame with the columns of the log's table (``features``), categories
-    as texts, in place of the array. A torch module gets a float tensor, without gradients, in evaluation
-    mode. If the log's observations hold labels (``features.layout``), the policy gets them as the file holds
-    them; only a model that was made for their encoded columns gets those.
+    A callable maps a batch of observations (N, ...) to probabilities (N, n) or action
+    indices (N,) or, for a continuous space, to actions (N, k). If a table had texts for
+    actions, such texts (N,) are accepted, too. A callable with a parameter named
+    `generator` is a stochastic continuous policy. If its first parameter is named
+    `table`, it gets a polars DataFrame with the columns of the log's table
+    (``features``), categories as texts, in place of the array. A torch module gets a
+    float tensor, without gradients, in evaluation mode. If the log's observations hold
+    labels (``features.layout``), the policy gets them as the file holds them; only a
+    model that was made for their encoded columns gets those.
 
     Raises PolicyError if the object is none of these or does not fit the log.
     """
     if isinstance(policy, (str, Path)):
         return load_policy(policy, action_space, observation_shape, features)
-    return _ordered(_as_policy(policy, action_space, observation_shape, name, features), features)
+    return _ordered(
+        _as_policy(policy, action_space, observation_shape, name, features), features
+    )
 
 
 def _ordered(policy: Policy, features: Features | None) -> Policy:
-    """The policy with a note on which action each column of an array is, if the log's actions have names."""
+    """The policy with a note on which action each column of an array is, if the log's
+    actions have names.
+    """
     if features is None or not features.actions or isinstance(policy, ContinuousPolicy):
         return policy
     note = features.order_note
-    return policy if note in policy.notes else replace(policy, notes=(*policy.notes, note))
+    if note in policy.notes:
+        return policy
+    return replace(policy, notes=(*policy.notes, note))
 
 
 def _as_policy(
@@ -153,14 +199,27 @@ def _as_policy(
     if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
         if layout is not None and policy.observation_shape in (None, layout.shape):
             policy = of_logged_observations(policy, layout)
-        own = Discrete(policy.n) if isinstance(policy, DiscretePolicy) else Continuous(policy.k)
-        check_spaces(policy.name, (own, policy.observation_shape), (action_space, observation_shape))
+        own = (
+            Discrete(policy.n)
+            if isinstance(policy, DiscretePolicy)
+            else Continuous(policy.k)
+        )
+        check_spaces(
+            policy.name,
+            (own, policy.observation_shape),
+            (action_space, observation_shape),
+        )
         return policy
     name = str(name or getattr(policy, "__name__", type(policy).__name__))
-    kind, function = type(policy).__name__, "a function of a batch of observations"
+    kind = type(policy).__name__
+    function = "a function of a batch of observations"
     wrong = {
-        f"this is a class; give an instance of it or {function}": isinstance(policy, type),
-        f"a {kind} is not a policy; give {ACCEPTED}, or {function}": not callable(policy),
+        f"this is a class; give an instance of it or {function}": isinstance(
+            policy, type
+        ),
+        f"a {kind} is not a policy; give {ACCEPTED}, or {function}": not callable(
+            policy
+        ),
     }
     if is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
         from koffline.algos.policies import policy_from_algo
@@ -168,28 +227,41 @@ def _as_policy(
         trained_for = tuple(policy.observation_shape or ())
         if layout is None or trained_for != layout.shape:
             return policy_from_algo(policy, name, action_space, observation_shape)
-        return of_logged_observations(policy_from_algo(policy, name, action_space, layout.shape), layout)
+        return of_logged_observations(
+            policy_from_algo(policy, name, action_space, layout.shape), layout
+        )
     refuse(wrong, name)
-    policy = ModuleFunction(policy) if is_instance_of_loaded("torch.nn", "Module", policy) else policy
-    asked, is_network = _parameters(policy), getattr(policy, "is_network", False)
+    if is_instance_of_loaded("torch.nn", "Module", policy):
+        policy = ModuleFunction(policy)
+    asked = _parameters(policy)
+    is_network = getattr(policy, "is_network", False)
     label_notes = tuple[str, ...]()
     if [*asked][:1] == ["table"]:
         if features is None or tuple(observation_shape) != (len(features.names),):
-            said = "it asks for a table, but the columns of this log have no names (it comes from no table)"
+            said = (
+                "it asks for a table, but the columns of this log have no names (it"
+                " comes from no table)"
+            )
             raise PolicyError(f"{name}: {said}; take the array of observations instead")
         policy = ViewFunction(policy, features.table)
     elif layout is not None:
         policy, said = _of_labels(policy, layout, action_space)
         label_notes = (f"{name} gets observations {said}",)
     drawn = isinstance(action_space, Discrete) and asked.get("generator")
-    needed = "a generator is for continuous actions; return the probabilities of discrete ones"
+    needed = (
+        "a generator is for continuous actions; return the probabilities of discrete"
+        " ones"
+    )
     refuse({needed: drawn and drawn.default is inspect.Parameter.empty}, name)
     notes = tuple[str, ...]()
     if features is not None and isinstance(action_space, Discrete):
         meant = "positions, from 0, in" if is_network else "values of"
         said = f"whole numbers that {name} returns were read as {meant} action_names"
         notes = (f"{said} ({listed(features.actions, 8)})",) * features.is_coded
-        policy = policy if is_network else partial(_numbered, policy, name, features)
+        if is_network:
+            policy = policy
+        else:
+            policy = partial(_numbered, policy, name, features)
     made = callable_policy(policy, name, action_space, observation_shape)
     return replace(made, notes=(*label_notes, *notes))
 
@@ -205,11 +277,15 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 class ViewFunction:
     """Calls a function on another form of the log's observations (N, d).
 
-    view: makes the first argument from the observations, such as a table of named columns.
+    view: makes the first argument from the observations, such as a table of named
+    columns.
     """
 
-    def __init__(self, function: Callable[..., Any], view: Callable[[np.ndarray], Any]) -> None:
-        self._function, self._view = function, view
+    def __init__(
+        self, function: Callable[..., Any], view: Callable[[np.ndarray], Any]
+    ) -> None:
+        self._function = function
+        self._view = view
         with suppress(TypeError, ValueError):  # a callable without a signature
             self.__signature__ = inspect.signature(function)
         if (density := getattr(function, "log_density", None)) is not None:
@@ -221,7 +297,9 @@ class ViewFunction:
 
 
 def of_logged_observations(policy: Policy, layout: Layout) -> Policy:
-    """A policy of observations as the file holds them as one of the log's encoded observations."""
+    """A policy of observations as the file holds them as one of the log's encoded
+    observations.
+    """
     functions = ["function"]
     if isinstance(policy, ContinuousPolicy):
         functions = ["mean_function", "sample_function", "density_function"]
@@ -239,12 +317,17 @@ def of_logged_observations(policy: Policy, layout: Layout) -> Policy:
 def _of_labels(
     function: Callable[..., Any], layout: Layout, action_space: ActionSpace
 ) -> tuple[Callable[..., Any], str]:
-    """A function of the log's encoded observations, and in words what the given function gets.
+    """A function of the log's encoded observations, and in words what the given
+    function gets.
 
-    A Python function gets what the file holds. A network may be made for that, as numbers or as indices, or
-    for encoded observations: it gets the first of these for which it gives an answer of the right shape.
+    A Python function gets what the file holds. A network may be made for that, as
+    numbers or as indices, or for encoded observations: it gets the first of these for
+    which it gives an answer of the right shape.
     """
-    of_logged = ViewFunction(function, layout.decode), _AS_LOGGED.format(layout.shape_text)
+    of_logged = (
+        ViewFunction(function, layout.decode),
+        _AS_LOGGED.format(layout.shape_text),
+    )
     if not getattr(function, "is_network", False):
         return of_logged
     of_floats = ViewFunction(function, partial(_decoded_floats, layout)), of_logged[1]
@@ -259,33 +342,52 @@ def _decoded_floats(layout: Layout, observations: np.ndarray) -> np.ndarray:
     return layout.decode(observations).astype(np.float32)
 
 
-def _answers(function: Callable[..., Any], layout: Layout, action_space: ActionSpace) -> bool:
+def _answers(
+    function: Callable[..., Any], layout: Layout, action_space: ActionSpace
+) -> bool:
     """Whether a network gives an answer of the right shape for two observations."""
     logged = np.zeros((2, *layout.shape))
     logged.reshape(2, -1)[:] = layout.lowest
-    columns = action_space.n if isinstance(action_space, Discrete) else action_space.k
+    if isinstance(action_space, Discrete):
+        columns = action_space.n
+    else:
+        columns = action_space.k
     try:
         shape = np.shape(as_numbers(function(layout.encode(logged))))
-    except Exception:  # whatever a stranger's network raises for an input that it was not made for
+    except (
+        Exception
+    ):  # whatever a stranger's network raises for an input that it was not made for
         return False
     return shape in ((2,), (2, 1), (2, columns))
 
 
-def _numbered(function: Callable[..., Any], name: str, features: Features, observations: np.ndarray) -> Any:
+def _numbered(
+    function: Callable[..., Any],
+    name: str,
+    features: Features,
+    observations: np.ndarray,
+) -> Any:
     """Call the function and convert action texts to indices."""
     return features.numbers(function(observations), name)
 
 
 def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
-    """isinstance with a class of a heavy library, without importing it; False if it is not imported yet."""
+    """isinstance with a class of a heavy library, without importing it; False if it is
+    not imported yet.
+    """
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
 def _read(
-    path: Path, action_space: ActionSpace, observation_shape: Sequence[int], layout: Layout | None = None
+    path: Path,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    layout: Layout | None = None,
 ) -> Any:
-    """The content of a file: an algorithm, a policy, or a function of a batch of observations."""
+    """The content of a file: an algorithm, a policy, or a function of a batch of
+    observations.
+    """
     kind = detect(path)
     if kind == "d3":
         file = read_d3(path)
@@ -299,46 +401,66 @@ def _read(
         except PolicyError:
             if layout is None:
                 raise
-            with suppress(PolicyError):  # it may be made for observations as the file holds them
+            with suppress(
+                PolicyError
+            ):  # it may be made for observations as the file holds them
                 return load_policy_file(path, action_space, layout.shape)
             raise
-    return load_onnx(path) if kind == "onnx" else read_torchscript(path)
+    if kind == "onnx":
+        return load_onnx(path)
+    return read_torchscript(path)
 
 
 def import_object(spec: str) -> Any:
     """Import the object named by `package.module:name`; this runs the module.
 
-    The current folder is searched first, as with `python -m`, for this module and for what the modules of
-    this folder import. Raises PolicyError if the module or the name is missing, or the module fails.
+    The current folder is searched first, as with `python -m`, for this module and for
+    what the modules of this folder import. Raises PolicyError if the module or the name
+    is missing, or the module fails.
     """
     module_name, _, attribute = spec.partition(":")
     say_it_runs_code(spec, f"runs the Python module {module_name}")
     here = current_folder()  # ours: user code may have moved to another one
     searched = here or "the current folder, which was deleted,"
     importlib.invalidate_caches()  # the module may have been written a moment ago
-    folder = f"install it or run from the folder that holds it ({searched} was searched)"
+    folder = (
+        f"install it or run from the folder that holds it ({searched} was searched)"
+    )
     remedy = f"{folder}; a module must be importable on its own, and named without .py"
     importing = user_code(spec, f"importing {module_name} failed", remedy, PolicyError)
     with importing, user_modules.named(module_name, folder=here):
         target = importlib.import_module(module_name)
-    getting = user_code(spec, f"getting {attribute} failed", "give a name in that module", PolicyError)
+    getting = user_code(
+        spec, f"getting {attribute} failed", "give a name in that module", PolicyError
+    )
     with getting:  # a module may have code for this, too
         for part in attribute.split("."):
             if not hasattr(target, part):
-                public = [name for name, value in vars(target).items() if name[0] != "_" and callable(value)]
-                raise PolicyError(f"{spec}: {module_name} has no '{part}'; {nearest_name(part, public)}")
+                public = [
+                    name
+                    for name, value in vars(target).items()
+                    if name[0] != "_" and callable(value)
+                ]
+                raise PolicyError(
+                    f"{spec}: {module_name} has no '{part}';"
+                    f" {nearest_name(part, public)}"
+                )
             target = getattr(target, part)
     return target
 
 
 def callable_policy(
-    function: Callable[..., Any], name: str, action_space: ActionSpace, observation_shape: Sequence[int]
+    function: Callable[..., Any],
+    name: str,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
 ) -> Policy:
     """A policy from a function of a batch of observations.
 
-    Discrete: it returns probabilities (N, n) or greedy action indices (N,). Continuous: it returns actions
-    (N, k). With a parameter named `generator` it is stochastic and gets a numpy Generator; an attribute
-    `log_density` of such a function, (observations, actions) -> (N,), makes importance ratios possible.
+    Discrete: it returns probabilities (N, n) or greedy action indices (N,). Continuous:
+    it returns actions (N, k). With a parameter named `generator` it is stochastic and
+    gets a numpy Generator; an attribute `log_density` of such a function,
+    (observations, actions) -> (N,), makes importance ratios possible.
     """
     shape = tuple(observation_shape)
     if isinstance(action_space, Discrete):
@@ -354,7 +476,8 @@ def callable_policy(
 
 
 class ModuleFunction:
-    """Calls a torch module without gradients, in evaluation mode, on its device, with its float type.
+    """Calls a torch module without gradients, in evaluation mode, on its device, with
+    its float type.
 
     Columns of int64 (discrete actions) keep their type.
     """
@@ -366,16 +489,29 @@ class ModuleFunction:
 
         sample = next(module.parameters(), None)
         self._module = module
-        self._dtype = sample.dtype if sample is not None and sample.is_floating_point() else torch.float32
-        self._device = torch.device("cpu") if sample is None else sample.device
+        if sample is not None and sample.is_floating_point():
+            self._dtype = sample.dtype
+        else:
+            self._dtype = torch.float32
+        if sample is None:
+            self._device = torch.device("cpu")
+        else:
+            self._device = sample.device
 
     def __call__(self, *columns: np.ndarray) -> Any:
         """Call the module with columns of rows."""
         import torch
 
-        # Copies: the log's arrays are read-only, and the module might write into its input.
-        types = [torch.int64 if column.dtype == np.int64 else self._dtype for column in columns]
-        batch = [torch.tensor(c, dtype=t, device=self._device) for c, t in zip(columns, types, strict=True)]
+        # Copies: the log's arrays are read-only, and the module might write into its
+        # input.
+        types = [
+            torch.int64 if column.dtype == np.int64 else self._dtype
+            for column in columns
+        ]
+        batch = [
+            torch.tensor(c, dtype=t, device=self._device)
+            for c, t in zip(columns, types, strict=True)
+        ]
         was_training = self._module.training
         self._module.eval()
         try:

@@ -7,8 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-_FIRST_LINE, _BETWEEN_LINES = 1.2, 10.0  # seconds
-Tell = Callable[..., None]  # called with the number done, and optionally the total and a note
+# seconds
+_FIRST_LINE = 1.2
+_BETWEEN_LINES = 10.0
+Tell = Callable[
+    ..., None
+]  # called with the number done, and optionally the total and a note
 
 
 @contextlib.contextmanager
@@ -21,18 +25,40 @@ def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
         yield _lines(title, total)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    texts = [TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]")]
-    columns = (texts[0], BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), texts[1])
-    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
+    texts = [
+        TextColumn(f"{{task.{part}}}", markup=False)
+        for part in ("description", "fields[note]")
+    ]
+    columns = (
+        texts[0],
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        texts[1],
+    )
+    with Progress(
+        *columns, console=Console(stderr=True, emoji=False), transient=True
+    ) as bar:
         task = bar.add_task(title, total=total, note="")
-        yield lambda done, total=total, note="": bar.update(task, completed=done, total=total, note=note)
+        yield lambda done, total=total, note="": bar.update(
+            task, completed=done, total=total, note=note
+        )
 
 
 def _lines(title: str, total: int | None) -> Tell:
-    """Receiver that prints a line after a second, then every ten seconds; shorter work prints nothing."""
-    began, stream = time.monotonic(), sys.stderr
+    """Receiver that prints a line after a second, then every ten seconds; shorter work
+    prints nothing.
+    """
+    began = time.monotonic()
+    stream = sys.stderr
     due = began + _FIRST_LINE
 
     def tell(done: int, total: int | None = total, note: str = "") -> None:
@@ -40,8 +66,13 @@ def _lines(title: str, total: int | None) -> Tell:
         now = time.monotonic()
         if now >= due:
             due = now + _BETWEEN_LINES
-            step = f"step {done:,}{f' of {total:,}' if total else ''}{', ' * bool(note)}{note}"
-            with contextlib.suppress(OSError, ValueError):  # nobody listens any more; the work goes on
+            step = (
+                "step"
+                f" {done:,}{f' of {total:,}' if total else ''}{', ' * bool(note)}{note}"
+            )
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # nobody listens any more; the work goes on
                 print(f"{title}: {step}, {now - began:.0f} s", file=stream, flush=True)
 
     return tell

@@ -1,8 +1,9 @@
-"""Stacked networks: R replicas with a leading axis, evaluated and differentiated by the same tensor products.
+"""Stacked networks: R replicas with a leading axis, evaluated and differentiated by the
+same tensor products.
 
-Parameters of replica r are row r of one flat (R, P) tensor, so that an optimiser step, a target copy or an
-average is one operation for all. A replica's numbers do not depend on how many others are in the stack.
-The backward pass is written by hand.
+Parameters of replica r are row r of one flat (R, P) tensor, so that an optimiser step,
+a target copy or an average is one operation for all. A replica's numbers do not depend
+on how many others are in the stack. The backward pass is written by hand.
 
     network = StackedMLP.initialise((4, 64, 64, 2), seeds=range(10))
     network.forward(observations)                 # (N, 4) -> (10, N, 2)
@@ -32,17 +33,21 @@ _NARROW = 16  # with fewer outputs a batched product is computed as its transpos
 class StackedMLP:
     """R multilayer perceptrons.
 
-    sizes: (inputs, hidden…, outputs). activation: "relu" or "tanh" between layers, else ConfigError. flat:
-    parameters (R, P), modified in place by training.
+    sizes: (inputs, hidden…, outputs). activation: "relu" or "tanh" between layers, else
+    ConfigError. flat: parameters (R, P), modified in place by training.
     """
 
     def __init__(
-        self, sizes: Sequence[int], flat: Float[Tensor, "replica parameter"], activation: str = "relu"
+        self,
+        sizes: Sequence[int],
+        flat: Float[Tensor, "replica parameter"],
+        activation: str = "relu",
     ) -> None:
         if activation not in ("relu", "tanh"):
             raise ConfigError(f"activation is '{activation}'; use one of relu, tanh")
         self.sizes = tuple(int(size) for size in sizes)
-        self.flat, self.activation = flat, activation
+        self.flat = flat
+        self.activation = activation
         self._views = self.layers(flat)
         self._workspace = Workspace()
         self._gradient_buffer: tuple[Tensor, Layers] | None = None
@@ -56,13 +61,17 @@ class StackedMLP:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> StackedMLP:
-        """One replica per seed; weights and biases uniform in ±1/√fan_in, drawn in float64 on the CPU."""
+        """One replica per seed; weights and biases uniform in ±1/√fan_in, drawn in
+        float64 on the CPU.
+        """
         rows = []
         for seed in seeds:
             generator = torch.Generator().manual_seed(int(seed))
             parts = []
             for fan_in, fan_out in itertools.pairwise(sizes):
-                uniform = torch.rand((fan_in + 1) * fan_out, generator=generator, dtype=torch.float64)
+                uniform = torch.rand(
+                    (fan_in + 1) * fan_out, generator=generator, dtype=torch.float64
+                )
                 parts.append((2.0 * uniform - 1.0) / math.sqrt(fan_in))
             rows.append(torch.cat(parts))
         return cls(sizes, torch.stack(rows).to(device, dtype), activation)
@@ -78,26 +87,43 @@ class StackedMLP:
 
     def select(self, replicas: Sequence[int] | Tensor) -> StackedMLP:
         """The stack of the given replicas, copied."""
-        return self.with_flat(self.flat[torch.as_tensor(replicas, device=self.flat.device)])
+        return self.with_flat(
+            self.flat[torch.as_tensor(replicas, device=self.flat.device)]
+        )
 
     def layers(self, flat: Tensor) -> Layers:
-        """Views of parameters, or of a gradient: weights (R, in, out), biases (R, 1, out) per layer."""
+        """Views of parameters, or of a gradient: weights (R, in, out), biases (R, 1,
+        out) per layer.
+        """
         shapes = list(itertools.pairwise(self.sizes))
-        parts = iter(flat.split([part for a, b in shapes for part in (a * b, b)], dim=1))
-        return [(next(parts).unflatten(1, shape), next(parts).unsqueeze(1)) for shape in shapes]
+        parts = iter(
+            flat.split([part for a, b in shapes for part in (a * b, b)], dim=1)
+        )
+        return [
+            (next(parts).unflatten(1, shape), next(parts).unsqueeze(1))
+            for shape in shapes
+        ]
 
-    def forward(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row output"]:
-        """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
+    def forward(
+        self, x: Float[Tensor, "*replica row input"]
+    ) -> Float[Tensor, "replica row output"]:
+        """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of
+        their own.
+        """
         return affine(self._hidden_layers(x)[-1], *self._views[-1])
 
-    def features(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row hidden"]:
+    def features(
+        self, x: Float[Tensor, "*replica row input"]
+    ) -> Float[Tensor, "replica row hidden"]:
         """Last hidden layer, (R, N, H), in which the output is linear."""
         return self._hidden_layers(x, in_buffers=False)[-1]
 
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """Outputs, and the map from their gradient (R, N, n) to the gradient in `flat` (R, P).
+        """Outputs, and the map from their gradient (R, N, n) to the gradient in `flat`
+        (R, P).
 
-        Call the map at most once and before the next forward pass: both write into the same buffers.
+        Call the map at most once and before the next forward pass: both write into the
+        same buffers.
         """
         inputs = self._hidden_layers(x)
         outputs = affine(inputs[-1], *self._views[-1])
@@ -108,16 +134,26 @@ class StackedMLP:
     def _hidden_layers(self, x: Tensor, in_buffers: bool = True) -> list[Tensor]:
         """The inputs of each layer."""
         if x.ndim not in (2, 3) or x.shape[-1] != self.sizes[0]:
-            raise DataError(f"network inputs have shape {tuple(x.shape)}; give ([R,] N, {self.sizes[0]})")
+            raise DataError(
+                f"network inputs have shape {tuple(x.shape)}; give ([R,] N,"
+                f" {self.sizes[0]})"
+            )
         inputs = [x.expand(self.replicas, *x.shape[-2:])]
         for index, (weight, bias) in enumerate(self._views[:-1]):
-            buffer = self._buffer(index, inputs[-1], weight) if in_buffers else None
+            if in_buffers:
+                buffer = self._buffer(index, inputs[-1], weight)
+            else:
+                buffer = None
             linear = affine(inputs[-1], weight, bias, buffer)
-            inputs.append(linear.relu_() if self.activation == "relu" else _tanh(linear))
+            inputs.append(
+                linear.relu_() if self.activation == "relu" else _tanh(linear)
+            )
         return inputs
 
     def _pull(self, gradient: Tensor, inputs: list[Tensor]) -> Tensor:
-        """Pull a gradient back layer by layer; slopes follow from the outputs of the activation."""
+        """Pull a gradient back layer by layer; slopes follow from the outputs of the
+        activation.
+        """
         aten = torch.ops.aten
         result, slots = self._gradient()
         for index in reversed(range(len(slots))):
@@ -130,25 +166,37 @@ class StackedMLP:
                 product = torch.mul if weight.shape[-1] == 1 else torch.bmm
                 gradient = product(gradient, weight.mT, out=buffer)
                 if self.activation == "relu":
-                    aten.threshold_backward.grad_input(gradient, inputs[index], 0.0, grad_input=gradient)
+                    aten.threshold_backward.grad_input(
+                        gradient, inputs[index], 0.0, grad_input=gradient
+                    )
                 else:
-                    aten.tanh_backward.grad_input(gradient, inputs[index], grad_input=gradient)
+                    aten.tanh_backward.grad_input(
+                        gradient, inputs[index], grad_input=gradient
+                    )
         return result
 
     def _pull_single_output(self, gradient: Tensor, inputs: list[Tensor]) -> Tensor:
-        """Pullback of one ReLU layer and one output, without forming the hidden gradient (R, N, H).
+        """Pullback of one ReLU layer and one output, without forming the hidden
+        gradient (R, N, H).
 
-        It is g m w with m the 0/1 mask of active units, so its product with the inputs is T w where
-        T = (x g)ᵀ m; and as the hidden layer is m (x W), the last layer's gradient gᵀ m (x W) is Σ_d W T.
+        It is g m w with m the 0/1 mask of active units, so its product with the inputs
+        is T w where T = (x g)ᵀ m; and as the hidden layer is m (x W), the last layer's
+        gradient gᵀ m (x W) is Σ_d W T.
         """
         result, (_, (top_slot, top_bias_slot)) = self._gradient()
         rows = gradient.squeeze(2).unsqueeze(1)  # (R, 1, N)
         torch.sum(rows, dim=2, keepdim=True, out=top_bias_slot)
-        fan_in, hidden, top = self.sizes[0], self.sizes[1], self._views[1][0]
-        weighted = self._workspace.take("weighted", (len(rows), fan_in + 1, rows.shape[2]), rows)
+        fan_in = self.sizes[0]
+        hidden = self.sizes[1]
+        top = self._views[1][0]
+        weighted = self._workspace.take(
+            "weighted", (len(rows), fan_in + 1, rows.shape[2]), rows
+        )
         torch.mul(inputs[0].mT, rows, out=weighted[:, :fan_in])
         weighted[:, fan_in:] = rows  # the bias is one more input, always one
-        both = (fan_in + 1) * hidden  # weights and biases of the first layer follow each other
+        both = (
+            fan_in + 1
+        ) * hidden  # weights and biases of the first layer follow each other
         slot = result[:, :both].unflatten(1, (fan_in + 1, hidden))
         product = torch.bmm(weighted, inputs[1].sign_())  # (R, d + 1, N) @ (R, N, H)
         torch.mul(product, top.mT, out=slot)
@@ -164,7 +212,9 @@ class StackedMLP:
         return self._gradient_buffer
 
     def _buffer(self, name: object, x: Tensor, weight: Tensor) -> Tensor | None:
-        """Buffer (R, N, out) for x W; None if gradients are recorded or it would be too large."""
+        """Buffer (R, N, out) for x W; None if gradients are recorded or it would be too
+        large.
+        """
         shape = (*x.shape[:2], weight.shape[2])
         if torch.is_grad_enabled() or math.prod(shape) > _LARGEST_BUFFER:
             return None
@@ -175,9 +225,10 @@ class StackedMLP:
 class ReplicaPlan:
     """Settings in which the replicas of one run differ.
 
-    learning_rates: one per replica. batch_seeds: seeds of the replicas' mini-batches; replicas with equal
-    seeds (and equal row sets) share mini-batches, and the kernel is computed once for all of them. row_sets:
-    index tensors into the table, such as bootstrap samples (a row that occurs twice counts twice);
+    learning_rates: one per replica. batch_seeds: seeds of the replicas' mini-batches;
+    replicas with equal seeds (and equal row sets) share mini-batches, and the kernel is
+    computed once for all of them. row_sets: index tensors into the table, such as
+    bootstrap samples (a row that occurs twice counts twice);
     row_set_of: the row set of each replica; None: all replicas use the whole table.
     """
 
@@ -187,16 +238,20 @@ class ReplicaPlan:
     row_set_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        count, sets, chosen = len(self.learning_rates), self.row_sets, self.row_set_of
+        count = len(self.learning_rates)
+        sets = self.row_sets
+        chosen = self.row_set_of
         if len(self.batch_seeds) != count or len(chosen) != (count if sets else 0):
             raise ConfigError(
-                f"plan has {count} learning rates, {len(self.batch_seeds)} batch seeds and {len(chosen)} "
-                f"numbers of its {len(sets)} row sets; give one of each per replica"
+                f"plan has {count} learning rates, {len(self.batch_seeds)} batch seeds"
+                f" and {len(chosen)} numbers of its {len(sets)} row sets; give one of"
+                " each per replica"
             )
 
     @classmethod
     def grid(cls, seeds: Sequence[int], learning_rates: Sequence[float]) -> ReplicaPlan:
-        """Every learning rate with every seed, seed by seed; the rates of one seed share mini-batches.
+        """Every learning rate with every seed, seed by seed; the rates of one seed
+        share mini-batches.
 
         Initialise the networks with each seed repeated ``len(learning_rates)`` times.
         """
@@ -208,7 +263,9 @@ class ReplicaPlan:
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
-        """(batch seed, row set) of each group of replicas that share mini-batches, in order of appearance."""
+        """(batch seed, row set) of each group of replicas that share mini-batches, in
+        order of appearance.
+        """
         return tuple(dict.fromkeys(self._keys()))
 
     @property
@@ -217,25 +274,34 @@ class ReplicaPlan:
         return tuple(map(self.groups.index, self._keys()))
 
     def _keys(self) -> list[tuple[int, int]]:
-        return list(zip(self.batch_seeds, self.row_set_of or (-1,) * len(self), strict=True))
+        return list(
+            zip(self.batch_seeds, self.row_set_of or (-1,) * len(self), strict=True)
+        )
 
 
 class Workspace:
-    """Buffers reused in every step, because first access to new memory costs more than the arithmetic."""
+    """Buffers reused in every step, because first access to new memory costs more than
+    the arithmetic.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
     def take(self, name: object, shape: Sequence[int], like: Tensor) -> Tensor:
-        """The named buffer, with arbitrary content; a new one if the shape has changed."""
+        """The named buffer, with arbitrary content; a new one if the shape has
+        changed.
+        """
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tuple(shape):
-            buffer = self._buffers[name] = torch.empty(*shape, dtype=like.dtype, device=like.device)
+            buffer = self._buffers[name] = torch.empty(
+                *shape, dtype=like.dtype, device=like.device
+            )
         return buffer
 
 
 class StackedAdam:
-    """Adam on flat (R, P) parameters: a few operations for all replicas, one learning rate per replica.
+    """Adam on flat (R, P) parameters: a few operations for all replicas, one learning
+    rate per replica.
 
     Decay rates are 0.9 and 0.999. epsilon: one number, or one per replica, (R, 1).
     """
@@ -244,14 +310,20 @@ class StackedAdam:
 
     def __init__(self, flat: Tensor, epsilon: float | Tensor = 1e-8) -> None:
         self._epsilon = epsilon
-        self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
+        self._mean = torch.zeros_like(flat)
+        self._square = torch.zeros_like(flat)
         self._scratch = torch.empty_like(flat)
         self._steps = 0
 
-    def update(self, flat: Tensor, gradient: Tensor, rates: Float[Tensor, "replica 1"]) -> None:
-        """Move `flat` in place against `gradient`; bias corrections are folded into the step's scalars."""
+    def update(
+        self, flat: Tensor, gradient: Tensor, rates: Float[Tensor, "replica 1"]
+    ) -> None:
+        """Move `flat` in place against `gradient`; bias corrections are folded into the
+        step's scalars.
+        """
         self._steps += 1
-        first, second = 0.9, 0.999
+        first = 0.9
+        second = 0.999
         root = math.sqrt(1.0 - second**self._steps)
         self._mean.lerp_(gradient, 1.0 - first)
         self._square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
@@ -260,10 +332,16 @@ class StackedAdam:
         flat.addcmul_(self._scratch, rates, value=-root / (1.0 - first**self._steps))
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
-    """x W + b, (R, N, out); with few outputs as its transpose, because narrow batched products are slow."""
+def affine(
+    x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """x W + b, (R, N, out); with few outputs as its transpose, because narrow batched
+    products are slow.
+    """
     if out is None and weight.shape[-1] < _NARROW:
-        rows = _as_rows(weight).contiguous()  # (R, out, in): this small copy saves two thirds of the time
+        rows = _as_rows(
+            weight
+        ).contiguous()  # (R, out, in): this small copy saves two thirds of the time
         return torch.baddbmm(bias.mT, rows, x.mT).mT
     return torch.baddbmm(bias, x, weight, out=out)
 
@@ -276,12 +354,18 @@ def outer_sum(x: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _as_rows(columns: Tensor) -> Tensor:
-    """The transpose; a single column is reshaped instead, because stride 1 in both axes is slow."""
-    return columns.mT if columns.shape[-1] > 1 else columns.squeeze(2).unsqueeze(1)
+    """The transpose; a single column is reshaped instead, because stride 1 in both axes
+    is slow.
+    """
+    if columns.shape[-1] > 1:
+        return columns.mT
+    return columns.squeeze(2).unsqueeze(1)
 
 
 def _tanh(x: Tensor) -> Tensor:
-    """Apply x.tanh_(); on the CPU without gradients by NumPy, which is ten times faster."""
+    """Apply x.tanh_(); on the CPU without gradients by NumPy, which is ten times
+    faster.
+    """
     plain = x.device.type == "cpu" and not torch.is_grad_enabled() and type(x) is Tensor
     if not plain or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return x.tanh_()

@@ -1,6 +1,8 @@
-"""One step of every replica: evaluate the rows, propagate the objective's gradients to the parameters.
+"""One step of every replica: evaluate the rows, propagate the objective's gradients to
+the parameters.
 
-Objectives with a second function (w of GTD2, f of SBEED, a memory) have steps that also update it.
+Objectives with a second function (w of GTD2, f of SBEED, a memory) have steps that also
+update it.
 """
 
 from __future__ import annotations
@@ -14,34 +16,53 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Batch, BatchSource
-from koffline.objectives import GradientTD2, MemoryLoss, Objective, SaddlePoint, ValueGradients, gram_product
+from koffline.objectives import (
+    GradientTD2,
+    MemoryLoss,
+    Objective,
+    SaddlePoint,
+    ValueGradients,
+    gram_product,
+)
 from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP, affine, outer_sum
 
 
 class Step:
-    """Loss and parameter gradient of an objective at each step; this one has no state."""
+    """Loss and parameter gradient of an objective at each step; this one has no
+    state.
+    """
 
     def __init__(self, objective: Any, source: BatchSource) -> None:
-        self._objective, self._source = objective, source
-        self._next_bounds: tuple[float, float] | None = getattr(objective, "next_bounds", None)
+        self._objective = objective
+        self._source = source
+        self._next_bounds: tuple[float, float] | None = getattr(
+            objective, "next_bounds", None
+        )
 
     def compute(
         self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Loss (R,) and its gradient in ``network.flat`` (R, P) on the mini-batches of `step`.
+        """Loss (R,) and its gradient in ``network.flat`` (R, P) on the mini-batches of
+        `step`.
 
-        target: None if the network itself gives the next values. rates: the learning rates (R, 1). The
-        gradient may be in a buffer that the next call overwrites.
+        target: None if the network itself gives the next values. rates: the learning
+        rates (R, 1). The gradient may be in a buffer that the next call overwrites.
         """
         return self._at(self._source.numbers(step), network, target)
 
-    def _at(self, numbers: tuple[Tensor, ...], network: Any, target: Any) -> tuple[Tensor, Tensor]:
+    def _at(
+        self, numbers: tuple[Tensor, ...], network: Any, target: Any
+    ) -> tuple[Tensor, Tensor]:
         batch, gram = self._source.read(*numbers)
         if self._objective.next_from == "network":
-            gradients = partial(self._objective.compute_gradients, discount=batch.discounts, gram=gram)
+            gradients = partial(
+                self._objective.compute_gradients, discount=batch.discounts, gram=gram
+            )
             return full_gradient(network, batch, gradients)
         # A semi-gradient: the next rows' values are held still.
-        next_value = read_values((target or network).forward(batch.next_inputs), batch.next_readout)
+        next_value = read_values(
+            (target or network).forward(batch.next_inputs), batch.next_readout
+        )
         if self._next_bounds is not None:
             next_value = next_value.clamp(*self._next_bounds)
         outputs, pullback = network.forward_with_pullback(batch.inputs)
@@ -51,19 +72,30 @@ class Step:
 
 
 class RecordedStep(Step):
-    """On a GPU: recorded once as a CUDA graph and replayed for each step's rows; one launch for dozens."""
+    """On a GPU: recorded once as a CUDA graph and replayed for each step's rows; one
+    launch for dozens.
+    """
 
     _graph: torch.cuda.CUDAGraph | None = None
 
-    def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and gradient; the networks must be those of the first call, modified in place."""
+    def compute(
+        self, step: int, network: Any, target: Any, rates: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient; the networks must be those of the first call, modified in
+        place.
+        """
         numbers = self._source.numbers(step)
         if self._graph is None:
-            self._numbers, self._graph = tuple(each.clone() for each in numbers), torch.cuda.CUDAGraph()
-            with torch.cuda.device(network.flat.device):  # streams belong to the current device
+            self._numbers = tuple(each.clone() for each in numbers)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.device(
+                network.flat.device
+            ):  # streams belong to the current device
                 warm = torch.cuda.Stream()
                 warm.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(warm):  # buffers and libraries are made outside the recording
+                with torch.cuda.stream(
+                    warm
+                ):  # buffers and libraries are made outside the recording
                     self._at(self._numbers, network, target)
                 torch.cuda.current_stream().wait_stream(warm)
                 with torch.cuda.graph(self._graph):
@@ -75,23 +107,34 @@ class RecordedStep(Step):
 
 
 class Memory:
-    """Moving average m (R, f) of mini-batches' mean ψδ. share: kept per step, a number or (R, 1)."""
+    """Moving average m (R, f) of mini-batches' mean ψδ. share: kept per step, a number
+    or (R, 1).
+    """
 
     kept = ("_sums", "count")
 
     def __init__(self, share: float | Tensor, sums: Tensor) -> None:
-        self._share, self._sums, self.count = share, sums, 0
+        self._share = share
+        self._sums = sums
+        self.count = 0
 
     def take(self, now: Float[Tensor, "run feature"], before: Tensor | None) -> Tensor:
-        """Return the estimate of E ψδ from earlier mini-batches, then add this mini-batch to m.
+        """Return the estimate of E ψδ from earlier mini-batches, then add this
+        mini-batch to m.
 
-        now: this mini-batch's mean ψδ. before: the same at the previous step's parameters; None at first.
+        now: this mini-batch's mean ψδ. before: the same at the previous step's
+        parameters; None at first.
         """
         if not self.count:
             remembered = now
         else:
-            remembered = self._sums if before is None else self._sums + now - before
-        keep = torch.as_tensor(self._share, dtype=now.dtype).clamp(max=self.count / (self.count + 1.0))
+            if before is None:
+                remembered = self._sums
+            else:
+                remembered = self._sums + now - before
+        keep = torch.as_tensor(self._share, dtype=now.dtype).clamp(
+            max=self.count / (self.count + 1.0)
+        )
         self._sums = torch.lerp(now, remembered, keep.to(now.device))
         self.count += 1
         return remembered
@@ -100,23 +143,35 @@ class Memory:
 class MemoryStep(Step):
     """Step that holds the memory and the previous step's parameters."""
 
-    def __init__(self, objective: MemoryLoss, source: BatchSource, network: StackedMLP) -> None:
+    def __init__(
+        self, objective: MemoryLoss, source: BatchSource, network: StackedMLP
+    ) -> None:
         super().__init__(objective, source)
         self._before = network.flat.clone()
-        self._memory = Memory(objective.memory, network.flat.new_zeros(len(network.flat), objective.features))
+        self._memory = Memory(
+            objective.memory,
+            network.flat.new_zeros(len(network.flat), objective.features),
+        )
 
-    def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(
+        self, step: int, network: Any, target: Any, rates: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Update the memory; return loss and gradient."""
         batch, psi = self._source.batch(step)
         assert psi is not None
-        before, rows = None, batch.rewards.shape[1]
+        before = None
+        rows = batch.rewards.shape[1]
         if self._memory.count:
-            old = _residual_from(network.with_flat(self._before).forward(_both(batch)), batch)
+            old = _residual_from(
+                network.with_flat(self._before).forward(_both(batch)), batch
+            )
             before = gram_product(old, psi) / rows
 
         def gradients(residual: Tensor) -> ValueGradients:
             remembered = self._memory.take(gram_product(residual, psi) / rows, before)
-            return self._objective.compute_gradients(residual, batch.discounts, remembered, psi)
+            return self._objective.compute_gradients(
+                residual, batch.discounts, remembered, psi
+            )
 
         found = full_gradient(network, batch, gradients)
         self._before.copy_(network.flat)
@@ -124,38 +179,60 @@ class MemoryStep(Step):
 
 
 class GradientTD2Step(Step):
-    """Step of GTD2: w, (R, P), is `second`, and is updated at the same old parameters as the value."""
+    """Step of GTD2: w, (R, P), is `second`, and is updated at the same old parameters
+    as the value.
+    """
 
     def __init__(self, objective: Any, source: BatchSource, second: Tensor) -> None:
         super().__init__(objective, source)
-        self.second, self._adam = second, StackedAdam(second)
+        self.second = second
+        self._adam = StackedAdam(second)
 
-    def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(
+        self, step: int, network: Any, target: Any, rates: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Update w; return the loss and the value's gradient."""
         batch, _ = self._source.batch(step)
-        outputs, tangents, pull_own = forward_with_tangent(network, batch.inputs, self.second)
+        outputs, tangents, pull_own = forward_with_tangent(
+            network, batch.inputs, self.second
+        )
         next_outputs, pull_next = network.forward_with_pullback(batch.next_inputs)
-        value, correction = (read_values(part, batch.readout) for part in (outputs, tangents))
+        value, correction = (
+            read_values(part, batch.readout) for part in (outputs, tangents)
+        )
         next_value = read_values(next_outputs, batch.next_readout)
         residual = batch.rewards + batch.discounts * next_value - value
         parts = self._objective.compute_gradients(residual, batch.discounts, correction)
         regression = self._objective.compute_auxiliary_gradient(residual, correction)
         own, hessian, auxiliary = (
-            spread_gradient(part, batch.readout) for part in (parts.value, -regression, regression)
+            spread_gradient(part, batch.readout)
+            for part in (parts.value, -regression, regression)
         )
-        gradient = pull_next(spread_gradient(parts.next_value, batch.next_readout)) + pull_own(own, hessian)
-        self._adam.update(self.second, pull_own(auxiliary, None), rates * self._objective.auxiliary_rate)
+        gradient = pull_next(
+            spread_gradient(parts.next_value, batch.next_readout)
+        ) + pull_own(own, hessian)
+        self._adam.update(
+            self.second,
+            pull_own(auxiliary, None),
+            rates * self._objective.auxiliary_rate,
+        )
         return parts.loss, gradient
 
 
 class SaddlePointStep(Step):
-    """Step of SBEED: the test functions f (parameters `second`) ascend before the value's gradient."""
+    """Step of SBEED: the test functions f (parameters `second`) ascend before the
+    value's gradient.
+    """
 
     def __init__(self, objective: Any, source: BatchSource, test: StackedMLP) -> None:
         super().__init__(objective, source)
-        self._test, self.second, self._adam = test, test.flat, StackedAdam(test.flat)
+        self._test = test
+        self.second = test.flat
+        self._adam = StackedAdam(test.flat)
 
-    def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(
+        self, step: int, network: Any, target: Any, rates: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Update f; return the loss and the value's gradient."""
         batch, _ = self._source.batch(step)
         value = read_values(network.forward(batch.inputs), batch.readout).clone()
@@ -164,14 +241,22 @@ class SaddlePointStep(Step):
         scaled = rates * self._objective.auxiliary_rate
         for _ in range(self._objective.ascent_steps):
             outputs, pullback = self._test.forward_with_pullback(batch.inputs)
-            slope = self._objective.compute_auxiliary_gradient(residual, read_values(outputs, batch.readout))
-            self._adam.update(self.second, pullback(spread_gradient(slope, batch.readout)), scaled)
+            slope = self._objective.compute_auxiliary_gradient(
+                residual, read_values(outputs, batch.readout)
+            )
+            self._adam.update(
+                self.second, pullback(spread_gradient(slope, batch.readout)), scaled
+            )
         test = read_values(self._test.forward(batch.inputs), batch.readout)
-        gradients = partial(self._objective.compute_gradients, discount=batch.discounts, test=test)
+        gradients = partial(
+            self._objective.compute_gradients, discount=batch.discounts, test=test
+        )
         return full_gradient(network, batch, gradients)
 
 
-def make_step(objective: Objective, source: BatchSource, network: StackedMLP, plan: ReplicaPlan) -> Step:
+def make_step(
+    objective: Objective, source: BatchSource, network: StackedMLP, plan: ReplicaPlan
+) -> Step:
     """The step for any objective."""
     if isinstance(objective, MemoryLoss):
         return MemoryStep(objective, source, network)
@@ -180,16 +265,22 @@ def make_step(objective: Objective, source: BatchSource, network: StackedMLP, pl
     flat = network.flat
     if isinstance(objective, GradientTD2):
         return GradientTD2Step(objective, source, torch.zeros_like(flat))
-    seeds = [seed + 1_000_003 for seed in plan.batch_seeds]  # other initial weights than the value's
+    seeds = [
+        seed + 1_000_003 for seed in plan.batch_seeds
+    ]  # other initial weights than the value's
     sizes = (network.sizes[0], *objective.hidden, network.sizes[-1])
     test = StackedMLP.initialise(sizes, seeds, dtype=flat.dtype, device=flat.device)
     return SaddlePointStep(objective, source, test)
 
 
 def full_gradient(
-    network: StackedMLP, batch: Batch, compute_gradients: Callable[[Tensor], ValueGradients]
+    network: StackedMLP,
+    batch: Batch,
+    compute_gradients: Callable[[Tensor], ValueGradients],
 ) -> tuple[Tensor, Tensor]:
-    """Loss and gradient through the values of both rows and next rows, in one pass of the network."""
+    """Loss and gradient through the values of both rows and next rows, in one pass of
+    the network.
+    """
     outputs, pullback = network.forward_with_pullback(_both(batch))
     found = compute_gradients(_residual_from(outputs, batch))
     assert found.next_value is not None
@@ -219,23 +310,32 @@ def read_values(outputs: Tensor, readout: Tensor | None) -> Tensor:
     """Values (R, B) from outputs (R, B, n)."""
     if readout is None:
         return outputs.squeeze(-1)
-    return (outputs.mT * readout.mT).sum(dim=1)  # over the outer axis: summing a short inner one is slow
+    return (outputs.mT * readout.mT).sum(
+        dim=1
+    )  # over the outer axis: summing a short inner one is slow
 
 
 def spread_gradient(gradient: Tensor, readout: Tensor | None) -> Tensor:
-    """The transpose of `read_values`: gradients in values (R, B) as gradients in outputs (R, B, n)."""
-    return gradient.unsqueeze(-1) if readout is None else gradient.unsqueeze(-1) * readout
+    """The transpose of `read_values`: gradients in values (R, B) as gradients in
+    outputs (R, B, n).
+    """
+    if readout is None:
+        return gradient.unsqueeze(-1)
+    return gradient.unsqueeze(-1) * readout
 
 
 def forward_with_tangent(
     network: StackedMLP, x: Tensor, direction: Tensor
 ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor | None], Tensor]]:
-    """Outputs o (R, N, n), ȯ (R, N, n) along `direction` (R, P), and (∂o, ∂ȯ or None) ↦ gradient (R, P).
+    """Outputs o (R, N, n), ȯ (R, N, n) along `direction` (R, P), and (∂o, ∂ȯ or None) ↦
+    gradient (R, P).
 
-    The gradient of ȯ is a product of the Hessian with the direction. Dual numbers are written by hand,
-    because a step of GTD2 takes three times as long with torch.func.jvp.
+    The gradient of ȯ is a product of the Hessian with the direction. Dual numbers are
+    written by hand, because a step of GTD2 takes three times as long with
+    torch.func.jvp.
     """
-    layers, ways = network.layers(network.flat), network.layers(direction)
+    layers = network.layers(network.flat)
+    ways = network.layers(direction)
     inputs = [x.expand(network.replicas, *x.shape[-2:])]  # h of each layer
     tangents: list[Tensor | None] = [None]  # ḣ
     slopes: list[Tensor] = []  # σ'(z) of each hidden layer
@@ -260,14 +360,18 @@ def forward_with_tangent(
     def pull(below: Tensor, beside: Tensor | None) -> Tensor:
         """Gradients in z and ż, layer by layer from the outputs down."""
         result = torch.empty_like(network.flat)
-        for index, (weight_slot, bias_slot) in reversed(list(enumerate(network.layers(result)))):
+        for index, (weight_slot, bias_slot) in reversed(
+            list(enumerate(network.layers(result)))
+        ):
             weight_slot.copy_(outer_sum(inputs[index], below))
             tangent = tangents[index]
             if beside is not None and tangent is not None:
                 weight_slot.add_(outer_sum(tangent, beside))
             torch.sum(below, dim=1, keepdim=True, out=bias_slot)
             if index:
-                weight, slope, bend = layers[index][0], slopes[index - 1], bends[index - 1]
+                weight = layers[index][0]
+                slope = slopes[index - 1]
+                bend = bends[index - 1]
                 below = _times(below, weight)
                 if beside is None:
                     below.mul_(slope)
@@ -283,5 +387,9 @@ def forward_with_tangent(
 
 
 def _times(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Product g Wᵀ, (R, N, in); for a single output an elementwise product, which is faster."""
-    return gradient * weight.mT if weight.shape[-1] == 1 else torch.bmm(gradient, weight.mT)
+    """Product g Wᵀ, (R, N, in); for a single output an elementwise product, which is
+    faster.
+    """
+    if weight.shape[-1] == 1:
+        return gradient * weight.mT
+    return torch.bmm(gradient, weight.mT)

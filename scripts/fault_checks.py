@@ -1,4 +1,6 @@
-"""Whether every file under a final name can be read to its end, and what temporary files are left."""
+"""Whether every file under a final name can be read to its end, and what temporary
+files are left.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ _PNG_END = b"IEND\xaeB`\x82"
 
 
 def unreadable_in(folder: Path) -> list[str]:
-    """Names of the files that are not whole; those with a temporary name, or in such a folder, may be."""
+    """Names of the files that are not whole; those with a temporary name, or in such a
+    folder, may be.
+    """
     bad = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if not path.is_file() or any(part.startswith(".") or _TEMPORARY.search(part) for part in name.parts):
+        if not path.is_file() or any(
+            part.startswith(".") or _TEMPORARY.search(part) for part in name.parts
+        ):
             continue
         check = _CHECKS.get(path.suffix, _is_something)
         try:
@@ -65,7 +71,9 @@ def _archive(path: Path) -> bool:
 
 
 def _is_something(path: Path) -> bool:
-    return path.name.endswith((".csv", ".log")) or path.stat().st_size > 0  # logs grow while a run goes on
+    return (
+        path.name.endswith((".csv", ".log")) or path.stat().st_size > 0
+    )  # logs grow while a run goes on
 
 
 _CHECKS: dict[str, Callable[[Path], bool]] = {

@@ -3,9 +3,9 @@
     python -m scripts.faults --kills 60 --out docs/results/faults.json
     python -m scripts.faults --only train,online --kills 20 --seed 3
 
-After each SIGKILL: results of before are as they were, or the new ones are whole; every file under a final
-name can be read; the command taken up again ends with the same bytes as one that was never killed; no
-temporary file stays behind.
+After each SIGKILL: results of before are as they were, or the new ones are whole; every
+file under a final name can be read; the command taken up again ends with the same bytes
+as one that was never killed; no temporary file stays behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from koffline.store.files import digest_of
 from scripts.fault_cases import ROOT, Case, all_cases
 from scripts.fault_checks import litter_in, unreadable_in
 
-# What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
+# What differs from one day to the next (seconds, dates, the machine), and the state to
+# go on from.
 NO_RESULTS = re.compile(
     r"(^|/)(run\.json|[^/]*\.run\.json|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
     r"|errors\.txt|(checkpoints|cells|packed|errors)/.*)$"
@@ -40,12 +41,15 @@ _T = TypeVar("_T")
 _LONGEST = 300.0  # seconds for one command on a busy machine
 _EARLIER = "earlier"
 _IN_A_ROW = 3
-_BY_CHANGES = 0.6  # share of the kills that wait for a change on the disk, not for a time
+_BY_CHANGES = (
+    0.6  # share of the kills that wait for a change on the disk, not for a time
+)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A command that was not interrupted: digests of its results, seconds, changes seen on the disk.
+    """A command that was not interrupted: digests of its results, seconds, changes seen
+    on the disk.
 
     ground: the folder as it was before.
     """
@@ -58,7 +62,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill and what was found. moment: seconds, or the change on the disk that it waited for."""
+    """One kill and what was found. moment: seconds, or the change on the disk that it
+    waited for.
+    """
 
     case: str
     moment: str
@@ -69,7 +75,9 @@ class Kill:
 def run_campaign(
     cases: Sequence[Case], kills: int, seed: int, root: Path, say: Callable[[str], None]
 ) -> list[Kill]:
-    """At least ``kills`` that hit a running command, in rows, each of one case in a folder of its own."""
+    """At least ``kills`` that hit a running command, in rows, each of one case in a
+    folder of its own.
+    """
     generator = random.Random(seed)
     references: dict[str, Reference] = {}
     found: list[Kill] = []
@@ -82,25 +90,39 @@ def run_campaign(
         found += row
         for kill in row:
             outcome = ", ".join(kill.failures) or "as it should be"
-            say(f"{sum(kill.hit for kill in found)}/{kills} {case.name}, {kill.moment}: {outcome}")
+            say(
+                f"{sum(kill.hit for kill in found)}/{kills} {case.name}, {kill.moment}:"
+                f" {outcome}"
+            )
     return found
 
 
 def kill_in_a_row(
     case: Case, reference: Reference, folder: Path, times: int, generator: random.Random
 ) -> list[Kill]:
-    """Start, kill, look; take up again and kill that; at last let it end and compare."""
+    """Start, kill, look; take up again and kill that; at last let it end and
+    compare.
+    """
     shutil.copytree(reference.ground, folder)
-    before, found = _files(folder, folder), []
+    before = _files(folder, folder)
+    found = []
     for number in range(times):
-        words = case.words if number == 0 else case.resume_words(folder)
+        if number == 0:
+            words = case.words
+        else:
+            words = case.resume_words(folder)
         moment, hit = _kill_at_random(words, reference, folder, generator)
-        found.append(Kill(case.name, moment, hit, tuple(_look(case, folder, before, reference))))
+        found.append(
+            Kill(case.name, moment, hit, tuple(_look(case, folder, before, reference)))
+        )
     ended = _start(case.resume_words(folder), folder)
     _, errors = ended.communicate(timeout=_LONGEST)
     failures = []
     if ended.returncode != 0:
-        failures.append(f"taken up again: exit code {ended.returncode}: {errors.decode().strip()[-200:]}")
+        failures.append(
+            f"taken up again: exit code {ended.returncode}:"
+            f" {errors.decode().strip()[-200:]}"
+        )
     failures += _differences(reference.results, _results(case, folder))
     failures += [f"left behind: {name}" for name in litter_in(folder)]
     found[-1] = replace(found[-1], failures=(*found[-1].failures, *failures))
@@ -125,12 +147,17 @@ def _kill_at_random(
     return moment, hit
 
 
-def _look(case: Case, folder: Path, before: Mapping[str, str], reference: Reference) -> list[str]:
+def _look(
+    case: Case, folder: Path, before: Mapping[str, str], reference: Reference
+) -> list[str]:
     """Right after the kill."""
     failures = [f"half-written: {name}" for name in unreadable_in(folder)]
-    earlier = {name: digest for name, digest in before.items() if name.startswith(_EARLIER)}
+    earlier = {
+        name: digest for name, digest in before.items() if name.startswith(_EARLIER)
+    }
     failures += [
-        f"earlier results: {line}" for line in _differences(earlier, _files(folder / _EARLIER, folder))
+        f"earlier results: {line}"
+        for line in _differences(earlier, _files(folder / _EARLIER, folder))
     ]
     old = _results_among(case, before)
     if old:
@@ -142,7 +169,8 @@ def _look(case: Case, folder: Path, before: Mapping[str, str], reference: Refere
 
 def reference_of(case: Case, folder: Path) -> Reference:
     """The command without any kill."""
-    ground, folder = folder / "ground", folder / "whole"
+    ground = folder / "ground"
+    folder = folder / "whole"
     _prepare(case, ground)
     shutil.copytree(ground, folder)
     started = time.perf_counter()
@@ -150,14 +178,20 @@ def reference_of(case: Case, folder: Path) -> Reference:
     changes = _wait_for_change(process, folder, None)
     _, errors = process.communicate()
     if process.returncode != 0:
-        raise SystemExit(f"{case.name} fails without any kill: {errors.decode()[-500:]}")
-    return Reference(ground, _results(case, folder), time.perf_counter() - started, changes)
+        raise SystemExit(
+            f"{case.name} fails without any kill: {errors.decode()[-500:]}"
+        )
+    return Reference(
+        ground, _results(case, folder), time.perf_counter() - started, changes
+    )
 
 
 def _prepare(case: Case, folder: Path) -> None:
     """Earlier results beside, and those that the command is to replace."""
     (folder / _EARLIER).mkdir(parents=True)
-    (folder / _EARLIER / "estimate.json").write_text('{"value": 1.0}\n', encoding="utf-8")
+    (folder / _EARLIER / "estimate.json").write_text(
+        '{"value": 1.0}\n', encoding="utf-8"
+    )
     if case.before is not None:
         done = _start(case.before, folder)
         _, errors = done.communicate(timeout=_LONGEST)
@@ -168,7 +202,11 @@ def _prepare(case: Case, folder: Path) -> None:
 def _start(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
     """In a process group of its own, one thread."""
     places = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, places)),
+    }
     return subprocess.Popen(
         words,
         cwd=folder,
@@ -191,12 +229,23 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(timeout=min(seconds, _LONGEST))
 
 
-def _wait_for_change(process: subprocess.Popen[bytes], folder: Path, number: int | None) -> int:
-    """Until that many changes on the disk were seen, or the process has ended; how many there were."""
-    seen, last, end = 0, _sizes(folder), time.monotonic() + _LONGEST
-    while process.poll() is None and time.monotonic() < end and (number is None or seen < number):
+def _wait_for_change(
+    process: subprocess.Popen[bytes], folder: Path, number: int | None
+) -> int:
+    """Until that many changes on the disk were seen, or the process has ended; how many
+    there were.
+    """
+    seen = 0
+    last = _sizes(folder)
+    end = time.monotonic() + _LONGEST
+    while (
+        process.poll() is None
+        and time.monotonic() < end
+        and (number is None or seen < number)
+    ):
         now = _sizes(folder)
-        seen, last = seen + (now != last), now
+        seen = seen + (now != last)
+        last = now
         time.sleep(0.001)
     return seen
 
@@ -222,7 +271,11 @@ def _files(folder: Path, root: Path) -> dict[str, str]:
 
 
 def _results(case: Case, folder: Path) -> dict[str, str]:
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     return {name: digest_of(files[name]) for name in _results_among(case, files)}
 
 
@@ -236,7 +289,11 @@ def _results_among(case: Case, files: Mapping[str, _T]) -> dict[str, _T]:
 
 def _differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     names = sorted({*wanted, *found})
-    return [f"{name} is not the same" for name in names if wanted.get(name) != found.get(name)]
+    return [
+        f"{name} is not the same"
+        for name in names
+        if wanted.get(name) != found.get(name)
+    ]
 
 
 def _summary(found: Sequence[Kill], kills: int, seed: int) -> dict[str, object]:
@@ -254,25 +311,39 @@ def _summary(found: Sequence[Kill], kills: int, seed: int) -> dict[str, object]:
 
 def _counts(found: Sequence[Kill]) -> dict[str, int]:
     hits = sum(kill.hit for kill in found)
-    return {"kills": hits, "late": len(found) - hits, "failures": sum(bool(kill.failures) for kill in found)}
+    return {
+        "kills": hits,
+        "late": len(found) - hits,
+        "failures": sum(bool(kill.failures) for kill in found),
+    }
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the campaign; 1 where anything was found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="Names of commands, separated by commas.")
     parser.add_argument("--out", help="JSON file of what was found.")
     options = parser.parse_args(words)
-    cases = [case for case in all_cases() if not options.only or case.name in options.only.split(",")]
+    cases = [
+        case
+        for case in all_cases()
+        if not options.only or case.name in options.only.split(",")
+    ]
     with tempfile.TemporaryDirectory(prefix="koffline-faults-") as scratch:
         found = run_campaign(cases, options.kills, options.seed, Path(scratch), print)
     summary = _summary(found, options.kills, options.seed)
     if options.out:
-        Path(options.out).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        Path(options.out).write_text(
+            json.dumps(summary, indent=1) + "\n", encoding="utf-8"
+        )
     print(f"{summary['kills']} kills, {summary['failures']} with a failure")
-    return 1 if summary["failures"] else 0
+    if summary["failures"]:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

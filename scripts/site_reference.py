@@ -1,7 +1,9 @@
-"""Reference pages of the site, made when it is built: commands from click, settings from their records.
+"""Reference pages of the site, made when it is built: commands from click, settings
+from their records.
 
-MkDocs runs this through mkdocs-gen-files (mkdocs.yml); nothing it makes is committed. In the repository
-docs/reference holds short pages of the same names, which say where to look; those of the site replace them.
+MkDocs runs this through mkdocs-gen-files (mkdocs.yml); nothing it makes is committed.
+In the repository docs/reference holds short pages of the same names, which say where to
+look; those of the site replace them.
 """
 
 from __future__ import annotations
@@ -20,25 +22,47 @@ from koffline.cli import cli
 
 # Records of settings, and what a reader calls them.
 SETTINGS = (
-    ("koffline evaluate and select: `--set` and `--config`", "koffline.config:EvaluationSettings"),
-    ("koffline diagnose and `koffline.bellman_test`", "koffline.config:BellmanSettings"),
-    ("Intervals made on features", "koffline.ope.intervals.base:KernelIntervalSettings"),
+    (
+        "koffline evaluate and select: `--set` and `--config`",
+        "koffline.config:EvaluationSettings",
+    ),
+    (
+        "koffline diagnose and `koffline.bellman_test`",
+        "koffline.config:BellmanSettings",
+    ),
+    (
+        "Intervals made on features",
+        "koffline.ope.intervals.base:KernelIntervalSettings",
+    ),
     ("Passes over a log on disk", "koffline.ope.stream_settings:StreamSettings"),
     ("The mapping of a table", "koffline.data.table.mapping:TableMapping"),
     ("koffline train: `data`", "koffline.train.config:DataSettings"),
     ("koffline train: `data.split`", "koffline.train.config:SplitSettings"),
     ("koffline train: `algo`", "koffline.train.config:AlgoSettings"),
     ("koffline train: `train`", "koffline.train.config:TrainSettings"),
-    ("koffline train: `evaluators`, over logged rows", "koffline.train.config:LogEvaluatorSettings"),
-    ("koffline train: `evaluators`, `soft_opc`", "koffline.train.config:SoftOPCSettings"),
-    ("koffline train: `evaluators`, in an environment", "koffline.train.config:EnvironmentSettings"),
+    (
+        "koffline train: `evaluators`, over logged rows",
+        "koffline.train.config:LogEvaluatorSettings",
+    ),
+    (
+        "koffline train: `evaluators`, `soft_opc`",
+        "koffline.train.config:SoftOPCSettings",
+    ),
+    (
+        "koffline train: `evaluators`, in an environment",
+        "koffline.train.config:EnvironmentSettings",
+    ),
     ("koffline train: `logger`", "koffline.train.config:LoggerSettings"),
-    ("Kernel-loss critics: `algo.params`", "koffline.algos.kernel_bellman_loss:KernelCriticConfig"),
+    (
+        "Kernel-loss critics: `algo.params`",
+        "koffline.algos.kernel_bellman_loss:KernelCriticConfig",
+    ),
     ("Trust-PCL on logs: `algo.params`", "koffline.algos.trust_pcl:TrustPCLConfig"),
     ("koffline online", "koffline.online.config:OnlineConfig"),
     ("koffline build rollouts", "koffline.builders.rollouts:RolloutSettings"),
 )
-# `name: meaning` or `name, other: meaning` inside a docstring, up to the next such name.
+# `name: meaning` or `name, other: meaning` inside a docstring, up to the next such
+# name.
 _MEANING = re.compile(r"(?:^|(?<=[.)\n]\s)|(?<=[.)]))((?:[a-z_]+, )*[a-z_]+): ")
 
 
@@ -50,7 +74,9 @@ def meanings(record: type) -> dict[str, str]:
         _, *parts = _MEANING.split(text)
         for names, meaning in zip(parts[::2], parts[1::2], strict=True):
             if not meaning.startswith("as in `"):  # what is extended says it
-                found.update(dict.fromkeys(names.split(", "), meaning.strip().rstrip(".")))
+                found.update(
+                    dict.fromkeys(names.split(", "), meaning.strip().rstrip("."))
+                )
     return found
 
 
@@ -59,9 +85,10 @@ def fields(record: type) -> Iterator[tuple[str, str, str]]:
     told = meanings(record)
     if issubclass(record, BaseModel):
         for name, field in record.model_fields.items():
-            value = (
-                dataclasses.MISSING if field.is_required() else field.get_default(call_default_factory=True)
-            )
+            if field.is_required():
+                value = dataclasses.MISSING
+            else:
+                value = field.get_default(call_default_factory=True)
             yield name, _shown(value), told.get(name) or field.description or ""
         return
     assert dataclasses.is_dataclass(record)
@@ -88,12 +115,26 @@ def first_sentence(record: type) -> str:
 
 def settings_page() -> str:
     """Every setting with its default and its meaning."""
-    lines = ["# Settings", "", "Every setting, its default and its meaning, as the program reads them.", ""]
+    lines = [
+        "# Settings",
+        "",
+        "Every setting, its default and its meaning, as the program reads them.",
+        "",
+    ]
     for title, place in SETTINGS:
         module, _, name = place.partition(":")
         record = getattr(import_module(module), name)
-        lines += [f"## {title}", "", first_sentence(record), "", *_head("setting", "default", "meaning")]
-        lines += [f"| `{name}` | {default} | {_cell(meaning)} |" for name, default, meaning in fields(record)]
+        lines += [
+            f"## {title}",
+            "",
+            first_sentence(record),
+            "",
+            *_head("setting", "default", "meaning"),
+        ]
+        lines += [
+            f"| `{name}` | {default} | {_cell(meaning)} |"
+            for name, default, meaning in fields(record)
+        ]
         lines += [""]
     return "\n".join(lines)
 
@@ -101,7 +142,9 @@ def settings_page() -> str:
 def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     """Every command with its full name, groups before what they hold."""
 
-    def below(name: str, command: click.Command, parent: click.Context | None) -> Iterator[Any]:
+    def below(
+        name: str, command: click.Command, parent: click.Context | None
+    ) -> Iterator[Any]:
         context = click.Context(command, info_name=name.split()[-1], parent=parent)
         yield name, command, context
         if not isinstance(command, click.Group):
@@ -119,9 +162,19 @@ def commands_page() -> str:
     lines = ["# Commands", "", "What `koffline COMMAND --help` says, on one page.", ""]
     for name, command, context in commands():
         usage = " ".join([name, *command.collect_usage_pieces(context)])
-        lines += [f"## {name}", "", "```text", usage, "```", "", *_prose(command.help or "")]
+        lines += [
+            f"## {name}",
+            "",
+            "```text",
+            usage,
+            "```",
+            "",
+            *_prose(command.help or ""),
+        ]
         options = [
-            option for option in command.params if isinstance(option, click.Option) and not option.hidden
+            option
+            for option in command.params
+            if isinstance(option, click.Option) and not option.hidden
         ]
         lines += _head("option", "what it does") if options else []
         for option in options:
@@ -135,7 +188,12 @@ def _prose(text: str) -> Iterator[str]:
     """Paragraphs of a help text; what it keeps unwrapped becomes a block of code."""
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b"):
-            yield from ("```text", inspect.cleandoc(paragraph.lstrip("\b\n")), "```", "")
+            yield from (
+                "```text",
+                inspect.cleandoc(paragraph.lstrip("\b\n")),
+                "```",
+                "",
+            )
         else:
             yield from (" ".join(paragraph.split()).replace("<", "&lt;"), "")
 

@@ -1,28 +1,50 @@
-"""Shapes and types of koffline's own functions are checked at run time while the tests run."""
+"""Shapes and types of koffline's own functions are checked at run time while the tests
+run.
+"""
 
 import functools
 import os
 from collections import Counter
 from types import CodeType, FunctionType
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two busy threads on two cores collapse
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch: two busy threads on two cores collapse
 
 import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
 _CHECKED = (
-    "batches", "bellman", "builders", "checkpoints", "data", "envs", "experiments",
-    "fitting", "kernel_loss", "kernels", "objectives", "online.collector", "online.critics",
-    "online.learner", "ope", "policies", "replicas", "runs", "steps",
-)  # fmt: skip
-_ALWAYS, _EVERY = 50, 20
+    "batches",
+    "bellman",
+    "builders",
+    "checkpoints",
+    "data",
+    "envs",
+    "experiments",
+    "fitting",
+    "kernel_loss",
+    "kernels",
+    "objectives",
+    "online.collector",
+    "online.critics",
+    "online.learner",
+    "ope",
+    "policies",
+    "replicas",
+    "runs",
+    "steps",
+)
+_ALWAYS = 50
+_EVERY = 20
 _calls: Counter[CodeType] = Counter()
 _check = jaxtyping.jaxtyped
 
 
 def _check_some(fn=None, *, typechecker):
-    """Check the first calls of a function in each test and some of the later ones: loops repeat their shapes.
+    """Check the first calls of a function in each test and some of the later ones:
+    loops repeat their shapes.
 
     To check every call takes five times as long as the training itself.
     """
@@ -30,8 +52,11 @@ def _check_some(fn=None, *, typechecker):
         return functools.partial(_check_some, typechecker=typechecker)
     if not isinstance(fn, FunctionType):
         return _check(fn, typechecker=typechecker)
-    # A function inside another is made anew at each call of that one, and seldom needs a check of its own.
-    checked = None if "<locals>" in fn.__qualname__ else _check(fn, typechecker=typechecker)
+    # A function inside another is made anew at each call of that one, and seldom needs
+    # a check of its own.
+    checked = (
+        None if "<locals>" in fn.__qualname__ else _check(fn, typechecker=typechecker)
+    )
 
     @functools.wraps(fn)
     def call(*args, **kwargs):

@@ -31,28 +31,37 @@ PLANS = {
 
 
 def make_table(form: str, rows: int = 40, dtype: torch.dtype = torch.float64) -> Table:
-    """Random rows; four discrete actions, or two-dimensional ones with three continuations."""
+    """Random rows; four discrete actions, or two-dimensional ones with three
+    continuations.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     readout = next_readout = None
-    inputs, following = draw(rows, 3), draw(rows, 3)
+    inputs = draw(rows, 3)
+    following = draw(rows, 3)
     if form == "discrete":
         actions = torch.randint(4, (rows,), generator=generator)
         readout = torch.nn.functional.one_hot(actions, 4).to(dtype)
         next_readout = torch.softmax(draw(rows, 4), dim=1)
     elif form == "continuous":
         inputs = torch.cat((inputs, draw(rows, 2)), dim=1)
-        following = torch.cat((following[:, None].expand(rows, 3, 3), draw(rows, 3, 2)), dim=2).contiguous()
+        following = torch.cat(
+            (following[:, None].expand(rows, 3, 3), draw(rows, 3, 2)), dim=2
+        ).contiguous()
     discounts = torch.full((rows,), 0.9, dtype=dtype)
     discounts[::7] = 0.0
-    return Table(inputs, following, draw(rows), discounts, readout, next_readout, inputs.clone())
+    return Table(
+        inputs, following, draw(rows), discounts, readout, next_readout, inputs.clone()
+    )
 
 
 def reference_loss(objective, reward, discount, value, next_value, gram=None) -> Tensor:
-    """The loss as anyone would write it for autograd, (R,): every stopped gradient is visible."""
+    """The loss as anyone would write it for autograd, (R,): every stopped gradient is
+    visible.
+    """
     if objective.next_from != "network":
         next_value = next_value.detach()
     if getattr(objective, "next_bounds", None) is not None:

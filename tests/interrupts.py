@@ -1,4 +1,6 @@
-"""Ends of processes: children that hear interrupts, and a stand-in for the end at any write."""
+"""Ends of processes: children that hear interrupts, and a stand-in for the end at any
+write.
+"""
 
 import contextlib
 import os
@@ -17,10 +19,13 @@ class Hit(BaseException):
 
 
 @contextlib.contextmanager
-def hit_at(monkeypatch: pytest.MonkeyPatch, writer, number: int, also_after: bool) -> Iterator[None]:
+def hit_at(
+    monkeypatch: pytest.MonkeyPatch, writer, number: int, also_after: bool
+) -> Iterator[None]:
     """End the run at its number-th write, before it (or after it).
 
-    writer: the object and the name of its function that appends to a log, if there is one; renames count.
+    writer: the object and the name of its function that appends to a log, if there is
+    one; renames count.
     """
     count = 0
 
@@ -57,5 +62,7 @@ def contents_of(folder: Path) -> dict[Path, bytes]:
 
 
 def hear_interrupts() -> None:
-    """For ``preexec_fn``: a process that a background shell started passes 'ignored' on to its children."""
+    """For ``preexec_fn``: a process that a background shell started passes 'ignored' on
+    to its children.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,6 @@
-"""The mathematics once more, as slow as it is plain: loops over pairs, nothing shared with the library."""
+"""The mathematics once more, as slow as it is plain: loops over pairs, nothing shared
+with the library.
+"""
 
 import itertools
 import math
@@ -7,7 +9,9 @@ import numpy as np
 
 
 def gaussian(x, y, bandwidth):
-    return math.exp(-sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) / bandwidth**2)
+    return math.exp(
+        -sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) / bandwidth**2
+    )
 
 
 def laplacian(x, y, bandwidth):
@@ -15,7 +19,9 @@ def laplacian(x, y, bandwidth):
 
 
 def inverse_multiquadric(x, y, bandwidth):
-    return 1.0 / math.sqrt(1.0 + sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) / bandwidth**2)
+    return 1.0 / math.sqrt(
+        1.0 + sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) / bandwidth**2
+    )
 
 
 def gram(kernel, xs, ys):
@@ -26,12 +32,19 @@ def median_distance(xs):
     """Median Euclidean distance between different rows, the mean of the middle two."""
     distances = sorted(math.dist(x, y) for x, y in itertools.combinations(xs, 2))
     middle = len(distances) // 2
-    return distances[middle] if len(distances) % 2 else (distances[middle - 1] + distances[middle]) / 2.0
+    return (
+        distances[middle]
+        if len(distances) % 2
+        else (distances[middle - 1] + distances[middle]) / 2.0
+    )
 
 
 def v_statistic(residual, gram):
     n = len(residual)
-    return sum(gram[i][j] * residual[i] * residual[j] for i in range(n) for j in range(n)) / n**2
+    return (
+        sum(gram[i][j] * residual[i] * residual[j] for i in range(n) for j in range(n))
+        / n**2
+    )
 
 
 def u_statistic(residual, gram):
@@ -41,14 +54,19 @@ def u_statistic(residual, gram):
 
 
 def diagonal_mean(residual, gram):
-    return sum(gram[i][i] * residual[i] ** 2 for i in range(len(residual))) / len(residual)
+    return sum(gram[i][i] * residual[i] ** 2 for i in range(len(residual))) / len(
+        residual
+    )
 
 
 def batch_v_statistic(residual, gram, population):
     """L_KV as the paper's appendix prints it."""
     m = len(residual)
     diagonal = sum(gram[i][i] * residual[i] * residual[i] for i in range(m))
-    off = sum(gram[i][j] * residual[i] * residual[j] for i, j in itertools.permutations(range(m), 2))
+    off = sum(
+        gram[i][j] * residual[i] * residual[j]
+        for i, j in itertools.permutations(range(m), 2)
+    )
     return (diagonal + (population - 1) / (m - 1) * off) / (m * population)
 
 
@@ -56,23 +74,33 @@ def expected_residual(transition, reward, gamma, value):
     """R V(s) = Σ_s' P(s'|s) (r(s, s') + γ V(s')) − V(s)."""
     states = range(len(value))
     return [
-        sum(transition[s][t] * (reward[s][t] + gamma * value[t]) for t in states) - value[s] for s in states
+        sum(transition[s][t] * (reward[s][t] + gamma * value[t]) for t in states)
+        - value[s]
+        for s in states
     ]
 
 
 def kernel_norm(weights, values, gram):
     """E_{s, t ~ μ}[k(s, t) f(s) f(t)]."""
     states = range(len(values))
-    return sum(weights[s] * weights[t] * gram[s][t] * values[s] * values[t] for s in states for t in states)
+    return sum(
+        weights[s] * weights[t] * gram[s][t] * values[s] * values[t]
+        for s in states
+        for t in states
+    )
 
 
 def dual_gram(transition, weights, gamma, gram):
-    """k* of the dual-kernel theorem; d*(s|s') = P(s'|s) μ(s) / μ(s') need not sum to one over s.
+    """k* of the dual-kernel theorem; d*(s|s') = P(s'|s) μ(s) / μ(s') need not sum to
+    one over s.
 
-    Each term is averaged over the variables it contains, and no others, as in the theorem's proof.
+    Each term is averaged over the variables it contains, and no others, as in the
+    theorem's proof.
     """
     states = range(len(weights))
-    back = [[transition[s][t] * weights[s] / weights[t] for s in states] for t in states]
+    back = [
+        [transition[s][t] * weights[s] / weights[t] for s in states] for t in states
+    ]
     dual = np.zeros((len(weights), len(weights)))
     for t, u in itertools.product(states, states):
         first = sum(back[t][s] * gram[s][u] for s in states)
@@ -85,7 +113,8 @@ def dual_gram(transition, weights, gamma, gram):
 def lstd(features, next_features, rewards, gamma):
     """θ = (XᵀZ)⁻¹ Xᵀ r with Z = X − γ X', sums written out."""
     size = len(features[0])
-    matrix, vector = np.zeros((size, size)), np.zeros(size)
+    matrix = np.zeros((size, size))
+    vector = np.zeros(size)
     for phi, next_phi, reward in zip(features, next_features, rewards, strict=True):
         matrix += np.outer(phi, np.asarray(phi) - gamma * np.asarray(next_phi))
         vector += np.asarray(phi) * reward

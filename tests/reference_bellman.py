@@ -27,7 +27,9 @@ def products(scores, places, bandwidth, n):
             for i, left in enumerate(scores[g]):
                 for j, right in enumerate(scores[h]):
                     if left and right:
-                        result[g, h] += left * right * gaussian(places[i], places[j], bandwidth)
+                        result[g, h] += (
+                            left * right * gaussian(places[i], places[j], bandwidth)
+                        )
     return result / n
 
 

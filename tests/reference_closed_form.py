@@ -1,4 +1,6 @@
-"""The closed-form estimators once more in plain numpy: loops over rows, explicit inverses, nothing shared."""
+"""The closed-form estimators once more in plain numpy: loops over rows, explicit
+inverses, nothing shared.
+"""
 
 import math
 
@@ -7,8 +9,13 @@ import numpy as np
 
 def instrument(x, frequencies):
     """ψ(x): cosines, then sines, over the root of their number."""
-    phases = [sum(x[k] * frequencies[k][j] for k in range(len(x))) for j in range(len(frequencies[0]))]
-    values = [math.cos(phase) for phase in phases] + [math.sin(phase) for phase in phases]
+    phases = [
+        sum(x[k] * frequencies[k][j] for k in range(len(x)))
+        for j in range(len(frequencies[0]))
+    ]
+    values = [math.cos(phase) for phase in phases] + [
+        math.sin(phase) for phase in phases
+    ]
     return np.array(values) / math.sqrt(len(phases))
 
 
@@ -24,7 +31,9 @@ def moments(critics, system):
 
 
 def ridge_matrix(curvature, ridge, constants):
-    """ridge · mean |diagonal| in all directions but that of the same constant on the last `constants`."""
+    """ridge · mean |diagonal| in all directions but that of the same constant on the
+    last `constants`.
+    """
     p = len(curvature)
     mean = sum(abs(curvature[j, j]) for j in range(p)) / p
     level = np.array([0.0] * (p - constants) + [1.0] * constants) / math.sqrt(constants)
@@ -32,7 +41,10 @@ def ridge_matrix(curvature, ridge, constants):
 
 
 def start_mean(system):
-    total = sum(w * row for w, row in zip(system["start_weights"], system["starts"], strict=True))
+    total = sum(
+        w * row
+        for w, row in zip(system["start_weights"], system["starts"], strict=True)
+    )
     return total / sum(system["start_weights"])
 
 
@@ -49,15 +61,21 @@ def minimax(critics, system, ridge, metric=None):
 
 def dice_metric(critics, system, critic_ridge):
     """(E ψψᵀ + ε I)⁻¹ with ε relative to the mean eigenvalue."""
-    total = sum(w * np.outer(critic, critic) for w, critic in zip(system["weights"], critics, strict=True))
+    total = sum(
+        w * np.outer(critic, critic)
+        for w, critic in zip(system["weights"], critics, strict=True)
+    )
     second = total / system["weights"].sum()
-    return np.linalg.inv(second + critic_ridge * np.trace(second) / len(second) * np.eye(len(second)))
+    return np.linalg.inv(
+        second + critic_ridge * np.trace(second) / len(second) * np.eye(len(second))
+    )
 
 
 def weighted_reward(omega, system):
-    return sum(w * o * r for w, o, r in zip(system["weights"], omega, system["rewards"], strict=True)) / sum(
-        system["weights"]
-    )
+    return sum(
+        w * o * r
+        for w, o, r in zip(system["weights"], omega, system["rewards"], strict=True)
+    ) / sum(system["weights"])
 
 
 def doubly_robust(omega, system, now, later, starts):
@@ -72,18 +90,25 @@ def doubly_robust(omega, system, now, later, starts):
 
 def standard_error(system, unit_starts, terms, start_values, fixed_starts):
     """Root of the variance of unit sums."""
-    n, units = len(terms), len(unit_starts)
+    n = len(terms)
+    units = len(unit_starts)
     weights = system["weights"]
     mean = sum(w * t for w, t in zip(weights, terms, strict=True)) / sum(weights)
-    base = sum(w * v for w, v in zip(system["start_weights"], start_values, strict=True)) / sum(
-        system["start_weights"]
-    )
+    base = sum(
+        w * v for w, v in zip(system["start_weights"], start_values, strict=True)
+    ) / sum(system["start_weights"])
     influence = []
     for u in range(units):
         end = unit_starts[u + 1] if u + 1 < units else n
-        part = sum(weights[i] * (terms[i] - mean) for i in range(unit_starts[u], end)) / sum(weights)
+        part = sum(
+            weights[i] * (terms[i] - mean) for i in range(unit_starts[u], end)
+        ) / sum(weights)
         if not fixed_starts:
-            part += system["start_weights"][u] * (start_values[u] - base) / sum(system["start_weights"])
+            part += (
+                system["start_weights"][u]
+                * (start_values[u] - base)
+                / sum(system["start_weights"])
+            )
         influence.append(part * units)
     centre = sum(influence) / units
     variance = sum((x - centre) ** 2 for x in influence) / (units - 1)

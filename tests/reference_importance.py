@@ -1,13 +1,15 @@
 """Importance sampling once more, as slow as it is plain: loops over episodes and steps.
 
-An episode is a list of steps (ratio, reward, q, v_next, discount); ``starts`` are the values of first states.
+An episode is a list of steps (ratio, reward, q, v_next, discount); ``starts`` are the
+values of first states.
 """
 
 import math
 
 
 def weights_of(episode):
-    weights, product = [], 1.0
+    weights = []
+    product = 1.0
     for step in episode:
         product *= step[0]
         weights.append(product)
@@ -26,24 +28,34 @@ def trajectory_is(episodes, shares, gamma):
 
 
 def trajectory_wis(episodes, shares, gamma):
-    total = sum(share * weights_of(episode)[-1] for episode, share in zip(episodes, shares, strict=True))
+    total = sum(
+        share * weights_of(episode)[-1]
+        for episode, share in zip(episodes, shares, strict=True)
+    )
     return trajectory_is(episodes, shares, gamma) / total
 
 
 def per_decision_is(episodes, shares, gamma):
     total = 0.0
     for episode, share in zip(episodes, shares, strict=True):
-        for t, (step, weight) in enumerate(zip(episode, weights_of(episode), strict=True)):
+        for t, (step, weight) in enumerate(
+            zip(episode, weights_of(episode), strict=True)
+        ):
             total += share * gamma**t * weight * step[1]
     return total
 
 
 def step_weights(episodes, shares):
-    """w[t][i] of all episodes, ended ones with their last weight, each multiplied by its share."""
+    """w[t][i] of all episodes, ended ones with their last weight, each multiplied by
+    its share.
+    """
     horizon = max(map(len, episodes))
     every = [weights_of(episode) for episode in episodes]
     return [
-        [share * weights[min(t, len(weights) - 1)] for weights, share in zip(every, shares, strict=True)]
+        [
+            share * weights[min(t, len(weights) - 1)]
+            for weights, share in zip(every, shares, strict=True)
+        ]
         for t in range(horizon)
     ]
 
@@ -65,7 +77,9 @@ def per_decision_wis(episodes, shares, gamma):
 
 
 def doubly_robust(episodes, shares, starts, gamma):
-    """The recursion from the end: v(s) + ρ (r + discount · rest − q), with v(s') where recording stopped."""
+    """The recursion from the end: v(s) + ρ (r + discount · rest − q), with v(s') where
+    recording stopped.
+    """
     total = 0.0
     for episode, share, start in zip(episodes, shares, starts, strict=True):
         nows = [start, *(step[3] for step in episode[:-1])]
@@ -78,13 +92,17 @@ def doubly_robust(episodes, shares, starts, gamma):
 
 
 def weighted_doubly_robust(episodes, shares, starts, gamma, last_step=None):
-    """Σ γ^t w_t r_t − Σ γ^t (w_t q_t − w_{t−1} v_t), weights normalised, the model after ``last_step``."""
+    """Σ γ^t w_t r_t − Σ γ^t (w_t q_t − w_{t−1} v_t), weights normalised, the model
+    after ``last_step``.
+    """
     rows = step_weights(episodes, shares)
     normalised = [[w / sum(row) if sum(row) else 0.0 for w in row] for row in rows]
     horizon = len(normalised)
     stop = horizon - 1 if last_step is None else last_step
     total = 0.0
-    for i, (episode, share, start) in enumerate(zip(episodes, shares, starts, strict=True)):
+    for i, (episode, share, start) in enumerate(
+        zip(episodes, shares, starts, strict=True)
+    ):
         before = share
         for t, (_, reward, q, later, discount) in enumerate(episode):
             now = start if t == 0 else episode[t - 1][3]
@@ -101,10 +119,19 @@ def weighted_doubly_robust(episodes, shares, starts, gamma, last_step=None):
 
 def magic_error(values, covariance, low, high, mix):
     """xᵀ(Ω + bbᵀ)x"""
-    bias = [value - high if value > high else value - low if value < low else 0.0 for value in values]
+    bias = [
+        value - high if value > high else value - low if value < low else 0.0
+        for value in values
+    ]
     size = range(len(values))
-    return sum(mix[i] * mix[j] * (covariance[i][j] + bias[i] * bias[j]) for i in size for j in size)
+    return sum(
+        mix[i] * mix[j] * (covariance[i][j] + bias[i] * bias[j])
+        for i in size
+        for j in size
+    )
 
 
 def gaussian_density(action, mean, deviation):
-    return math.exp(-0.5 * ((action - mean) / deviation) ** 2) / (deviation * math.sqrt(2.0 * math.pi))
+    return math.exp(-0.5 * ((action - mean) / deviation) ** 2) / (
+        deviation * math.sqrt(2.0 * math.pi)
+    )

@@ -1,4 +1,6 @@
-"""Commands in this process, and refusals: by the library or by shape annotations, which tests may turn on."""
+"""Commands in this process, and refusals: by the library or by shape annotations, which
+tests may turn on.
+"""
 
 import os
 import re
@@ -16,8 +18,12 @@ from koffline.errors import KofflineError
 
 
 def run_cli(*words: object) -> Result:
-    """What a command line says and how it ends; errors that are not the user's pass through."""
-    return CliRunner().invoke(cli, [*map(str, words)], prog_name="koffline", catch_exceptions=False)
+    """What a command line says and how it ends; errors that are not the user's pass
+    through.
+    """
+    return CliRunner().invoke(
+        cli, [*map(str, words)], prog_name="koffline", catch_exceptions=False
+    )
 
 
 def succeed(*words: object) -> str:
@@ -29,7 +35,9 @@ def succeed(*words: object) -> str:
 
 @contextmanager
 def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
-    """Like pytest.raises(kind, match), but content with a violated annotation too; in one line."""
+    """Like pytest.raises(kind, match), but content with a violated annotation too; in
+    one line.
+    """
     with pytest.raises((kind, TypeCheckError)) as caught:
         yield
     if isinstance(caught.value, kind):
@@ -38,8 +46,12 @@ def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
 
 
 @contextmanager
-def one_line(kind: type[KofflineError], *words: str, match: str | None = None) -> Iterator[Any]:
-    """Like pytest.raises(kind, match=match); the message is one line for a terminal and holds the words."""
+def one_line(
+    kind: type[KofflineError], *words: str, match: str | None = None
+) -> Iterator[Any]:
+    """Like pytest.raises(kind, match=match); the message is one line for a terminal and
+    holds the words.
+    """
     with pytest.raises(kind, match=match) as caught:
         yield caught
     assert str(caught.value).isprintable()

@@ -1,4 +1,6 @@
-"""Random finite processes with exact values, as hypothesis strategies and as plain functions of a seed."""
+"""Random finite processes with exact values, as hypothesis strategies and as plain
+functions of a seed.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +12,9 @@ from koffline.envs.finite import FiniteMDP
 
 @dataclass(frozen=True, eq=False)
 class FiniteCase:
-    """A process under a policy, a full-support distribution over states, and a point in space per state."""
+    """A process under a policy, a full-support distribution over states, and a point in
+    space per state.
+    """
 
     mdp: FiniteMDP
     policy: np.ndarray  # (S, A)
@@ -26,7 +30,9 @@ class FiniteCase:
     @property
     def gains(self) -> np.ndarray:
         """Expected reward given s and s', (S, S)."""
-        joint = np.einsum("sa,sat,sat->st", self.policy, self.mdp.transition, self.mdp.reward)
+        joint = np.einsum(
+            "sa,sat,sat->st", self.policy, self.mdp.transition, self.mdp.reward
+        )
         return joint / self.moves
 
     @property
@@ -35,11 +41,16 @@ class FiniteCase:
         return self.mdp.state_values(self.policy, self.gamma)
 
 
-def draw_finite_case(seed: int, states: int = 5, actions: int = 3, gamma: float = 0.9) -> FiniteCase:
-    """Every transition, action and state has positive probability; nothing terminates."""
+def draw_finite_case(
+    seed: int, states: int = 5, actions: int = 3, gamma: float = 0.9
+) -> FiniteCase:
+    """Every transition, action and state has positive probability; nothing
+    terminates.
+    """
     rng = np.random.default_rng(seed)
     mdp = FiniteMDP(
-        transition=rng.dirichlet(np.full(states, 0.5), size=(states, actions)) * 0.99 + 0.01 / states,
+        transition=rng.dirichlet(np.full(states, 0.5), size=(states, actions)) * 0.99
+        + 0.01 / states,
         reward=rng.normal(size=(states, actions, states)),
         terminal=np.zeros(states, dtype=bool),
         initial=rng.dirichlet(np.ones(states)),
@@ -53,7 +64,8 @@ def draw_finite_case(seed: int, states: int = 5, actions: int = 3, gamma: float 
     )
 
 
-# Arguments of draw_finite_case: the case is drawn in the test, where shape checks may use `random`.
+# Arguments of draw_finite_case: the case is drawn in the test, where shape checks may
+# use `random`.
 finite_cases = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 2**31),

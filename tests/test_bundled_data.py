@@ -1,10 +1,12 @@
-"""Bundled data: the manifests are right, and the logs are built again on other kinds of processor;
-the demo's policy is better than its log, and its truth is the policy's value.
+"""Bundled data: the manifests are right, and the logs are built again on other kinds of
+processor; the demo's policy is better than its log, and its truth is the policy's
+value.
 
     python -m tests.test_bundled_data FOLDER        # what one setting of the processor is asked to do
 
-Last bits depend on the processor (BLAS's sums, NumPy's exponentials, on ARM fused multiply-adds); rounding
-would make such differences rare and large: what is built again is compared within a tolerance.
+Last bits depend on the processor (BLAS's sums, NumPy's exponentials, on ARM fused
+multiply-adds); rounding would make such differences rare and large: what is built again
+is compared within a tolerance.
 """
 
 import hashlib
@@ -27,17 +29,26 @@ from scripts import build_demo, build_table
 ROOT = Path(__file__).resolve().parents[1]
 DATASETS = ROOT / "datasets"
 TRUTH = json.loads((DATASETS / "cartpole_truth.json").read_text())
-MANIFESTS = sorted(path.relative_to(DATASETS) for path in DATASETS.rglob("manifest.json"))
+MANIFESTS = sorted(
+    path.relative_to(DATASETS) for path in DATASETS.rglob("manifest.json")
+)
 # The other logs of control take a learner, MuJoCo or more seconds.
 COMMANDS = {
     "uniform": ("puddle_world", "cart_pole", "mountain_car", "chain"),
     "control": ("cartpole_random", "cartpole_expert"),
 }
-# The processor least like this one says what the others would. NumPy's names of instruction sets are those
-# before version 2.4 and since; what it does not know it passes over.
-AVX512 = "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
-SSE = {"OPENBLAS_CORETYPE": "Nehalem", "NPY_DISABLE_CPU_FEATURES": f"X86_V3 AVX2 FMA3 AVX {AVX512}"}
-# Observations and the table's probabilities are stored in single precision: two neighbours differ by 1.2e-7.
+# The processor least like this one says what the others would. NumPy's names of
+# instruction sets are those before version 2.4 and since; what it does not know it
+# passes over.
+AVX512 = (
+    "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
+)
+SSE = {
+    "OPENBLAS_CORETYPE": "Nehalem",
+    "NPY_DISABLE_CPU_FEATURES": f"X86_V3 AVX2 FMA3 AVX {AVX512}",
+}
+# Observations and the table's probabilities are stored in single precision: two
+# neighbours differ by 1.2e-7.
 TOLERANCE = 1e-6
 
 
@@ -49,7 +60,10 @@ def rebuild(folder: Path) -> None:
         entries = json.loads((DATASETS / kind / "manifest.json").read_text())
         Path(kind).mkdir()
         for name in names:
-            cli(shlex.split(entries[f"{name}.hdf5"]["command"])[1:], standalone_mode=False)
+            cli(
+                shlex.split(entries[f"{name}.hdf5"]["command"])[1:],
+                standalone_mode=False,
+            )
     build_table.build(DATASETS, folder / "tables")
     build_demo.build(folder, repeats=2)
 
@@ -64,7 +78,9 @@ def test_the_manifests_are_right(manifest):
     folder = (DATASETS / manifest).parent
     entries = json.loads((DATASETS / manifest).read_text())
     named = [name for entry in entries.values() for name in entry["files"]]
-    assert {path.name for path in (*folder.glob("*.hdf5"), *folder.glob("*.parquet"))} <= set(named)
+    assert {
+        path.name for path in (*folder.glob("*.hdf5"), *folder.glob("*.parquet"))
+    } <= set(named)
     for entry in entries.values():
         for name, said in entry["files"].items():
             content = (folder / name).read_bytes()
@@ -72,17 +88,26 @@ def test_the_manifests_are_right(manifest):
             assert len(content) < 1_000_000
         log = open_log(folder / next(iter(entry["files"])))
         assert (len(log), log.n_episodes) == (entry["rows"], entry["episodes"])
-        if manifest.parent.name != "tables":  # where the reader takes logarithms of probabilities
+        if (
+            manifest.parent.name != "tables"
+        ):  # where the reader takes logarithms of probabilities
             assert log.sha256 == entry["content_sha256"]
 
 
 def test_the_logs_are_built_again_on_another_processor(tmp_path):
     command = [sys.executable, "-m", "tests.test_bundled_data", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | SSE, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | SSE, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("manifest.json")) == MANIFESTS
+    assert (
+        sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("manifest.json"))
+        == MANIFESTS
+    )
     for manifest in MANIFESTS:
-        bundled, built = (json.loads((top / manifest).read_text()) for top in (DATASETS, tmp_path))
+        bundled, built = (
+            json.loads((top / manifest).read_text()) for top in (DATASETS, tmp_path)
+        )
         for name, entry in built.items():
             for key in ("command", "rollouts", "seed", "seeds", "rows", "episodes"):
                 assert entry.get(key) == bundled[name].get(key), (name, key)
@@ -95,14 +120,25 @@ def test_the_logs_are_built_again_on_another_processor(tmp_path):
 def assert_near(again: Transitions, log: Transitions) -> None:
     """Numbers to the tolerance, all else exactly.
 
-    A drawn action would change where a random number falls between two cumulated probabilities that differ
-    by 1e-13: for all rows together one chance in 10^8.
+    A drawn action would change where a random number falls between two cumulated
+    probabilities that differ by 1e-13: for all rows together one chance in 10^8.
     """
     for column in ("actions", "terminated", "truncated", "episode_ids", "steps"):
-        np.testing.assert_array_equal(getattr(again, column), getattr(log, column), err_msg=column)
-    for column in ("observations", "next_observations", "rewards", "behavior_log_probabilities"):
+        np.testing.assert_array_equal(
+            getattr(again, column), getattr(log, column), err_msg=column
+        )
+    for column in (
+        "observations",
+        "next_observations",
+        "rewards",
+        "behavior_log_probabilities",
+    ):
         np.testing.assert_allclose(
-            getattr(again, column), getattr(log, column), rtol=TOLERANCE, atol=TOLERANCE, err_msg=column
+            getattr(again, column),
+            getattr(log, column),
+            rtol=TOLERANCE,
+            atol=TOLERANCE,
+            err_msg=column,
         )
 
 
@@ -112,12 +148,19 @@ def demo():
 
 
 def test_truth_is_reached_in_gymnasium_itself(demo):
-    """The same policy stepped in Gymnasium's CartPole-v1, without its time limit: four standard errors."""
-    policy = load_policy(DATASETS / TRUTH["policy"], demo.action_space, demo.observation_shape)
+    """The same policy stepped in Gymnasium's CartPole-v1, without its time limit: four
+    standard errors.
+    """
+    policy = load_policy(
+        DATASETS / TRUTH["policy"], demo.action_space, demo.observation_shape
+    )
     generator = np.random.default_rng(0)
     copies = [gymnasium.make("CartPole-v1").unwrapped for _ in range(100)]
-    observations = np.stack([copy.reset(seed=seed)[0] for seed, copy in enumerate(copies)])
-    returns, running = np.zeros(100), np.ones(100, dtype=bool)
+    observations = np.stack(
+        [copy.reset(seed=seed)[0] for seed, copy in enumerate(copies)]
+    )
+    returns = np.zeros(100)
+    running = np.ones(100, dtype=bool)
     for t in range(300):  # γ^300 / (1 − γ) = 0.12
         actions = policy.sample(observations, generator)
         for i in np.flatnonzero(running):

@@ -24,7 +24,9 @@ def with_code(content):
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("damaged", [one_wrong_byte, with_code, lambda content: b"", lambda content: b"text"])
+@pytest.mark.parametrize(
+    "damaged", [one_wrong_byte, with_code, lambda content: b"", lambda content: b"text"]
+)
 def test_damaged_checkpoints_are_refused_in_one_line(damaged, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "a.pt"

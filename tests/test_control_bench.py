@@ -5,9 +5,20 @@ import argparse
 from scripts.bench.control_report import collect
 
 OPTIONS = argparse.Namespace(
-    seeds=2, steps=4, steps_of=[], evaluate_every=2, episodes=1, hidden=[4], batch_size=8, set=[], logs="",
-    algos="all", original_rates="3e-3", variants=True, by_rule=False,
-)  # fmt: skip
+    seeds=2,
+    steps=4,
+    steps_of=[],
+    evaluate_every=2,
+    episodes=1,
+    hidden=[4],
+    batch_size=8,
+    set=[],
+    logs="",
+    algos="all",
+    original_rates="3e-3",
+    variants=True,
+    by_rule=False,
+)
 
 
 def cell(log, algo, seed, returns):
@@ -33,7 +44,11 @@ def test_scores_pairs_and_verdicts():
     results = collect(CELLS, SCALES, OPTIONS)
     entry = next(e for e in results["entries"] if e["algo"] == "kloss_dqn")
     assert entry["scores_of_seeds"] == [100.0, 80.0]
-    assert (entry["score"], entry["worst_late"], entry["best_ever"]) == (90.0, 80.0, 150.0)
+    assert (entry["score"], entry["worst_late"], entry["best_ever"]) == (
+        90.0,
+        80.0,
+        150.0,
+    )
     assert entry["curves"] == [[-10.0, 100.0], [200.0, 80.0]]
     pairs = {pair["log"]: pair for pair in results["pairs"]}
     assert set(pairs) == {"a", "b", "c"}  # an algorithm without its original is no pair

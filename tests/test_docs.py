@@ -1,4 +1,6 @@
-"""The manual: its notebooks run, its reference is whole, its tables say what results say, and it builds."""
+"""The manual: its notebooks run, its reference is whole, its tables say what results
+say, and it builds.
+"""
 
 import json
 import os
@@ -19,7 +21,9 @@ from scripts.bench import memory
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAPER = (DOCS / "paper_to_code.md").read_text(encoding="utf-8")
-TABLE = re.findall(r"^\| .* \| `([a-z]+:\w+)` \| `(koffline[\w.]+)` \|$", PAPER, flags=re.MULTILINE)
+TABLE = re.findall(
+    r"^\| .* \| `([a-z]+:\w+)` \| `(koffline[\w.]+)` \|$", PAPER, flags=re.MULTILINE
+)
 
 
 # The same programs, less of everything.
@@ -31,7 +35,9 @@ QUICKER = {
     "resampled_replicas=4": "resampled_replicas=2, full_replicas=1",
     "20_000": "500",
     'cartpole.hdf5")': 'cartpole.hdf5").select_episodes(range(40))',
-    'feature_source="random"': 'feature_source="random", steps=60, resampled_replicas=2',
+    'feature_source="random"': (
+        'feature_source="random", steps=60, resampled_replicas=2'
+    ),
     "reproduce(run)": (
         "import pytest\nfrom tests.experiments import shrunk\n"
         "shrunk.shrink_experiments(pytest.MonkeyPatch())\nshrunk.blank_figures(pytest.MonkeyPatch())\n"
@@ -40,25 +46,43 @@ QUICKER = {
 }
 
 
-SAID = {"messy_csv": "proposal: estimate", "d3rlpy_day": "DiscreteCQL True", "paper_hour": "by chance, RG"}
+SAID = {
+    "messy_csv": "proposal: estimate",
+    "d3rlpy_day": "DiscreteCQL True",
+    "paper_hour": "by chance, RG",
+}
 
 
 @pytest.mark.parametrize("name", SAID)
 def test_notebooks_run_as_programs(name: str, tmp_path: Path) -> None:
     (tmp_path / "datasets").symlink_to(ROOT / "datasets")
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "PYTHONWARNINGS": "ignore"}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "MPLBACKEND": "agg",
+        "PYTHONWARNINGS": "ignore",
+    }
     text = (DOCS / "notebooks" / f"{name}.py").read_text(encoding="utf-8")
     for written, here in QUICKER.items():
         text = text.replace(written, here)
     (tmp_path / "notebook.py").write_text(text, encoding="utf-8")
     command = [sys.executable, "notebook.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert SAID[name] in done.stdout
 
 
 def test_every_setting_has_a_meaning() -> None:
-    page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")  # of those who have no site
+    page = (DOCS / "reference" / "settings.md").read_text(
+        encoding="utf-8"
+    )  # of those who have no site
     for title, place in site_reference.SETTINGS:
         assert f"## {title}\n" in page
         module, _, name = place.partition(":")
@@ -71,14 +95,24 @@ def test_every_command_and_option_is_on_the_page() -> None:
     page = site_reference.commands_page()
     for name, command, _ in site_reference.commands():
         assert f"## {name}\n" in page
-        options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+        options = [
+            each
+            for each in command.params
+            if isinstance(each, click.Option) and not each.hidden
+        ]
         assert all(option.opts[0] in page for option in options)
-    assert set(cli.list_commands(click.Context(cli))) <= set(re.findall(r"(?m)^## koffline ([\w-]+)$", page))
+    assert set(cli.list_commands(click.Context(cli))) <= set(
+        re.findall(r"(?m)^## koffline ([\w-]+)$", page)
+    )
 
 
 def test_every_public_name_is_on_the_page_of_python() -> None:
     page = (DOCS / "api.md").read_text(encoding="utf-8")
-    shown = [line.removeprefix("::: ").strip() for line in page.splitlines() if line.startswith(":::")]
+    shown = [
+        line.removeprefix("::: ").strip()
+        for line in page.splitlines()
+        if line.startswith(":::")
+    ]
     assert set(koffline.__all__) <= {name.rpartition(".")[2] for name in shown}
     for name in shown:
         module, _, last = name.rpartition(".")
@@ -97,7 +131,11 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
     page = (DOCS / "trust.md").read_text(encoding="utf-8")
     board = (DOCS / "leaderboard.md").read_text(encoding="utf-8")
     whole = board[board.index("## All questions") : board.index("## Questions that")]
-    rows = [line.strip("| ").split(" | ") for line in whole.splitlines() if line.startswith("| `")]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in whole.splitlines()
+        if line.startswith("| `")
+    ]
     asked = next(row[2].split()[-1] for row in rows if row[0] == "`auto`")
     whole = {row[0].strip("`"): row for row in rows if row[2] == f"{asked} of {asked}"}
     order = sorted(whole, key=lambda name: float(whole[name][3]))
@@ -106,7 +144,9 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
     assert f"truth in {whole['auto'][7]} questions" in page
     assert f"of {len(rows)} methods" in page
     assert f"{asked} questions about logs" in page
-    assert '": "/' not in (DOCS / "results" / "leaderboard.json").read_text(encoding="utf-8")  # machine paths
+    assert '": "/' not in (DOCS / "results" / "leaderboard.json").read_text(
+        encoding="utf-8"
+    )  # machine paths
 
 
 def test_intervals_of_groups_hold_together_as_often_as_the_page_says() -> None:
@@ -117,18 +157,29 @@ def test_intervals_of_groups_hold_together_as_often_as_the_page_says() -> None:
         assert f"groups of {low} to {high} starts all" in page
         assert f"in {world['held']} of {world['draws']}" in page
         assert world["draws"] >= 60
-        assert world["held"] / world["draws"] >= 0.95 - 2 * (0.95 * 0.05 / world["draws"]) ** 0.5
+        assert (
+            world["held"] / world["draws"]
+            >= 0.95 - 2 * (0.95 * 0.05 / world["draws"]) ** 0.5
+        )
 
 
 def test_files_in_the_layout_exist_and_the_table_of_the_paper_is_there() -> None:
     assert len(TABLE) >= 15
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    for name in re.findall(r"(?<![\w/])([a-z_]+(?:/[a-z_]+)*(?:\.py|/))(?=[\s,`])", page):
+    for name in re.findall(
+        r"(?<![\w/])([a-z_]+(?:/[a-z_]+)*(?:\.py|/))(?=[\s,`])", page
+    ):
         assert (ROOT / "koffline" / name).exists() or (ROOT / name).exists(), name
 
 
 def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) -> None:
-    for package in ("mkdocs", "material", "mkdocstrings", "mkdocs_gen_files", "mkdocs_jupyter"):
+    for package in (
+        "mkdocs",
+        "material",
+        "mkdocstrings",
+        "mkdocs_gen_files",
+        "mkdocs_jupyter",
+    ):
         pytest.importorskip(package)
     variables = {
         **os.environ,
@@ -137,20 +188,37 @@ def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) ->
         "DISABLE_MKDOCS_2_WARNING": "true",
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    pages = [page for page in (tmp_path / "site").rglob("*.html") if page.name != "404.html"]
+    pages = [
+        page for page in (tmp_path / "site").rglob("*.html") if page.name != "404.html"
+    ]
     assert len(pages) > 30
     for page in pages:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(
-            r"<(?:script|img|iframe)[^>]*\ssrc=\"(https?:[^\"]*)|<link[^>]*href=\"(https?:[^\"]*)", text
+            r"<(?:script|img|iframe)[^>]*\ssrc=\"(https?:[^\"]*)|<link[^>]*href=\"(https?:[^\"]*)",
+            text,
         )
         assert loaded == [], page
-        links = re.findall(r"(?:href|src)=\"(?!https?:|data:|mailto:|#|javascript:)([^\"#?]+)", text)
+        links = re.findall(
+            r"(?:href|src)=\"(?!https?:|data:|mailto:|#|javascript:)([^\"#?]+)", text
+        )
         assert [link for link in links if not (page.parent / link).exists()] == [], page
-    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
+    index = json.loads(
+        (tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8")
+    )
     assert any("target_rate" in entry["text"] for entry in index["docs"])
 
 

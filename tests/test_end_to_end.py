@@ -1,4 +1,6 @@
-"""Build a log, train on it, evaluate from another log what was trained, play it: commands and a truth."""
+"""Build a log, train on it, evaluate from another log what was trained, play it:
+commands and a truth.
+"""
 
 import json
 from pathlib import Path
@@ -9,7 +11,8 @@ import koffline
 from tests.refusals import succeed
 
 ROOT = Path(__file__).parents[1]
-GAMMA, LIMIT = 0.95, 100
+GAMMA = 0.95
+LIMIT = 100
 CONFIG = """
 data:
   source: train.hdf5
@@ -27,12 +30,23 @@ train:
 
 def build(name: str, policy: str, seed: str) -> None:
     succeed(
-        *("build", "rollouts", "--env", "CartPole-v1", "--policy", policy, "--episodes", "60"),
+        *(
+            "build",
+            "rollouts",
+            "--env",
+            "CartPole-v1",
+            "--policy",
+            policy,
+            "--episodes",
+            "60",
+        ),
         *("--time-limit", str(LIMIT), "--seed", seed, "--out", f"{name}.hdf5"),
     )
 
 
-def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(tmp_path, monkeypatch):
+def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     behaviour = f"epsilon:0.5:{ROOT / 'datasets' / 'cartpole_policy.npz'}"
     for name, seed in (("train", "1"), ("held_out", "2")):
@@ -41,13 +55,30 @@ def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(tmp_path, mo
     succeed("train", "config.yaml", "--out", "run")
     model = tmp_path / "run" / "model_800.d3"
     said = succeed(
-        *("evaluate", "held_out.hdf5", "--policy", str(model), "--gamma", str(GAMMA), "--json"),
-        *("--set", "steps=1500", "--set", "resampled_replicas=4", "--set", "full_replicas=2"),
+        *(
+            "evaluate",
+            "held_out.hdf5",
+            "--policy",
+            str(model),
+            "--gamma",
+            str(GAMMA),
+            "--json",
+        ),
+        *(
+            "--set",
+            "steps=1500",
+            "--set",
+            "resampled_replicas=4",
+            "--set",
+            "full_replicas=2",
+        ),
     )
     value = json.loads(said)["value"]
     build("played", str(model), "3")
     returns = koffline.open_transitions("played.hdf5").returns(GAMMA)
-    truth, error = returns.mean(), returns.std() / np.sqrt(len(returns))
+    truth = returns.mean()
+    error = returns.std() / np.sqrt(len(returns))
     assert error < 1.0
-    # 60 short episodes and a short training: 15 % of the value is what this budget is good for
+    # 60 short episodes and a short training: 15 % of the value is what this budget is
+    # good for
     assert abs(value - truth) < 0.15 * truth + 2.0 * error, (value, truth)

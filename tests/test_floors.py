@@ -1,4 +1,6 @@
-"""Imports go downward only, as docs/architecture.md draws it, and heavy ones stay where they belong."""
+"""Imports go downward only, as docs/architecture.md draws it, and heavy ones stay where
+they belong.
+"""
 
 import ast
 import re
@@ -11,25 +13,38 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PICTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[3]
+PICTURE = (
+    (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[3]
+)
 ROOMS = re.findall(r"(\w+)(?:/|\.py)", PICTURE)  # from the top down
 FILES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+        ".__init__"
+    ): path
     for path in (ROOT / "koffline").rglob("*.py")
 }
 
 
 def names_in(module: str) -> set[str]:
-    """Every dotted name that a file imports, or spells as `import_module` takes it, also inside functions."""
+    """Every dotted name that a file imports, or spells as `import_module` takes it,
+    also inside functions.
+    """
     found = set()
     package = module if FILES[module].stem == "__init__" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):  # `import koffline.data` gives `koffline`, with all its lazy names
-            found |= {alias.name if alias.asname else alias.name.split(".")[0] for alias in node.names}
+        if isinstance(
+            node, ast.Import
+        ):  # `import koffline.data` gives `koffline`, with all its lazy names
+            found |= {
+                alias.name if alias.asname else alias.name.split(".")[0]
+                for alias in node.names
+            }
         elif isinstance(node, ast.ImportFrom):
             home = resolve_name("." * node.level + (node.module or ""), package)
             found |= {f"{home}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and re.fullmatch(r"koffline\.[\w.]*", str(node.value)):
+        elif isinstance(node, ast.Constant) and re.fullmatch(
+            r"koffline\.[\w.]*", str(node.value)
+        ):
             found.add(node.value)
     return found - {"koffline.__version__"}
 
@@ -38,7 +53,9 @@ NAMES = {module: names_in(module) for module in FILES}
 
 
 def file_of(name: str) -> str:
-    """The file of ours that holds a name: of ``koffline.evaluate`` the package itself."""
+    """The file of ours that holds a name: of ``koffline.evaluate`` the package
+    itself.
+    """
     return name if name in FILES else file_of(name.rpartition(".")[0])
 
 
@@ -47,16 +64,29 @@ def floor(file: str) -> int:
 
 
 def test_imports_go_strictly_downward() -> None:
-    ours = {file: [name for name in names if name.startswith("koffline")] for file, names in NAMES.items()}
+    ours = {
+        file: [name for name in names if name.startswith("koffline")]
+        for file, names in NAMES.items()
+    }
     graph = {file: set(map(file_of, names)) - {file} for file, names in ours.items()}
     pairs = [(file, other) for file, others in graph.items() for other in others]
-    assert [(file, "imports", other) for file, other in pairs if floor(other) < floor(file)] == []
-    TopologicalSorter(graph).prepare()  # raises CycleError where files import each other
+    assert [
+        (file, "imports", other) for file, other in pairs if floor(other) < floor(file)
+    ] == []
+    TopologicalSorter(
+        graph
+    ).prepare()  # raises CycleError where files import each other
 
 
 def test_only_the_seams_know_d3rlpy_and_import_by_name() -> None:
-    d3rlpy = {file for file, names in NAMES.items() if any(name.split(".")[0] == "d3rlpy" for name in names)}
-    assert {file for file in d3rlpy if "koffline.algos" not in file} == {"koffline.data"}
+    d3rlpy = {
+        file
+        for file, names in NAMES.items()
+        if any(name.split(".")[0] == "d3rlpy" for name in names)
+    }
+    assert {file for file in d3rlpy if "koffline.algos" not in file} == {
+        "koffline.data"
+    }
     by_name = (
         "cli",
         "cli.models",
@@ -67,17 +97,28 @@ def test_only_the_seams_know_d3rlpy_and_import_by_name() -> None:
         "policy_specs",
         "train",
     )
-    users = {file for file, path in FILES.items() if "import_module" in path.read_text(encoding="utf-8")}
+    users = {
+        file
+        for file, path in FILES.items()
+        if "import_module" in path.read_text(encoding="utf-8")
+    }
     assert users == {"koffline", *(f"koffline.{file}" for file in by_name)}
 
 
-WORLD = "import gymnasium; gymnasium.make('koffline.envs:koffline/PuddleWorld-v0').reset()"
+WORLD = (
+    "import gymnasium; gymnasium.make('koffline.envs:koffline/PuddleWorld-v0').reset()"
+)
 
 
 @pytest.mark.parametrize("code", ["import koffline", WORLD])
 def test_import_is_silent_and_light(code) -> None:
-    code += "; import sys; print({'torch', 'd3rlpy', 'matplotlib', 'minari', 'pygame'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    code += (
+        "; import sys; print({'torch', 'd3rlpy', 'matplotlib', 'minari', 'pygame'} &"
+        " set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 
 

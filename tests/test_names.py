@@ -1,4 +1,6 @@
-"""Names that are none: the remedy is one for the same thing, then the nearest, and no list without an end."""
+"""Names that are none: the remedy is one for the same thing, then the nearest, and no
+list without an end.
+"""
 
 import re
 from pathlib import Path
@@ -11,7 +13,16 @@ from tests.refusals import assert_refused, run_cli
 
 ROOT = Path(__file__).parents[1]
 EVALUATE = ("evaluate", "log.npz", "--policy", "uniform")
-ROLLOUTS = ("build", "rollouts", "--policy", "uniform", "--episodes", "1", "--out", "x.npz")
+ROLLOUTS = (
+    "build",
+    "rollouts",
+    "--policy",
+    "uniform",
+    "--episodes",
+    "1",
+    "--out",
+    "x.npz",
+)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +44,15 @@ def test_the_remedy(name: str, known: list[str], remedy: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*EVALUATE, "--discount", "0.9"), ("no option '--discount'", "'--gamma'? see 'koffline evaluate")),
+        (
+            (*EVALUATE, "--discount", "0.9"),
+            ("no option '--discount'", "'--gamma'? see 'koffline evaluate"),
+        ),
         ((*EVALUATE, "--seed", "x"), ("'x' is not a valid integer",)),
-        (("online", "--set", "enviroment=Pendulum-v1"), ("enviroment is unknown", "'env'?")),
+        (
+            ("online", "--set", "enviroment=Pendulum-v1"),
+            ("enviroment is unknown", "'env'?"),
+        ),
         (("evalute",), ("no command 'evalute'", "'evaluate'?")),
         (("inspect",), ("did you mean 'data inspect'?",)),
         (("data", "inof"), ("no command 'inof'", "'info'?")),
@@ -50,12 +67,18 @@ def test_a_command_names_what_is_meant(arguments, words, tmp_path, monkeypatch) 
 
 def test_bundled_policies_are_in_the_wheel() -> None:
     """They lie in the package, and a pattern of its data takes each."""
-    patterns = re.findall(r'"(builders/policies/[^"]+)"', (ROOT / "pyproject.toml").read_text())
-    packed = {path.name for pattern in patterns for path in (ROOT / "koffline").glob(pattern)}
+    patterns = re.findall(
+        r'"(builders/policies/[^"]+)"', (ROOT / "pyproject.toml").read_text()
+    )
+    packed = {
+        path.name for pattern in patterns for path in (ROOT / "koffline").glob(pattern)
+    }
     for path in (ROOT / "datasets" / "policies").glob("*_*.npz"):
         stem, level = path.stem.rsplit("_", 1)
         if level in ("medium", "expert"):
             assert path.name in packed
             assert bundled_policy(f"{stem}-v1", level).parent == POLICIES
-    with pytest.raises(ConfigError, match="no expert policy of Acrobot-v1 is bundled; give one"):
+    with pytest.raises(
+        ConfigError, match="no expert policy of Acrobot-v1 is bundled; give one"
+    ):
         bundled_policy("Acrobot-v1", "expert")

@@ -1,4 +1,6 @@
-"""What pages name is there: scripts, commands, their options, make targets, files, links, dotted names."""
+"""What pages name is there: scripts, commands, their options, make targets, files,
+links, dotted names.
+"""
 
 import ast
 import functools
@@ -35,7 +37,9 @@ FOREIGN_OPTIONS = {
     "--resolution",
 }
 COMMANDS = {name: command for name, command, _ in site_reference.commands()}
-SETTINGS = dict.fromkeys(("koffline evaluate", "koffline select", "koffline diagnose"), EvaluationSettings)
+SETTINGS = dict.fromkeys(
+    ("koffline evaluate", "koffline select", "koffline diagnose"), EvaluationSettings
+)
 SETTINGS["koffline online"] = OnlineConfig
 TOP_FOLDERS = "configs|datasets|docs|koffline|scripts|tests"
 
@@ -51,12 +55,18 @@ def code_of(text: str) -> list[str]:
 
 
 def words_of(command: str) -> list[str]:
-    """Words as a shell sees them, up to a comment, another program or the end of the redirected part."""
+    """Words as a shell sees them, up to a comment, another program or the end of the
+    redirected part.
+    """
     try:
         words = shlex.split(command, comments=True)
     except ValueError:  # a quotation in a sentence
         words = command.split()
-    ends = [number for number, word in enumerate(words) if word in ("|", "&&", ";", ">", "2>")]
+    ends = [
+        number
+        for number, word in enumerate(words)
+        if word in ("|", "&&", ";", ">", "2>")
+    ]
     return words[: min(ends, default=len(words))]
 
 
@@ -64,7 +74,9 @@ CODE = [(page, code) for page, text in PAGES.items() for code in code_of(text)]
 LINKS = [
     (page, link)
     for page, text in PAGES.items()
-    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    for link in re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    )
     if not re.match(r"[a-z]+:", link)
 ]
 
@@ -77,7 +89,9 @@ def script_calls() -> list[tuple[str, str, tuple[str, ...]]]:
     """Page, script and options of every command that runs one of the scripts."""
     calls = []
     for page, code in CODE:
-        for match in re.finditer(r"python3? (?:-m (scripts[\w.]+)|(scripts/[\w/]+\.py))(.*)", code):
+        for match in re.finditer(
+            r"python3? (?:-m (scripts[\w.]+)|(scripts/[\w/]+\.py))(.*)", code
+        ):
             script = match[2] or match[1].rstrip(".").replace(".", "/") + ".py"
             calls.append((page, script, tuple(options_in(words_of(match[3])))))
     return calls
@@ -85,12 +99,18 @@ def script_calls() -> list[tuple[str, str, tuple[str, ...]]]:
 
 @functools.cache
 def options_of(script: Path) -> frozenset[str]:
-    """Options that a program adds to its parser, itself or in one of our scripts that it imports."""
+    """Options that a program adds to its parser, itself or in one of our scripts that
+    it imports.
+    """
     found = {"--help"}
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {node.value} if re.fullmatch(r"--[a-z][a-z-]*", node.value) else set()
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scripts"):
+            found |= (
+                {node.value} if re.fullmatch(r"--[a-z][a-z-]*", node.value) else set()
+            )
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "scripts"
+        ):
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
             for name in (str(node.module), *inside):
                 path = ROOT / (name.replace(".", "/") + ".py")
@@ -112,7 +132,9 @@ CALLS = script_calls()
 
 def test_scripts_of_pages_are_there_with_their_options() -> None:
     assert len(CALLS) > 15
-    missing = [(page, script) for page, script, _ in CALLS if not (ROOT / script).is_file()]
+    missing = [
+        (page, script) for page, script, _ in CALLS if not (ROOT / script).is_file()
+    ]
     assert missing == []
     unknown = [
         (page, script, option)
@@ -124,7 +146,9 @@ def test_scripts_of_pages_are_there_with_their_options() -> None:
 
 
 def options_of_command(command: click.Command) -> set[str]:
-    both = [(*parameter.opts, *parameter.secondary_opts) for parameter in command.params]
+    both = [
+        (*parameter.opts, *parameter.secondary_opts) for parameter in command.params
+    ]
     return {option for options in both for option in options} | {"--help", "--version"}
 
 
@@ -137,7 +161,8 @@ def koffline_calls() -> list[tuple[str, str, list[str]]]:
             continue
         name = "koffline"
         while len(words) > 1 and f"{name} {words[1]}" in COMMANDS:
-            name, words = f"{name} {words[1]}", words[1:]
+            name = f"{name} {words[1]}"
+            words = words[1:]
         calls.append((page, name, words[1:]))
     return calls
 
@@ -151,20 +176,38 @@ def test_commands_of_pages_are_there_with_their_options() -> None:
         known = options_of_command(command)
         if name == "koffline d3rlpy":
             known |= options_of_d3rlpy()
-        wrong += [(page, name, option) for option in options_in(words) if option not in known]
-        if isinstance(command, click.Group) and words and re.fullmatch("[a-z][a-z0-9-]*", words[0]):
+        wrong += [
+            (page, name, option) for option in options_in(words) if option not in known
+        ]
+        if (
+            isinstance(command, click.Group)
+            and words
+            and re.fullmatch("[a-z][a-z0-9-]*", words[0])
+        ):
             wrong.append((page, name, words[0]))
         fields = SETTINGS[name].model_fields if name in SETTINGS else None
         keys = [word.partition("=")[0] for word in words if re.match(r"[a-z_]+=", word)]
-        wrong += [(page, name, key) for key in keys if fields is not None and key not in fields]
+        wrong += [
+            (page, name, key)
+            for key in keys
+            if fields is not None and key not in fields
+        ]
     assert wrong == []
 
 
 def test_options_that_stand_alone_are_of_some_command() -> None:
-    of_koffline = {option for command in COMMANDS.values() for option in options_of_command(command)}
-    of_scripts = {o for path in (ROOT / "scripts").rglob("*.py") for o in options_of(path)}
+    of_koffline = {
+        option
+        for command in COMMANDS.values()
+        for option in options_of_command(command)
+    }
+    of_scripts = {
+        o for path in (ROOT / "scripts").rglob("*.py") for o in options_of(path)
+    }
     known = of_koffline | of_scripts | options_of_d3rlpy() | FOREIGN_OPTIONS
-    alone = [(page, option) for page, code in CODE for option in options_in(words_of(code))]
+    alone = [
+        (page, option) for page, code in CODE for option in options_in(words_of(code))
+    ]
     assert len(alone) > 100
     assert sorted({pair for pair in alone if pair[1] not in known}) == []
 
@@ -173,7 +216,9 @@ def test_make_targets_of_pages_are_there() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     asked = [
-        (page, words[1]) for page, code in CODE if (words := words_of(code))[:1] == ["make"] and words[1:]
+        (page, words[1])
+        for page, code in CODE
+        if (words := words_of(code))[:1] == ["make"] and words[1:]
     ]
     assert len(asked) > 8
     assert [pair for pair in asked if pair[1] not in targets] == []
@@ -196,9 +241,15 @@ def anchors_of(path: Path) -> set[str]:
     """Anchors of a page's headings, as the site makes them."""
     text = PAGES[path.relative_to(ROOT).as_posix()]
     if path.parent.name == "reference":  # the site's page is made when it is built
-        text = site_reference.settings_page() if path.stem == "settings" else site_reference.commands_page()
+        text = (
+            site_reference.settings_page()
+            if path.stem == "settings"
+            else site_reference.commands_page()
+        )
     headings = re.findall(
-        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.MULTILINE
+        r"^#+ (.+)$",
+        re.sub(r"^```.*?^```", "", text, flags=re.M | re.S),
+        flags=re.MULTILINE,
     )
     plain = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
     return {re.sub(r"[-\s]+", "-", heading) for heading in plain} | set(
@@ -212,7 +263,9 @@ def test_links_lead_to_files_and_headings() -> None:
     for page, link in LINKS:
         name, _, anchor = link.partition("#")
         here = ROOT / page
-        if here.suffix == ".py":  # a notebook is read on the site, where pages have other endings
+        if (
+            here.suffix == ".py"
+        ):  # a notebook is read on the site, where pages have other endings
             name = re.sub(r"\.html$", ".md", name)
         path = (here.parent / name).resolve() if name else here
         if not path.exists() or (anchor and anchor not in anchors_of(path)):
@@ -229,7 +282,9 @@ def resolves(name: str) -> bool:
         except ModuleNotFoundError:
             continue
         for part in parts[count:]:
-            fields = getattr(value, "__dataclass_fields__", {}) | getattr(value, "model_fields", {})
+            fields = getattr(value, "__dataclass_fields__", {}) | getattr(
+                value, "model_fields", {}
+            )
             if not hasattr(value, part):
                 return part in fields
             value = getattr(value, part)
@@ -237,7 +292,13 @@ def resolves(name: str) -> bool:
     return False
 
 
-NAMES = sorted({n for _, code in CODE for n in re.findall(r"(?<![\w/.:-])koffline(?:\.[A-Za-z_]\w*)+", code)})
+NAMES = sorted(
+    {
+        n
+        for _, code in CODE
+        for n in re.findall(r"(?<![\w/.:-])koffline(?:\.[A-Za-z_]\w*)+", code)
+    }
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -247,8 +308,15 @@ def test_dotted_names_resolve(name: str) -> None:
 
 def test_results_and_pictures_belong_to_a_page_or_a_script() -> None:
     """A result that no page shows and no script writes is left over."""
-    scripts = [path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*.py")]
+    scripts = [
+        path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*.py")
+    ]
     texts = [*PAGES.values(), *scripts]
-    kept = [*(ROOT / "docs" / "results").iterdir(), *(ROOT / "docs" / "images").iterdir()]
+    kept = [
+        *(ROOT / "docs" / "results").iterdir(),
+        *(ROOT / "docs" / "images").iterdir(),
+    ]
     assert len(kept) > 20
-    assert [path.name for path in kept if not any(path.name in text for text in texts)] == []
+    assert [
+        path.name for path in kept if not any(path.name in text for text in texts)
+    ] == []

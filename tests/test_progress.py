@@ -29,13 +29,30 @@ def test_lines_come_early_and_then_at_intervals(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("train configs/dqn.yaml --set train.n_steps=400 --set train.n_steps_per_epoch=200", "training dqn"),
-        ("online configs/online/inverted_pendulum.yaml --set env=CartPole-v1 --set steps=2000 --seed-count 1",
-         "CartPole-v1"),
-        ("build rollouts --env CartPole-v1 --policy uniform --episodes 300", "playing CartPole-v1"),
-        ("build control --env CartPole-v1 --kind random --n 4000", "playing CartPole-v1"),
+        (
+            (
+                "train configs/dqn.yaml --set train.n_steps=400 --set"
+                " train.n_steps_per_epoch=200"
+            ),
+            "training dqn",
+        ),
+        (
+            (
+                "online configs/online/inverted_pendulum.yaml --set env=CartPole-v1"
+                " --set steps=2000 --seed-count 1"
+            ),
+            "CartPole-v1",
+        ),
+        (
+            "build rollouts --env CartPole-v1 --policy uniform --episodes 300",
+            "playing CartPole-v1",
+        ),
+        (
+            "build control --env CartPole-v1 --kind random --n 4000",
+            "playing CartPole-v1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_long_commands_are_heard_of(command, line, words, monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "_FIRST_LINE", 0.01)
     monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.05)

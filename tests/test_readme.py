@@ -20,8 +20,14 @@ from tests.refusals import succeed
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
-PAGES_OF_RESULTS = {p.stem: p.read_text(encoding="utf-8") for p in (ROOT / "docs/reproduce").glob("*.md")}
+PAGES = {
+    page.stem: page.read_text(encoding="utf-8")
+    for page in sorted((ROOT / "docs").glob("*.md"))
+}
+PAGES_OF_RESULTS = {
+    p.stem: p.read_text(encoding="utf-8")
+    for p in (ROOT / "docs/reproduce").glob("*.md")
+}
 
 
 def blocks(text: str, *kinds: str) -> list[str]:
@@ -29,13 +35,18 @@ def blocks(text: str, *kinds: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    lines = re.sub(r"\s*\\\n\s*", " ", "\n".join(blocks(text, "bash", "sh"))).splitlines()
+    lines = re.sub(
+        r"\s*\\\n\s*", " ", "\n".join(blocks(text, "bash", "sh"))
+    ).splitlines()
     return [line.split("#")[0].strip() for line in lines if line.strip()]
 
 
 README_COMMANDS = commands(README)
 PAGE_COMMANDS = [command for page in PAGES.values() for command in commands(page)]
-ALONE = ("fresh.hdf5", "users.csv")  # a log that nobody has, and one with a test of its own
+ALONE = (
+    "fresh.hdf5",
+    "users.csv",
+)  # a log that nobody has, and one with a test of its own
 KOFFLINE_COMMANDS = [
     command
     for command in dict.fromkeys(README_COMMANDS + PAGE_COMMANDS)
@@ -47,7 +58,14 @@ SNIPPETS = [
     for number, text in enumerate(blocks(page, "python"))
     if "users.csv" not in text
 ]
-QUICK = ["--set", "steps=80", "--set", "full_replicas=1", "--set", "resampled_replicas=2"]
+QUICK = [
+    "--set",
+    "steps=80",
+    "--set",
+    "full_replicas=1",
+    "--set",
+    "resampled_replicas=2",
+]
 SHORT = ["--set", "train.n_steps=20", "--set", "train.n_steps_per_epoch=10"]
 ONLINE = ["--set", "steps=1000", "--seed-count", "1"]
 # What this machine has not, and what would take long.
@@ -61,20 +79,29 @@ HERE = {
     "source=train.hdf5": "source=log.hdf5",
     "evaluate test.hdf5": "evaluate log.hdf5",
 }
-# Those take longer than all the others; tests/experiments/test_reproduce.py has them, and workers.
-SLOW = ("koffline reproduce claims", "koffline reproduce ablation", "koffline reproduce figure-bench")
+# Those take longer than all the others; tests/experiments/test_reproduce.py has them,
+# and workers.
+SLOW = (
+    "koffline reproduce claims",
+    "koffline reproduce ablation",
+    "koffline reproduce figure-bench",
+)
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Logs, two of them with their shortest episodes alone, and what the pages call log.csv and so on."""
+    """Logs, two of them with their shortest episodes alone, and what the pages call
+    log.csv and so on.
+    """
     shelf = tmp_path_factory.mktemp("shelf") / "files"
     for folder in ("datasets", "configs"):
         shutil.copytree(ROOT / folder, shelf / folder)
     for name, episodes in (("cartpole.hdf5", 80), ("control/cartpole_expert.hdf5", 5)):
         log = koffline.open_transitions(ROOT / "datasets" / name)
         fewer = np.sort(np.argsort(log.episode_lengths, kind="stable")[:episodes])
-        write_transitions(log.select_episodes(fewer), shelf / "datasets" / name, force=True)
+        write_transitions(
+            log.select_episodes(fewer), shelf / "datasets" / name, force=True
+        )
     shutil.copy(shelf / "datasets/cartpole.hdf5", shelf / "log.hdf5")
     for name in ("policy.npz", "policy.pt"):  # known by their content
         shutil.copy(shelf / "datasets/cartpole_policy.npz", shelf / name)
@@ -89,7 +116,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     others = {"action": "a", "reward": "r", "episode": "id", "t": "t"}
     short = {name: f"x_{number}" for number, name in enumerate(states)} | others
     table.rename(short, strict=False).write_parquet(shelf / "log.parquet")
-    (shelf / "mypolicies.py").write_text("def better(states):\n    return (states[:, 2] > 0).astype(int)\n")
+    (shelf / "mypolicies.py").write_text(
+        "def better(states):\n    return (states[:, 2] > 0).astype(int)\n"
+    )
     return shelf
 
 
@@ -104,7 +133,9 @@ def elsewhere(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def after(out: str, *words: str, shelf: Path) -> None:
-    """The folder ``out`` as a command leaves it; the command runs once for all that go on from there."""
+    """The folder ``out`` as a command leaves it; the command runs once for all that go
+    on from there.
+    """
     kept = shelf.parent / out
     if not kept.exists():
         succeed(*words)
@@ -115,7 +146,10 @@ def after(out: str, *words: str, shelf: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(c, marks=pytest.mark.slow) if c.startswith(SLOW) else c for c in KOFFLINE_COMMANDS],
+    [
+        pytest.param(c, marks=pytest.mark.slow) if c.startswith(SLOW) else c
+        for c in KOFFLINE_COMMANDS
+    ],
 )
 def test_koffline_commands_run(
     command: str, shelf: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
@@ -125,9 +159,23 @@ def test_koffline_commands_run(
     monkeypatch.syspath_prepend(elsewhere)
     arguments = shlex.split(command)[1:]
     if "runs/dqn" in command and (arguments[0] != "train" or "--resume" in arguments):
-        after("runs/dqn", "train", "configs/kloss_dqn.yaml", *SHORT, "--out", "runs/dqn", shelf=shelf)
+        after(
+            "runs/dqn",
+            "train",
+            "configs/kloss_dqn.yaml",
+            *SHORT,
+            "--out",
+            "runs/dqn",
+            shelf=shelf,
+        )
     if "--resume" in arguments and arguments[0] == "online":
-        succeed("online", "configs/online/inverted_pendulum.yaml", *ONLINE, "--out", "runs/pendulum")
+        succeed(
+            "online",
+            "configs/online/inverted_pendulum.yaml",
+            *ONLINE,
+            "--out",
+            "runs/pendulum",
+        )
     elif arguments[0] == "online":
         arguments += ONLINE
     if "shards" in arguments and "--shard-rows" not in arguments:
@@ -148,17 +196,30 @@ def test_koffline_commands_run(
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippets_run(snippet: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quicker = snippet.replace("gamma=0.98, seed=0)", "gamma=0.98, seed=0, steps=500, resampled_replicas=4)")
+def test_snippets_run(
+    snippet: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quicker = snippet.replace(
+        "gamma=0.98, seed=0)", "gamma=0.98, seed=0, steps=500, resampled_replicas=4)"
+    )
     quicker = re.sub(r"\bsteps=\d+", "steps=60", quicker)
     if "full_replicas" not in snippet:
-        quicker = re.sub(r"\bresampled_replicas=\d+", "resampled_replicas=2, full_replicas=1", quicker)
+        quicker = re.sub(
+            r"\bresampled_replicas=\d+",
+            "resampled_replicas=2, full_replicas=1",
+            quicker,
+        )
     exec(compile(quicker, "docs", "exec"), {"__name__": "docs"})
     assert capsys.readouterr().out.strip()
 
 
-def test_a_bandits_table_is_made_and_read(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(blocks(PAGES["bandits"], "python")[1], "docs", "exec"), {"__name__": "docs"})
+def test_a_bandits_table_is_made_and_read(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(
+        compile(blocks(PAGES["bandits"], "python")[1], "docs", "exec"),
+        {"__name__": "docs"},
+    )
     truth = float(capsys.readouterr().out.split()[-1])
     for command in commands(PAGES["bandits"]):
         succeed(*shlex.split(command)[1:], *QUICK)
@@ -175,33 +236,58 @@ def table_rows(page: str, after: str = "") -> dict[str, list[str]]:
 
 def test_its_evidence_is_that_of_the_pages() -> None:
     """Who measures anew writes these lines anew."""
-    text, pairs = " ".join(README.split()), re.compile(r"^([+-][\d.]+), ([+-][\d.]+)$")
+    text = " ".join(README.split())
+    pairs = re.compile(r"^([+-][\d.]+), ([+-][\d.]+)$")
     found = table_rows(PAGES["evidence"])
     errors = [
-        abs(float(word)) for row in found.values() if (pair := pairs.match(row[1])) for word in pair.groups()
+        abs(float(word))
+        for row in found.values()
+        if (pair := pairs.match(row[1]))
+        for word in pair.groups()
     ]
-    assert f"median error was {100 * statistics.median(errors):.1f} % of the value" in text
+    assert (
+        f"median error was {100 * statistics.median(errors):.1f} % of the value" in text
+    )
     assert f"worst {100 * max(errors):.1f} %" in text
     covered = found["mean \\|error\\|"][-1].strip("* |")
     assert f"truth in {covered} logs" in text
     held, draws = (int(number) for number in re.findall(r"\d+", found["all"][1])[:2])
-    assert f"the squared error was {float(found['all'][4]):.1f} times the efficiency bound" in text
-    assert f"held the truth in {held} of {draws} draws, {held / draws:.0%}".replace("%", " %") in text
+    assert (
+        f"the squared error was {float(found['all'][4]):.1f} times the efficiency bound"
+        in text
+    )
+    assert (
+        f"held the truth in {held} of {draws} draws, {held / draws:.0%}".replace(
+            "%", " %"
+        )
+        in text
+    )
     board = table_rows(PAGES["leaderboard"], "## All questions")
-    weighted = min(float(row[3]) for row in board.values() if row[1].endswith("importance sampling"))
+    weighted = min(
+        float(row[3])
+        for row in board.values()
+        if row[1].endswith("importance sampling")
+    )
     default, plain = (100 * float(board[name][3]) for name in ("auto", "plain FQE"))
     asked = board["auto"][2].split()[-1]
     assert f"On {asked} questions about logs" in text
     assert f"the default erred by {default:.1f} % at the median" in text
-    assert f"evaluation by {plain:.1f} % and importance sampling by {100 * weighted:.1f} % and more" in text
+    assert (
+        f"evaluation by {plain:.1f} % and importance sampling by {100 * weighted:.1f} %"
+        " and more" in text
+    )
     assert f"{board['auto'][7]} intervals held" in text
     verdicts = re.search(
-        r"(\d+) sentences: (\d+) holds, (\d+) does not hold, (\d+) undecided", PAGES_OF_RESULTS["claims"]
+        r"(\d+) sentences: (\d+) holds, (\d+) does not hold, (\d+) undecided",
+        PAGES_OF_RESULTS["claims"],
     )
     assert verdicts is not None
     claims, hold, fail, open_ = verdicts.groups()
     assert (
-        f"{claims} empirical claims {hold} hold here and {fail} do not; for {open_} the intervals allow"
-        in text
+        f"{claims} empirical claims {hold} hold here and {fail} do not; for {open_} the"
+        " intervals allow" in text
     )
-    assert f"{claims} claims {hold} hold, {fail} do not, {open_} are undecided" in PAGES["reproduce"]
+    assert (
+        f"{claims} claims {hold} hold, {fail} do not, {open_} are undecided"
+        in PAGES["reproduce"]
+    )

@@ -21,41 +21,62 @@ def stack(sizes, seeds=(0, 1, 2), activation="relu", dtype=torch.float64):
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype
+    )
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
-def test_forward_is_the_ordinary_network_and_the_pullback_its_autograd(sizes, activation):
+def test_forward_is_the_ordinary_network_and_the_pullback_its_autograd(
+    sizes, activation
+):
     network = stack(sizes, activation=activation)
-    own, shared, gradient = draw(3, 11, sizes[0]), draw(11, sizes[0]), draw(3, 11, sizes[-1], seed=1)
+    own = draw(3, 11, sizes[0])
+    shared = draw(11, sizes[0])
+    gradient = draw(3, 11, sizes[-1], seed=1)
     flat = network.flat.clone().requires_grad_()
-    expected = torch.autograd.grad((network.with_flat(flat).forward(own) * gradient).sum(), flat)[0]
+    expected = torch.autograd.grad(
+        (network.with_flat(flat).forward(own) * gradient).sum(), flat
+    )[0]
     with torch.no_grad():
         for replica in range(3):
             module = module_of(network, replica)
-            torch.testing.assert_close(network.forward(own)[replica], module(own[replica]))
+            torch.testing.assert_close(
+                network.forward(own)[replica], module(own[replica])
+            )
             torch.testing.assert_close(network.forward(shared)[replica], module(shared))
-            torch.testing.assert_close(network.features(shared)[replica], module[:-1](shared))
+            torch.testing.assert_close(
+                network.features(shared)[replica], module[:-1](shared)
+            )
         for _ in range(2):  # the second time every buffer holds something
             outputs, pullback = network.forward_with_pullback(own)
-            torch.testing.assert_close(outputs, network.with_flat(network.flat).forward(own))
-            torch.testing.assert_close(pullback(gradient), expected, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                outputs, network.with_flat(network.flat).forward(own)
+            )
+            torch.testing.assert_close(
+                pullback(gradient), expected, rtol=1e-10, atol=1e-12
+            )
 
 
 def test_a_replica_starts_the_same_whatever_its_company():
-    alone, among = stack((3, 8, 2), seeds=[5]), stack((3, 8, 2), seeds=[4, 5, 6])
+    alone = stack((3, 8, 2), seeds=[5])
+    among = stack((3, 8, 2), seeds=[4, 5, 6])
     assert torch.equal(alone.flat[0], among.flat[1])
     assert not torch.equal(among.flat[0], among.flat[1])
     assert torch.equal(among.select([1]).flat, alone.flat)
-    assert torch.equal(stack((3, 8, 2), [5], dtype=torch.float32).flat, alone.flat.float())
+    assert torch.equal(
+        stack((3, 8, 2), [5], dtype=torch.float32).flat, alone.flat.float()
+    )
 
 
 def test_outputs_stay_when_the_network_is_used_again():
     network = stack((3, 8, 2))
     with torch.no_grad():
-        first, features = network.forward(draw(5, 3)), network.features(draw(5, 3))
-        before, features_before = first.clone(), features.clone()
+        first = network.forward(draw(5, 3))
+        features = network.features(draw(5, 3))
+        before = first.clone()
+        features_before = features.clone()
         network.forward(draw(5, 3, seed=1))
         network.features(draw(5, 3, seed=1))
         network.forward_with_pullback(draw(5, 3, seed=2))
@@ -97,7 +118,8 @@ def epoch_of(schedule, group, steps):
 def test_an_epoch_visits_every_row_once():
     schedule = BatchSchedule(plan_of([3, 4]), rows=12, batch_size=4)
     assert schedule.steps_per_epoch == 3
-    first, second = epoch_of(schedule, 0, 3), epoch_of(schedule, 1, 3)
+    first = epoch_of(schedule, 0, 3)
+    second = epoch_of(schedule, 1, 3)
     assert first.sort().values.tolist() == list(range(12))
     assert first.tolist() != second.tolist()
     following = torch.cat([schedule.rows(step)[0] for step in range(3, 6)])
@@ -109,7 +131,8 @@ def test_an_epoch_visits_every_row_once():
 
 
 def test_rows_depend_on_seed_and_step_alone():
-    among, alone = BatchSchedule(plan_of([1, 2, 3]), 20, 6), BatchSchedule(plan_of([2]), 20, 6)
+    among = BatchSchedule(plan_of([1, 2, 3]), 20, 6)
+    alone = BatchSchedule(plan_of([2]), 20, 6)
     expected = [alone.rows(step)[0].clone() for step in range(10)]
     for step in (7, 0, 9, 3):  # any order: a resumed run starts in the middle
         assert torch.equal(among.rows(step)[1], expected[step])
@@ -121,9 +144,17 @@ def test_row_sets_are_multisets_and_replicas_keep_to_theirs():
     plan = plan_of([7, 7, 8], row_sets=sets, row_set_of=(0, 1, 1))
     schedule = BatchSchedule(plan, rows=10, batch_size=2)
     assert len(plan.groups) == 3  # one seed, two row sets: two groups
-    assert epoch_of(schedule, 0, 3).sort().values.tolist() == sets[0].sort().values.tolist()
-    assert epoch_of(schedule, 1, 4).sort().values.tolist() == sets[1].sort().values.tolist()
-    alone = BatchSchedule(plan_of([8], row_sets=sets, row_set_of=(1,)), rows=10, batch_size=2)
+    assert (
+        epoch_of(schedule, 0, 3).sort().values.tolist()
+        == sets[0].sort().values.tolist()
+    )
+    assert (
+        epoch_of(schedule, 1, 4).sort().values.tolist()
+        == sets[1].sort().values.tolist()
+    )
+    alone = BatchSchedule(
+        plan_of([8], row_sets=sets, row_set_of=(1,)), rows=10, batch_size=2
+    )
     for step in range(9):
         assert torch.equal(schedule.rows(step)[2], alone.rows(step)[0])
 
@@ -152,17 +183,49 @@ def sets_of(*sets):
 @pytest.mark.parametrize(
     ("kind", "make", "words"),
     [
-        (DataError, lambda: stack((3, 8, 2)).forward(torch.zeros(5, 4, dtype=torch.float64)), "have shape"),
-        (ConfigError, lambda: stack((3, 8, 2), activation="gelu"), "activation is 'gelu'"),
-        (DataError, lambda: replace(table_of(), rewards=torch.zeros(4)), "rewards has 4 rows"),
-        (DataError, lambda: replace(table_of(), discounts=torch.full((5,), torch.nan)), "holds NaN"),
-        (DataError, lambda: replace(table_of(), next_inputs=torch.zeros(5, 3)), "next_inputs has shape"),
-        (DataError, lambda: replace(table_of(), readout=torch.ones(5, 1)), "come together"),
-        (DataError, lambda: replace(table_of(), inputs=torch.zeros(0, 2)), "inputs has shape"),
+        (
+            DataError,
+            lambda: stack((3, 8, 2)).forward(torch.zeros(5, 4, dtype=torch.float64)),
+            "have shape",
+        ),
+        (
+            ConfigError,
+            lambda: stack((3, 8, 2), activation="gelu"),
+            "activation is 'gelu'",
+        ),
+        (
+            DataError,
+            lambda: replace(table_of(), rewards=torch.zeros(4)),
+            "rewards has 4 rows",
+        ),
+        (
+            DataError,
+            lambda: replace(table_of(), discounts=torch.full((5,), torch.nan)),
+            "holds NaN",
+        ),
+        (
+            DataError,
+            lambda: replace(table_of(), next_inputs=torch.zeros(5, 3)),
+            "next_inputs has shape",
+        ),
+        (
+            DataError,
+            lambda: replace(table_of(), readout=torch.ones(5, 1)),
+            "come together",
+        ),
+        (
+            DataError,
+            lambda: replace(table_of(), inputs=torch.zeros(0, 2)),
+            "inputs has shape",
+        ),
         (ConfigError, lambda: ReplicaPlan((1e-3,), (1, 2)), "one of each per replica"),
-        (ConfigError, lambda: plan_of([1], row_sets=sets_of([0])), "one of each per replica"),
+        (
+            ConfigError,
+            lambda: plan_of([1], row_sets=sets_of([0])),
+            "one of each per replica",
+        ),
     ],
-)  # fmt: skip
+)
 def test_misfits_of_networks_tables_and_plans_are_refused(kind, make, words):
     with refused(kind, words):
         make()

@@ -1,4 +1,6 @@
-"""Settings that ask for more memory than there is are refused before any is taken, in one line."""
+"""Settings that ask for more memory than there is are refused before any is taken, in
+one line.
+"""
 
 import resource
 from pathlib import Path
@@ -79,16 +81,30 @@ def test_commands_refuse_before_they_read(command: str, tmp_path: Path) -> None:
         "diagnose": ("--policy", "uniform", "--model", "fqe"),
     }[command]
     asked = ("--gamma", 0.9, "--set", "full_replicas=1000000")
-    assert_refused(run_cli(command, tmp_path / "log.hdf5", *rest, *asked), "full_replicas is 1000000")
+    assert_refused(
+        run_cli(command, tmp_path / "log.hdf5", *rest, *asked),
+        "full_replicas is 1000000",
+    )
 
 
 def test_sizes_that_depend_on_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     log = koffline.open_transitions(LOG)
     monkeypatch.setattr(limits, "machine_memory", lambda: MEMORY // 4)
-    with pytest.raises(ConfigError, match=r"resampled_replicas 10000.*that takes at least"):
-        koffline.evaluate(log, POLICY, 0.98, resampled_replicas=10_000, hidden_units=[1, 1])
+    with pytest.raises(
+        ConfigError, match=r"resampled_replicas 10000.*that takes at least"
+    ):
+        koffline.evaluate(
+            log, POLICY, 0.98, resampled_replicas=10_000, hidden_units=[1, 1]
+        )
     with pytest.raises(ConfigError, match="batch_size 10000"):
-        koffline.evaluate(log, POLICY, 0.98, batch_size=10_000, hidden_units=[8192], resampled_replicas=20)
+        koffline.evaluate(
+            log,
+            POLICY,
+            0.98,
+            batch_size=10_000,
+            hidden_units=[8192],
+            resampled_replicas=20,
+        )
 
 
 def test_draws_of_actions_that_depend_on_the_log() -> None:
@@ -102,8 +118,13 @@ def test_draws_of_actions_that_depend_on_the_log() -> None:
         truncated=np.zeros(rows, bool),
         action_space=koffline.Continuous(1),
     )
-    policy = ContinuousPolicy(1, None, lambda states, generator: generator.normal(size=(len(states), 1)))
-    with pytest.raises(ConfigError, match="action_draws is 50000, and the log has 2000 rows of 31 numbers"):
+    policy = ContinuousPolicy(
+        1, None, lambda states, generator: generator.normal(size=(len(states), 1))
+    )
+    with pytest.raises(
+        ConfigError,
+        match="action_draws is 50000, and the log has 2000 rows of 31 numbers",
+    ):
         koffline.evaluate(log, policy, 0.9, action_draws=50_000)
 
 
@@ -123,9 +144,12 @@ def test_sizes_of_a_bellman_test(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "draws", "words"), [(500, 10**6, "exact kernel"), (4000, 10**6, "features")]
+    ("rows", "draws", "words"),
+    [(500, 10**6, "exact kernel"), (4000, 10**6, "features")],
 )
-def test_draws_of_a_bellman_test_that_depend_on_the_log(rows: int, draws: int, words: str) -> None:
+def test_draws_of_a_bellman_test_that_depend_on_the_log(
+    rows: int, draws: int, words: str
+) -> None:
     log = Transitions(
         observations=np.linspace(0.0, 1.0, rows)[:, None],
         next_observations=np.linspace(0.1, 1.1, rows)[:, None],
@@ -136,10 +160,15 @@ def test_draws_of_a_bellman_test_that_depend_on_the_log(rows: int, draws: int, w
         action_space=Discrete(2),
     )
     with pytest.raises(ConfigError, match=f"draws is {draws}.*{words}"):
-        koffline.bellman_test(lambda states, actions: 0.0 * states[:, 0], log, "uniform", 0.9, draws=draws)
+        koffline.bellman_test(
+            lambda states, actions: 0.0 * states[:, 0], log, "uniform", 0.9, draws=draws
+        )
 
 
-HUGE = "algo.params.encoder_factory={type: vector, params: {hidden_units: [100000, 100000]}}"
+HUGE = (
+    "algo.params.encoder_factory={type: vector, params: {hidden_units: [100000,"
+    " 100000]}}"
+)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +190,11 @@ def test_sizes_of_a_training(assignment: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("grid", "seeds"),
-    [([], 10**12), (["algo.params.batch_size=32,1000000000"], 1), (["train.n_steps=1,2"], 10**6)],
+    [
+        ([], 10**12),
+        (["algo.params.batch_size=32,1000000000"], 1),
+        (["train.n_steps=1,2"], 10**6),
+    ],
 )
 def test_sizes_of_a_sweep(grid: list[str], seeds: int) -> None:
     with pytest.raises(ConfigError, match=r"batch_size is 1000000000|runs"):
@@ -175,7 +208,12 @@ def test_sizes_of_a_sweep(grid: list[str], seeds: int) -> None:
         {"capacity": 10**6, "path_length": 10_000},
         {"hidden": [65_536, 65_536]},
         {"hidden": [8] * 65},
-        {"batch_size": 100_000, "capacity": 200_000, "path_length": 1000, "windows_per_path": 0},
+        {
+            "batch_size": 100_000,
+            "capacity": 200_000,
+            "path_length": 1000,
+            "windows_per_path": 0,
+        },
         {"num_envs": 10**6},
         {"evaluation_episodes": 10**9},
         {"window_length": 10**9},

@@ -1,7 +1,8 @@
 """Continuous actor-critics with the kernel loss.
 
-KLossIQL, KLossAWAC, KLossReBRAC, KLossCalQL and KLossBCQ are d3rlpy's own algorithms, with the kernel loss in
-place of the critics' squared error; s' is valued by a slow copy, or in KLossIQL by a state value of its own.
+KLossIQL, KLossAWAC, KLossReBRAC, KLossCalQL and KLossBCQ are d3rlpy's own algorithms,
+with the kernel loss in place of the critics' squared error; s' is valued by a slow
+copy, or in KLossIQL by a state value of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from koffline.algos.kernel_critic import KernelImpl, Losses
 
 
 class KLossSACImpl(KernelImpl):
-    """δ = r + discount · [Q(s', a') − α log π(a'|s')] − Q(s, a), a' drawn from the actor.
+    """δ = r + discount · [Q(s', a') − α log π(a'|s')] − Q(s, a), a' drawn from the
+    actor.
 
-    conservative_weight adds weight · mean[Q(s, a ~ π) − Q(s, a_logged)] to the loss or, with an option
-    n_action_samples, weight · (log Σ_a exp Q(s, a) − Q(s, a_logged)), the sum by importance sampling.
+    conservative_weight adds weight · mean[Q(s, a ~ π) − Q(s, a_logged)] to the loss or,
+    with an option n_action_samples, weight · (log Σ_a exp Q(s, a) − Q(s, a_logged)),
+    the sum by importance sampling.
     """
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
@@ -34,16 +37,27 @@ class KLossSACImpl(KernelImpl):
 
         (Feng et al. 2019, equ:bvsopt)
         """
-        weight, draws = self._config.conservative_weight, getattr(self._config, "n_action_samples", None)
-        is_penalised, rows, gap = draws is None and weight > 0.0, len(batch.rewards), None
-        seen = (batch.observations, batch.next_observations) if is_penalised else (batch.next_observations,)
+        weight = self._config.conservative_weight
+        draws = getattr(self._config, "n_action_samples", None)
+        is_penalised = draws is None and weight > 0.0
+        rows = len(batch.rewards)
+        gap = None
+        seen = (
+            (batch.observations, batch.next_observations)
+            if is_penalised
+            else (batch.next_observations,)
+        )
         with torch.no_grad():
-            actions, log_probability = self.distribution(torch.cat(seen)).sample_with_log_prob()
+            actions, log_probability = self.distribution(
+                torch.cat(seen)
+            ).sample_with_log_prob()
             entropy = (self.temperature * log_probability).squeeze(1)
         drawn = actions[:rows] if is_penalised else None
         values, next_value = self.values_of_both(batch, actions[-rows:], drawn)
         value = values[:, :rows]
-        residual = self.residual(batch, value, self.backed_up(next_value) - entropy[-rows:])
+        residual = self.residual(
+            batch, value, self.backed_up(next_value) - entropy[-rows:]
+        )
         if is_penalised:
             gap = weight * (values[:, rows:] - value).mean(dim=1).sum()
         elif draws is not None:
@@ -51,26 +65,39 @@ class KLossSACImpl(KernelImpl):
         return self.kernel_losses(batch, residual, gap)
 
     def _gap(self, batch: TorchMiniBatch, draws: int) -> Tensor:
-        """Gap between the values of drawn and of logged actions (Kumar et al. 2020, CQL(H))."""
-        rows, count = len(batch.observations), 3 * draws
+        """Gap between the values of drawn and of logged actions (Kumar et al. 2020,
+        CQL(H)).
+        """
+        rows = len(batch.observations)
+        count = 3 * draws
         with torch.no_grad():
             here = self.distribution(batch.observations)
             there = self.distribution(batch.next_observations)
-            uniform = torch.rand(rows, draws, self._action_size).to(batch.actions) * 2.0 - 1.0
+            uniform = (
+                torch.rand(rows, draws, self._action_size).to(batch.actions) * 2.0 - 1.0
+            )
             drawn, log_here = here.sample_n_with_log_prob(draws)
             drawn_there, log_there = there.sample_n_with_log_prob(draws)
             log_uniform = torch.full_like(log_here, -self._action_size * math.log(2.0))
             actions = torch.cat((drawn, drawn_there, uniform), dim=1)
-            log_density = torch.cat((log_here, log_there, log_uniform), dim=1).squeeze(2)
-        observations = torch.cat((batch.observations.repeat_interleave(count, dim=0), batch.observations))
+            log_density = torch.cat((log_here, log_there, log_uniform), dim=1).squeeze(
+                2
+            )
+        observations = torch.cat(
+            (batch.observations.repeat_interleave(count, dim=0), batch.observations)
+        )
         both = torch.cat((actions.reshape(rows * count, -1), batch.actions))
         values = self.q_values(observations, both)  # (critic, rows · count + rows)
         drawn_values = values[:, : rows * count].view(-1, rows, count)
-        soft_maximum = torch.logsumexp(drawn_values - log_density, dim=2) - math.log(count)
+        soft_maximum = torch.logsumexp(drawn_values - log_density, dim=2) - math.log(
+            count
+        )
         return (soft_maximum - values[:, rows * count :]).mean(dim=1).sum()
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
-        """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; also takes a step of the temperature."""
+        """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; also takes a step of
+        the temperature.
+        """
         policy = self.distribution(batch.observations)
         actions, log_probability = policy.sample_with_log_prob()
         temp_loss = self.update_temperature(log_probability - self._action_size)
@@ -88,9 +115,10 @@ class KLossSACImpl(KernelImpl):
 class KLossSACConfig(ActorCriticConfig, qlearning.SACConfig):
     """Config of KLossSAC; fields as in d3rlpy's SACConfig.
 
-    conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). Because the gradient flows through Q(s', a'),
-    a critic can solve its equation by overrating the actor's actions where the log has none; this term
-    prevents it. 0 is plain SAC, which is right if actions can be tried out (online).
+    conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). Because the gradient
+    flows through Q(s', a'), a critic can solve its equation by overrating the actor's
+    actions where the log has none; this term prevents it. 0 is plain SAC, which is
+    right if actions can be tried out (online).
     """
 
     diag_weight: Optional[float] = None  # noqa: UP045  (d3rlpy reads the annotations)
@@ -99,7 +127,8 @@ class KLossSACConfig(ActorCriticConfig, qlearning.SACConfig):
 
 @dataclasses.dataclass()
 class KLossCQLConfig(KLossSACConfig):
-    """Config of KLossCQL: as KLossSACConfig, but `conservative_weight` is the weight of CQL's own loss.
+    """Config of KLossCQL: as KLossSACConfig, but `conservative_weight` is the weight of
+    CQL's own loss.
 
     n_action_samples: draws of each of three proposals (the actor at s, at s', uniform).
     """
@@ -109,7 +138,9 @@ class KLossCQLConfig(KLossSACConfig):
 
 @registered("kloss_sac", KLossSACConfig)
 class KLossSAC(KernelCriticAlgo):
-    """Soft actor-critic with a kernel-loss critic, continuous (Haarnoja et al. 2018; Feng et al. 2019)."""
+    """Soft actor-critic with a kernel-loss critic, continuous (Haarnoja et al. 2018;
+    Feng et al. 2019).
+    """
 
     impl_class = KLossSACImpl
     create_policy = staticmethod(create_normal_policy)
@@ -117,24 +148,33 @@ class KLossSAC(KernelCriticAlgo):
 
 @registered("kloss_cql", KLossCQLConfig)
 class KLossCQL(KLossSAC):
-    """Conservative Q-learning with a kernel-loss critic, continuous (Kumar et al. 2020; Feng et al. 2019)."""
+    """Conservative Q-learning with a kernel-loss critic, continuous (Kumar et al. 2020;
+    Feng et al. 2019).
+    """
 
 
 class KLossTD3PlusBCImpl(KernelImpl):
-    """δ = r + discount · Q(s', π(s') + clipped noise) − Q(s, a), with the current actor."""
+    """δ = r + discount · Q(s', π(s') + clipped noise) − Q(s, a), with the current
+    actor.
+    """
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and Q(s', a'), none through the actor."""
-        sigma, limit = self._config.target_smoothing_sigma, self._config.target_smoothing_clip
+        sigma = self._config.target_smoothing_sigma
+        limit = self._config.target_smoothing_clip
         with torch.no_grad():
             greedy = self._modules.policy(batch.next_observations).squashed_mu
             noise = (sigma * torch.randn_like(greedy)).clamp(-limit, limit)
             next_actions = (greedy + noise).clamp(-1.0, 1.0)
         value, next_value = self.values_of_both(batch, next_actions)
-        return self.kernel_losses(batch, self.residual(batch, value, self.backed_up(next_value)))
+        return self.kernel_losses(
+            batch, self.residual(batch, value, self.backed_up(next_value))
+        )
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
-        """−λ Q(s, π(s)) + (a − π(s))², λ = alpha / mean |Q|, Q by the first critic (Fujimoto & Gu 2021)."""
+        """−λ Q(s, π(s)) + (a − π(s))², λ = alpha / mean |Q|, Q by the first critic
+        (Fujimoto & Gu 2021).
+        """
         actions = self._modules.policy(batch.observations).squashed_mu
         value = self.q_values(batch.observations, actions)[0]
         weight = self._config.alpha / value.abs().mean().detach()
@@ -148,7 +188,8 @@ class KLossTD3PlusBCImpl(KernelImpl):
 class KLossTD3PlusBCConfig(ActorCriticConfig, qlearning.TD3PlusBCConfig):
     """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig.
 
-    tau: rate of the slow copy that values s'; with 0, Pendulum's expert was learned two thirds as well.
+    tau: rate of the slow copy that values s'; with 0, Pendulum's expert was learned two
+    thirds as well.
     backup: the minimum over critics, as in the original.
     """
 
@@ -168,8 +209,8 @@ class KLossTD3PlusBC(KernelCriticAlgo):
 class KLossIQLConfig(ComposedConfig, qlearning.IQLConfig):
     """Config of KLossIQL; fields as in d3rlpy's IQLConfig.
 
-    tau: rate of the slow copy of the critics, which the state value and the actor use; with the critics
-    themselves, the original and this variant learn much worse.
+    tau: rate of the slow copy of the critics, which the state value and the actor use;
+    with the critics themselves, the original and this variant learn much worse.
     """
 
     tau: float = 0.005
@@ -177,7 +218,9 @@ class KLossIQLConfig(ComposedConfig, qlearning.IQLConfig):
 
 @registered("kloss_iql", KLossIQLConfig)
 class KLossIQL(ComposedAlgo, qlearning.IQL):
-    """Implicit Q-learning with a kernel-loss critic (Kostrikov et al. 2022; Feng et al. 2019)."""
+    """Implicit Q-learning with a kernel-loss critic (Kostrikov et al. 2022; Feng et al.
+    2019).
+    """
 
 
 @dataclasses.dataclass()
@@ -187,15 +230,17 @@ class KLossAWACConfig(ComposedConfig, qlearning.AWACConfig):
 
 @registered("kloss_awac", KLossAWACConfig)
 class KLossAWAC(ComposedAlgo, qlearning.AWAC):
-    """Advantage-weighted actor-critic with a kernel-loss critic (Nair et al. 2020; Feng et al. 2019)."""
+    """Advantage-weighted actor-critic with a kernel-loss critic (Nair et al. 2020; Feng
+    et al. 2019).
+    """
 
 
 @dataclasses.dataclass()
 class KLossReBRACConfig(ComposedConfig, qlearning.ReBRACConfig):
     """Config of KLossReBRAC; fields as in d3rlpy's ReBRACConfig.
 
-    actor_beta: d3rlpy's 0.001 is too small to keep the actor near a log that one policy wrote (Pendulum, one
-    seed).
+    actor_beta: d3rlpy's 0.001 is too small to keep the actor near a log that one policy
+    wrote (Pendulum, one seed).
     """
 
     actor_beta: float = 0.1
@@ -213,7 +258,9 @@ class KLossCalQLConfig(ComposedConfig, qlearning.CalQLConfig):
 
 @registered("kloss_cal_ql", KLossCalQLConfig)
 class KLossCalQL(ComposedAlgo, qlearning.CalQL):
-    """Calibrated Q-learning with a kernel-loss critic (Nakamoto et al. 2023; Feng et al. 2019)."""
+    """Calibrated Q-learning with a kernel-loss critic (Nakamoto et al. 2023; Feng et
+    al. 2019).
+    """
 
 
 @dataclasses.dataclass()
@@ -223,4 +270,6 @@ class KLossBCQConfig(ComposedConfig, qlearning.BCQConfig):
 
 @registered("kloss_bcq", KLossBCQConfig)
 class KLossBCQ(ComposedAlgo, qlearning.BCQ):
-    """Batch-constrained Q-learning with a kernel-loss critic (Fujimoto et al. 2019; Feng et al. 2019)."""
+    """Batch-constrained Q-learning with a kernel-loss critic (Fujimoto et al. 2019;
+    Feng et al. 2019).
+    """

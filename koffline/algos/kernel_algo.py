@@ -1,4 +1,6 @@
-"""Base of algorithms with a kernel-loss critic: checks, the bandwidth before training, saving."""
+"""Base of algorithms with a kernel-loss critic: checks, the bandwidth before training,
+saving.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,20 @@ from d3rlpy.algos.qlearning.base import QLearningAlgoBase
 from d3rlpy.constants import ActionSpace
 from d3rlpy.dataclass_utils import asdict_without_copy
 from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch
-from d3rlpy.models.builders import create_continuous_q_function, create_discrete_q_function, create_parameter
+from d3rlpy.models.builders import (
+    create_continuous_q_function,
+    create_discrete_q_function,
+    create_parameter,
+)
 from d3rlpy.optimizers import OptimizerWrapper
 from d3rlpy.torch_utility import convert_to_torch, hard_sync
 from torch import Tensor, nn
 
-from koffline.algos.kernel_bellman_loss import NO_SLOW_COPY, ActorCriticConfig, KernelBellmanLoss
+from koffline.algos.kernel_bellman_loss import (
+    NO_SLOW_COPY,
+    ActorCriticConfig,
+    KernelBellmanLoss,
+)
 from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
@@ -32,26 +42,35 @@ from koffline.store.files import atomic_file
 
 _KERNEL_ROWS = 1024
 _NO_REWARD = 1e-30  # smaller ones are zero in float32
-_LONGEST_HORIZON = 10_000.0  # in steps; applies when gamma is near 1 and no row is terminal
+_LONGEST_HORIZON = (
+    10_000.0  # in steps; applies when gamma is near 1 and no row is terminal
+)
 
 
 class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     """A d3rlpy algorithm whose critic minimises the kernel Bellman loss.
 
-    All of d3rlpy's features work as for its own algorithms. The kernel's bandwidth and scales and the mean
-    absolute reward are computed from the log before the first gradient step (with ``fit_online``, from the
-    first mini-batch), saved with the model, and never change afterwards. The number of gradient steps is
-    saved, too. Raises ConfigError for contradictory options.
+    All of d3rlpy's features work as for its own algorithms. The kernel's bandwidth and
+    scales and the mean absolute reward are computed from the log before the first
+    gradient step (with ``fit_online``, from the first mini-batch), saved with the
+    model, and never change afterwards. The number of gradient steps is saved, too.
+    Raises ConfigError for contradictory options.
 
-    A subclass defines its action type, its implementation, d3rlpy's function that creates its actor (if it
-    has one), and its other modules (`make_parts`).
+    A subclass defines its action type, its implementation, d3rlpy's function that
+    creates its actor (if it has one), and its other modules (`make_parts`).
     """
 
     action_type = ActionSpace.CONTINUOUS
     impl_class: type[KernelImpl]
     create_policy: Any = None  # a static method
 
-    def __init__(self, config: Any, device: Any = False, enable_ddp: bool = False, impl: Any = None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        device: Any = False,
+        enable_ddp: bool = False,
+        impl: Any = None,
+    ) -> None:
         check_values(config)
         refuse(config.contradictions(self.is_discrete), kind=ConfigError)
         self._kernel_rows: TransitionMiniBatch | None = None
@@ -70,7 +89,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     @property
     def _grad_step(self) -> int:
-        return 0 if self._impl is None else int(self._impl.modules.kernel.step)
+        if self._impl is None:
+            return 0
+        return int(self._impl.modules.kernel.step)
 
     @_grad_step.setter
     def _grad_step(self, value: int) -> None:
@@ -78,24 +99,45 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             self._impl.modules.kernel.step.fill_(value)
 
     def create_impl(self, observation_shape: Any, action_size: int) -> None:
-        """Build the networks. Raises ConfigError if a kernel of the observations would be meaningless."""
+        """Build the networks.
+
+        Raises ConfigError if a kernel of the observations would be meaningless.
+        """
         shape = tuple(np.atleast_1d(np.asarray(observation_shape, dtype=object)))
         if len(shape) != 1 or not isinstance(shape[0], (int, np.integer)):
-            what = f"distances between observations of shape {observation_shape} mean little"
-            raise ConfigError(f"{what}; give the log's embedding of them, one vector per observation")
+            what = (
+                f"distances between observations of shape {observation_shape} mean"
+                " little"
+            )
+            raise ConfigError(
+                f"{what}; give the log's embedding of them, one vector per observation"
+            )
         super().create_impl((int(shape[0]),), action_size)
 
     def fitter(
-        self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
+        self,
+        dataset: ReplayBufferBase,
+        n_steps: int,
+        n_steps_per_epoch: int = 10000,
+        **options: Any,
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
-        """d3rlpy's `fitter`. Raises ConfigError for less than one epoch, which d3rlpy would skip."""
+        """d3rlpy's `fitter`.
+
+        Raises ConfigError for less than one epoch, which d3rlpy would skip.
+        """
         given = f"n_steps is {n_steps!r}, n_steps_per_epoch {n_steps_per_epoch!r}"
-        counts = [int(each) if isinstance(each, Real) else -1 for each in (n_steps, n_steps_per_epoch)]
+        counts = [
+            int(each) if isinstance(each, Real) else -1
+            for each in (n_steps, n_steps_per_epoch)
+        ]
         wrong = {
-            f"fit takes a replay buffer, received a {type(dataset).__name__}; koffline.ColumnarReplayBuffer"
-            "(log) makes one": not isinstance(dataset, ReplayBufferBase),
+            f"fit takes a replay buffer, received a {type(dataset).__name__}; koffline.ColumnarReplayBuffer(log) makes one": not isinstance(
+                dataset, ReplayBufferBase
+            ),
             f"{given}; give whole numbers": counts != [n_steps, n_steps_per_epoch],
-            f"{given}: not one epoch is trained; lower n_steps_per_epoch": counts[0] < counts[1],
+            f"{given}: not one epoch is trained; lower n_steps_per_epoch": (
+                counts[0] < counts[1]
+            ),
         }
         refuse(wrong, kind=ConfigError)
         dataset = self.rows_of(dataset)
@@ -108,7 +150,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return dataset
 
     def copy_q_function_from(self, algo: Any) -> None:
-        """d3rlpy's `copy_q_function_from`; fixing the kernel then leaves the values as they are."""
+        """d3rlpy's `copy_q_function_from`; fixing the kernel then leaves the values as
+        they are.
+        """
         super().copy_q_function_from(algo)
         self._is_copied = True
 
@@ -118,14 +162,21 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return super().update(batch)
 
     def fix_kernel_before(self, batch: TransitionMiniBatch) -> None:
-        """Fix the kernel and the size of rewards once, from the log or else from this mini-batch."""
+        """Fix the kernel and the size of rewards once, from the log or else from this
+        mini-batch.
+        """
         if self._impl is None:
             return
         kernel = self._impl.modules.kernel
-        whole, self._kernel_rows = self._kernel_rows or batch, None
-        rewards, self._rewards = self._rewards, None
+        whole = self._kernel_rows or batch
+        self._kernel_rows = None
+        rewards = self._rewards
+        self._rewards = None
         if kernel.reward_size.isnan():  # also as long as all rewards were zero
-            per_step = batch.rewards / batch.intervals if rewards is None else rewards
+            if rewards is None:
+                per_step = batch.rewards / batch.intervals
+            else:
+                per_step = rewards
             size = float(self._scaled("reward", per_step).abs().mean())
             if not math.isfinite(size):
                 raise DataError("rewards are not all finite; check the log")
@@ -146,19 +197,28 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             super().save(str(temporary))
 
     def save_policy(self, fname: str) -> None:
-        """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
+        """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers
+        included.
+        """
         export_policy(self, fname)
 
     def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
-        """Networks, optimisers, kernel and, if there is an option for it, a temperature."""
+        """Networks, optimisers, kernel and, if there is an option for it, a
+        temperature.
+        """
         if self.create_policy is None:
             return self.critic_parts(shape, size, prefix="")
         parts = self.actor_parts(shape, size) | self.critic_parts(shape, size)
         config = self._config
         if not hasattr(config, "initial_temperature"):
             return parts
-        log_temp = create_parameter((1, 1), math.log(config.initial_temperature), self._device, False)
-        optim = self.make_optimizer("temp_", log_temp) if config.temp_learning_rate > 0.0 else None
+        log_temp = create_parameter(
+            (1, 1), math.log(config.initial_temperature), self._device, False
+        )
+        if config.temp_learning_rate > 0.0:
+            optim = self.make_optimizer("temp_", log_temp)
+        else:
+            optim = None
         return {**parts, "log_temp": log_temp, "temp_optim": optim}
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
@@ -166,18 +226,36 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         modules = modules_of(self.make_parts(shape, size))
         self._impl = self.impl_class(self._config, shape, size, modules, self._device)
 
-    def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
-        """Q networks, their slow copy, optimiser and the kernel. prefix: start of the option names."""
-        config, slow = self._config, None
-        create = create_discrete_q_function if self.is_discrete else create_continuous_q_function
+    def critic_parts(
+        self, shape: Sequence[int], size: int, prefix: str = "critic_"
+    ) -> dict[str, Any]:
+        """Q networks, their slow copy, optimiser and the kernel. prefix: start of the
+        option names.
+        """
+        config = self._config
+        slow = None
+        if self.is_discrete:
+            create = create_discrete_q_function
+        else:
+            create = create_continuous_q_function
         factories = getattr(config, f"{prefix}encoder_factory"), config.q_func_factory
-        options = {"n_ensembles": config.n_critics, "device": self._device, "enable_ddp": False}
+        options = {
+            "n_ensembles": config.n_critics,
+            "device": self._device,
+            "enable_ddp": False,
+        }
         q_funcs = create(shape, size, *factories, **options)[0]
         if config.tau > 0.0:
             slow = create(shape, size, *factories, **options)[0]
             hard_sync(slow, q_funcs)
-        optim, kernel = self.make_optimizer(prefix, q_funcs), self.make_kernel(shape, size)
-        return {"q_funcs": q_funcs, "slow_q_funcs": slow, "critic_optim": optim, "kernel": kernel}
+        optim = self.make_optimizer(prefix, q_funcs)
+        kernel = self.make_kernel(shape, size)
+        return {
+            "q_funcs": q_funcs,
+            "slow_q_funcs": slow,
+            "critic_optim": optim,
+            "kernel": kernel,
+        }
 
     def actor_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
         """The actor and its optimiser."""
@@ -187,90 +265,137 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     def make_policy(self, shape: Sequence[int], size: int) -> Any:
         """An actor on the algorithm's device."""
         encoder = self._config.actor_encoder_factory
-        return self.create_policy(shape, size, encoder, device=self._device, enable_ddp=False)
+        return self.create_policy(
+            shape, size, encoder, device=self._device, enable_ddp=False
+        )
 
     def make_optimizer(self, prefix: str, module: nn.Module) -> OptimizerWrapper:
-        """Optimiser from the options whose names begin with `prefix`; it is saved with the model."""
-        named, rate = module.named_modules(), getattr(self._config, f"{prefix}learning_rate")
-        return getattr(self._config, f"{prefix}optim_factory").create(named, lr=rate, compiled=self.compiled)
+        """Optimiser from the options whose names begin with `prefix`; it is saved with
+        the model.
+        """
+        named = module.named_modules()
+        rate = getattr(self._config, f"{prefix}learning_rate")
+        return getattr(self._config, f"{prefix}optim_factory").create(
+            named, lr=rate, compiled=self.compiled
+        )
 
     def make_kernel(self, shape: Sequence[int], size: int) -> KernelBellmanLoss:
         """Kernel loss for rows of these shapes, on the algorithm's device."""
         n_actions = size if self.is_discrete else 0
-        return KernelBellmanLoss(self._config, int(shape[0]), size, n_actions).to(self._device)
+        return KernelBellmanLoss(self._config, int(shape[0]), size, n_actions).to(
+            self._device
+        )
 
     def _scaled(self, name: str, array: Any) -> torch.Tensor:
-        tensor, scaler = convert_to_torch(array, self._device), getattr(self._config, f"{name}_scaler")
-        return tensor if scaler is None else scaler.transform(tensor)
+        tensor = convert_to_torch(array, self._device)
+        scaler = getattr(self._config, f"{name}_scaler")
+        if scaler is None:
+            return tensor
+        return scaler.transform(tensor)
 
     def _initial_value(self, batch: TransitionMiniBatch) -> float:
         """Constant added to all initial values, in the units of scaled rewards."""
         if self._config.initial_value != "mean":
             return float(self._config.initial_value)
-        lost = 1.0 - float(np.mean(self._config.gamma**batch.intervals * (1.0 - batch.terminals)))
+        lost = 1.0 - float(
+            np.mean(self._config.gamma**batch.intervals * (1.0 - batch.terminals))
+        )
         if lost <= 0.0:  # without termination and discount no value is finite
             return 0.0
-        rewards, steps = self._scaled("reward", batch.rewards), np.arange(batch.rewards.shape[1])
-        taken = convert_to_torch(self._config.gamma**steps * (steps < batch.intervals), self._device)
-        return float((taken * rewards).sum(dim=1).mean() / max(lost, 1.0 / _LONGEST_HORIZON))
+        rewards = self._scaled("reward", batch.rewards)
+        steps = np.arange(batch.rewards.shape[1])
+        taken = convert_to_torch(
+            self._config.gamma**steps * (steps < batch.intervals), self._device
+        )
+        return float(
+            (taken * rewards).sum(dim=1).mean() / max(lost, 1.0 / _LONGEST_HORIZON)
+        )
 
 
 def _rewards_of(dataset: ReplayBufferBase) -> np.ndarray:
     """All rewards of a log as a column."""
     if isinstance(dataset, ColumnarReplayBuffer):
         return dataset.transitions.rewards.reshape(-1, 1)
-    return np.concatenate([np.asarray(episode.rewards).reshape(-1, 1) for episode in dataset.episodes])
+    return np.concatenate(
+        [np.asarray(episode.rewards).reshape(-1, 1) for episode in dataset.episodes]
+    )
 
 
 class KernelForwarder:
     """d3rlpy's ensemble of critics, with the kernel loss as its error."""
 
     def __init__(self, forwarder: Any, kernel: KernelBellmanLoss) -> None:
-        self._forwarder, self._kernel = forwarder, kernel
+        self._forwarder = forwarder
+        self._kernel = kernel
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__.get("_forwarder"), name)  # none yet while it is being copied
+        return getattr(
+            self.__dict__.get("_forwarder"), name
+        )  # none yet while it is being copied
 
     def compute_error(
-        self, observations: Tensor, actions: Tensor, rewards: Tensor, target: Tensor, terminals: Tensor,
+        self,
+        observations: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+        target: Tensor,
+        terminals: Tensor,
         gamma: Any,
-    ) -> Tensor:  # fmt: skip
-        """Kernel loss of δ = r + discount · target − Q(s, a), summed over critics; targets (N, 1).
+    ) -> Tensor:
+        """Kernel loss of δ = r + discount · target − Q(s, a), summed over critics;
+        targets (N, 1).
 
         (Feng et al. 2019, equ:ourloss)
         """
-        values = self._forwarder.compute_expected_q(observations, actions, "none").squeeze(2)
-        discounts, later = (gamma * (1.0 - terminals)).squeeze(1), target.squeeze(1).expand_as(values)
+        values = self._forwarder.compute_expected_q(
+            observations, actions, "none"
+        ).squeeze(2)
+        discounts = (gamma * (1.0 - terminals)).squeeze(1)
+        later = target.squeeze(1).expand_as(values)
         residual = state_value_residual(rewards.squeeze(1), discounts, values, later)
         return self._kernel(residual, observations, actions).sum()
 
 
 @dataclasses.dataclass()
 class ComposedConfig(ActorCriticConfig):
-    """Options of the kernel loss in one of d3rlpy's algorithms, beside that algorithm's own options.
+    """Options of the kernel loss in one of d3rlpy's algorithms, beside that algorithm's
+    own options.
 
-    tau: rate of d3rlpy's target networks; it must be positive. memory and backup do not apply.
+    tau: rate of d3rlpy's target networks; it must be positive. memory and backup do not
+    apply.
     """
 
     tau: float = 0.02
 
     def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """Contradictions of the kernel's options, and options that d3rlpy's algorithm cannot use."""
+        """Contradictions of the kernel's options, and options that d3rlpy's algorithm
+        cannot use.
+        """
         return super().contradictions(is_discrete) | {
             NO_SLOW_COPY: self.tau == 0.0,
-            f"memory is set, which {self.kind} does not have; leave it out": self.memory > 0.0,
-            f"backup is '{self.backup}', {self.kind} backs up as d3rlpy's; drop it": self.backup != "own",
+            f"memory is set, which {self.kind} does not have; leave it out": (
+                self.memory > 0.0
+            ),
+            f"backup is '{self.backup}', {self.kind} backs up as d3rlpy's; drop it": (
+                self.backup != "own"
+            ),
         }
 
 
 class ComposedAlgo(KernelCriticAlgo):
-    """One of d3rlpy's algorithms (the next base class), whose critics minimise the kernel Bellman loss."""
+    """One of d3rlpy's algorithms (the next base class), whose critics minimise the
+    kernel Bellman loss.
+    """
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
-        """d3rlpy's implementation; its modules include the kernel, which is saved with them."""
+        """d3rlpy's implementation; its modules include the kernel, which is saved with
+        them.
+        """
         super(KernelCriticAlgo, self).inner_create_impl(shape, size)
         impl: Any = self._impl
         kernel = self.make_kernel(shape, size)
-        impl._modules = modules_of({**asdict_without_copy(impl.modules), "kernel": kernel})
+        impl._modules = modules_of(
+            {**asdict_without_copy(impl.modules), "kernel": kernel}
+        )
         impl._checkpointer = impl.modules.create_checkpointer(self._device)
         impl._q_func_forwarder = KernelForwarder(impl._q_func_forwarder, kernel)

@@ -1,4 +1,6 @@
-"""The kernel Bellman loss as a module of a d3rlpy algorithm, and the options of such an algorithm."""
+"""The kernel Bellman loss as a module of a d3rlpy algorithm, and the options of such an
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,11 @@ from koffline.steps import Memory
 _Algo = TypeVar("_Algo", bound=Callable[..., Any])
 _MOST_ROWS = 1000  # half a million distances are enough for a median
 _SMALLEST = 1e-6
-_FEATURES, _REMEMBERED_WEIGHT = 500, 0.003
-NO_SLOW_COPY = "tau is 0, but this algorithm needs the slow copy that it moves; raise it"
+_FEATURES = 500
+_REMEMBERED_WEIGHT = 0.003
+NO_SLOW_COPY = (
+    "tau is 0, but this algorithm needs the slow copy that it moves; raise it"
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -36,29 +41,35 @@ _LOG = logging.getLogger(__name__)
 class KernelCriticConfig(LearnableConfig):
     """Options of a critic that minimises the kernel Bellman loss.
 
-    kernel: gaussian, laplacian, inverse_multiquadric or linear, over the rows (s, a), or the name of a kernel
-        of your own in `koffline.kernels.KERNELS`.
-    bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
-        rows (sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed before
-        the first gradient step and saved with the model.
-    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic, and
-        0.003 with a memory.
-    memory: 0, or the share that a step keeps of the average of E ψδ over earlier mini-batches (0.97: about
-        thirty); U is then a product of this average and the mini-batch's (`koffline.objectives.MemoryLoss`).
-        For a gaussian or laplacian kernel; needs one more pass through the critics. A loaded model starts
-        with an empty memory.
-    action_kernel: joint (actions are columns of the row, one-hot if discrete), indicator (the kernel is zero
-        for different discrete actions), or none (a kernel of the state alone).
+    kernel: gaussian, laplacian, inverse_multiquadric or linear, over the rows (s, a),
+        or the name of a kernel of your own in `koffline.kernels.KERNELS`.
+    bandwidth: a number, or a rule such as "0.5 median": that multiple of the median
+        distance of the log's rows (sum of absolute differences for the Laplacian,
+        Euclidean for the others). It is fixed before the first gradient step and saved
+        with the model.
+    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size,
+        the V-statistic, and 0.003 with a memory.
+    memory: 0, or the share that a step keeps of the average of E ψδ over earlier
+        mini-batches (0.97: about thirty); U is then a product of this average and the
+        mini-batch's (`koffline.objectives.MemoryLoss`). For a gaussian or laplacian
+        kernel; needs one more pass through the critics. A loaded model starts with an
+        empty memory.
+    action_kernel: joint (actions are columns of the row, one-hot if discrete),
+        indicator (the kernel is zero for different discrete actions), or none (a kernel
+        of the state alone).
     standardise: the kernel sees columns with mean 0 and deviation 1.
-    normalise: the loss is divided by the mean kernel value, so that a constant residual c costs c².
-    initial_value: constant added to all values before the first step: a number, or "mean", the mean reward
-        divided by the mean of 1 − discount, roughly the value of the log's own policy. Gradient descent on
-        residuals learns shifts of all values last (their curvature is (1 − gamma)²), and a critic that starts
-        too high misleads its actor until then.
-    tau: 0, as in the paper: s' is valued by the critics themselves, with gradient. Above 0: by a slow copy
-        without gradient, which follows the critics by this share per step: the kernel loss of fitted Q
-        iteration.
-    backup: the ensemble's value of s': the minimum over critics, their mean, or each critic's own.
+    normalise: the loss is divided by the mean kernel value, so that a constant residual
+    c costs c².
+    initial_value: constant added to all values before the first step: a number, or
+        "mean", the mean reward divided by the mean of 1 − discount, roughly the value
+        of the log's own policy. Gradient descent on residuals learns shifts of all
+        values last (their curvature is (1 − gamma)²), and a critic that starts too high
+        misleads its actor until then.
+    tau: 0, as in the paper: s' is valued by the critics themselves, with gradient.
+        Above 0: by a slow copy without gradient, which follows the critics by this
+        share per step: the kernel loss of fitted Q iteration.
+    backup: the ensemble's value of s': the minimum over critics, their mean, or each
+    critic's own.
     """
 
     algorithm: ClassVar[Any]
@@ -76,9 +87,15 @@ class KernelCriticConfig(LearnableConfig):
     backup: str = "own"
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
-        """Create the algorithm. Raises ConfigError for `enable_ddp`, which is not supported."""
+        """Create the algorithm.
+
+        Raises ConfigError for `enable_ddp`, which is not supported.
+        """
         if enable_ddp:
-            raise ConfigError("enable_ddp is for d3rlpy's own algorithms: the kernel loss compares all rows")
+            raise ConfigError(
+                "enable_ddp is for d3rlpy's own algorithms: the kernel loss compares"
+                " all rows"
+            )
         return self.algorithm(self, device)
 
     @classmethod
@@ -87,24 +104,32 @@ class KernelCriticConfig(LearnableConfig):
         return cls.kind
 
     def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """Contradictions of options that are valid on their own: messages, and whether they apply."""
+        """Contradictions of options that are valid on their own: messages, and whether
+        they apply.
+        """
         factory = getattr(self, "q_func_factory", None)
         q_function = "mean" if factory is None else factory.get_type()
         return {
-            "batch_size is 1; the kernel loss compares rows, give at least 2": self.batch_size < 2,
-            f"q_func_factory is '{q_function}', a distribution of returns; the kernel loss needs the mean: "
-            "use MeanQFunctionFactory (type 'mean')": q_function != "mean",
+            "batch_size is 1; the kernel loss compares rows, give at least 2": (
+                self.batch_size < 2
+            ),
+            f"q_func_factory is '{q_function}', a distribution of returns; the kernel loss needs the mean: use MeanQFunctionFactory (type 'mean')": (
+                q_function != "mean"
+            ),
             "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
                 self.action_kernel == "indicator" and not is_discrete
             ),
-            f"memory is {self.memory:g} and kernel '{self.kernel}', which has no random features; use "
-            "gaussian or laplacian": self.memory > 0.0 and self.kernel not in ("gaussian", "laplacian"),
+            f"memory is {self.memory:g} and kernel '{self.kernel}', which has no random features; use gaussian or laplacian": (
+                self.memory > 0.0 and self.kernel not in ("gaussian", "laplacian")
+            ),
         }
 
 
 @dataclasses.dataclass()
 class ActorCriticConfig(KernelCriticConfig):
-    """Options of a kernel-loss critic with an actor, in addition to those of a d3rlpy config."""
+    """Options of a kernel-loss critic with an actor, in addition to those of a d3rlpy
+    config.
+    """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
     critic_learning_rate: float = 3e-3
@@ -121,11 +146,16 @@ class CriticConfig(KernelCriticConfig):
     n_critics: int = 1
 
 
-def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_Algo], _Algo]:
-    """Decorator that registers a maker of an algorithm (from config and device) under the config's `kind`."""
+def registered(
+    kind: str, config_class: type[KernelCriticConfig]
+) -> Callable[[_Algo], _Algo]:
+    """Decorator that registers a maker of an algorithm (from config and device) under
+    the config's `kind`.
+    """
 
     def register(algorithm: _Algo) -> _Algo:
-        config_class.kind, config_class.algorithm = kind, staticmethod(algorithm)
+        config_class.kind = kind
+        config_class.algorithm = staticmethod(algorithm)
         register_learnable(config_class)
         return algorithm
 
@@ -135,10 +165,10 @@ def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_
 class KernelBellmanLoss(nn.Module):
     """(1 − w) U + w mean(k_ii δ_i²) of residuals δ under a kernel over rows (s, a).
 
-    Centre and scale of the rows, bandwidth and the factor of the loss are buffers: they are fixed once by
-    ``fix``, saved and loaded with the model, and the same for every step. No host-side branch depends on
-    them, so that a CUDA graph can contain the loss. n_actions: 0 for continuous actions.
-    (Feng et al. 2019, sec:batch_lv)
+    Centre and scale of the rows, bandwidth and the factor of the loss are buffers: they
+    are fixed once by ``fix``, saved and loaded with the model, and the same for every
+    step. No host-side branch depends on them, so that a CUDA graph can contain the
+    loss. n_actions: 0 for continuous actions. (Feng et al. 2019, sec:batch_lv)
     """
 
     mean: Tensor
@@ -148,54 +178,95 @@ class KernelBellmanLoss(nn.Module):
     reward_size: Tensor
     step: Tensor
 
-    def __init__(self, config: KernelCriticConfig, observation_size: int, action_size: int, n_actions: int):
+    def __init__(
+        self,
+        config: KernelCriticConfig,
+        observation_size: int,
+        action_size: int,
+        n_actions: int,
+    ):
         super().__init__()
-        self._config, self._kernel, self.n_actions = config, KERNELS[config.kernel], n_actions
+        self._config = config
+        self._kernel = KERNELS[config.kernel]
+        self.n_actions = n_actions
         self._weight = config.diag_weight
         if config.memory > 0.0 and self._weight is None:
             self._weight = _REMEMBERED_WEIGHT
-        columns = observation_size + (action_size if config.action_kernel == "joint" else 0)
+        columns = observation_size + (
+            action_size if config.action_kernel == "joint" else 0
+        )
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
-        self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN until it is fixed
+        self.register_buffer(
+            "bandwidth", torch.tensor(math.nan)
+        )  # NaN until it is fixed
         self.register_buffer("factor", torch.tensor(1.0))
-        self.register_buffer("reward_size", torch.tensor(math.nan))  # mean |reward| of a step; NaN: unknown
+        self.register_buffer(
+            "reward_size", torch.tensor(math.nan)
+        )  # mean |reward| of a step; NaN: unknown
         self._random_features = MemoryLoss(self._kernel, features=_FEATURES)  # type: ignore[arg-type]
-        self.looks_back = False  # whether residuals belong to the previous step's parameters
+        self.looks_back = (
+            False  # whether residuals belong to the previous step's parameters
+        )
         self._memory: Memory | None = None  # not saved with the model
         self._before: Tensor | None = None
-        self.register_buffer("step", torch.tensor(0))  # gradient steps so far, which d3rlpy does not save
+        self.register_buffer(
+            "step", torch.tensor(0)
+        )  # gradient steps so far, which d3rlpy does not save
 
-    def forward(self, residual: Residual, observations: Tensor, actions: Tensor) -> Loss:
-        """One loss per critic. observations (N, d); actions (N, k), or (N, 1) indices."""
+    def forward(
+        self, residual: Residual, observations: Tensor, actions: Tensor
+    ) -> Loss:
+        """One loss per critic. observations (N, d); actions (N, k), or (N, 1)
+        indices.
+        """
         if self._config.memory > 0.0:
-            return self._remembered(residual, self._features(observations, actions)) * self.factor
+            return (
+                self._remembered(residual, self._features(observations, actions))
+                * self.factor
+            )
         with torch.no_grad():
             gram = self._gram_of(self._rows(observations, actions), actions)
         if self._weight is None:
             return v_statistic(residual, gram) * self.factor
-        return kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0) * self.factor
+        return (
+            kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0)
+            * self.factor
+        )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any
+    ) -> None:
         """Load buffers; in files of earlier versions the unit of reward was one."""
         state_dict.setdefault(f"{prefix}reward_size", torch.tensor(1.0))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def _remembered(self, residual: Residual, psi: Float[Tensor, "row feature"]) -> Loss:
-        """(1 − w) mᵀψᵀδ/n + w mean δ², whose gradient is that of (1 − w) ‖E ψδ‖² + w E δ²."""
+    def _remembered(
+        self, residual: Residual, psi: Float[Tensor, "row feature"]
+    ) -> Loss:
+        """(1 − w) mᵀψᵀδ/n + w mean δ², whose gradient is that of (1 − w) ‖E ψδ‖² + w E
+        δ².
+        """
         now = residual @ psi / residual.shape[-1]
         if self.looks_back:
             self._before = now
             return residual.new_zeros(len(residual))
         if self._memory is None:
             self._memory = Memory(self._config.memory, torch.zeros_like(now))
-        remembered, self._before = self._memory.take(now.detach(), self._before), None
+        remembered = self._memory.take(now.detach(), self._before)
+        self._before = None
         product = (remembered * now).sum(dim=1)
         weight: Any = self._weight  # never None with a memory
-        return (1.0 - weight) * (2.0 * product - product.detach()) + weight * residual.square().mean(dim=1)
+        return (1.0 - weight) * (
+            2.0 * product - product.detach()
+        ) + weight * residual.square().mean(dim=1)
 
-    def _features(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row feature"]:
-        """Random features ψ of the rows; under an indicator kernel each action has its own features."""
+    def _features(
+        self, observations: Tensor, actions: Tensor
+    ) -> Float[Tensor, "row feature"]:
+        """Random features ψ of the rows; under an indicator kernel each action has its
+        own features.
+        """
         with torch.no_grad():
             psi = self._random_features.gram(self._rows(observations, actions))
             if self._config.action_kernel != "indicator":
@@ -207,28 +278,45 @@ class KernelBellmanLoss(nn.Module):
         return (self._columns(observations, actions) - self.mean) * self.inverse_scale
 
     def fix(self, observations: Tensor, actions: Tensor, batch_size: int) -> None:
-        """Compute centre, scale, bandwidth and factor from rows of the log. Raises DataError.
+        """Compute centre, scale, bandwidth and factor from rows of the log. Raises
+        DataError.
 
-        Logs a warning if the kernel is so narrow that the loss of a mini-batch is practically the
-        residual-gradient loss: mean off-diagonal value below 1/batch_size.
+        Logs a warning if the kernel is so narrow that the loss of a mini-batch is
+        practically the residual-gradient loss: mean off-diagonal value below
+        1/batch_size.
         """
         config = self._config
         rows = self._columns(observations, actions).double()[:_MOST_ROWS]
         if len(rows) < 2 or not bool(torch.isfinite(rows).all()):
-            raise DataError(f"the kernel needs at least two finite rows, received {len(rows)}; check the log")
-        centre, deviation = rows.mean(dim=0), rows.std(dim=0)
-        deviation = torch.where(deviation > _SMALLEST, deviation, torch.ones_like(deviation))
+            raise DataError(
+                f"the kernel needs at least two finite rows, received {len(rows)};"
+                " check the log"
+            )
+        centre = rows.mean(dim=0)
+        deviation = rows.std(dim=0)
+        deviation = torch.where(
+            deviation > _SMALLEST, deviation, torch.ones_like(deviation)
+        )
         if not config.standardise:
-            centre, deviation = torch.zeros_like(centre), torch.ones_like(deviation)
-        scaled, factor = (rows - centre) / deviation, median_factor(config.bandwidth)
+            centre = torch.zeros_like(centre)
+            deviation = torch.ones_like(deviation)
+        scaled = (rows - centre) / deviation
+        factor = median_factor(config.bandwidth)
         if factor is None:
             bandwidth = float(config.bandwidth)
         else:
-            distances = torch.pdist(scaled, p=1.0 if config.kernel == "laplacian" else 2.0)
+            distances = torch.pdist(
+                scaled, p=1.0 if config.kernel == "laplacian" else 2.0
+            )
             bandwidth = max(factor * float(distances.median()), _SMALLEST)
         gram = self._gram_of(scaled / bandwidth, actions[:_MOST_ROWS])
-        off_diagonal = float((gram.sum() - gram.diagonal().sum()) / (len(gram) * (len(gram) - 1)))
-        weight = 1.0 / batch_size if self._weight is None else self._weight
+        off_diagonal = float(
+            (gram.sum() - gram.diagonal().sum()) / (len(gram) * (len(gram) - 1))
+        )
+        if self._weight is None:
+            weight = 1.0 / batch_size
+        else:
+            weight = self._weight
         mean_value = (1.0 - weight) * off_diagonal + weight
         is_bounded = config.kernel != "linear"
         self.mean.copy_(centre)
@@ -236,8 +324,16 @@ class KernelBellmanLoss(nn.Module):
         self.factor.fill_(1.0 / mean_value if config.normalise and is_bounded else 1.0)
         self.bandwidth.fill_(bandwidth)
         if is_bounded and off_diagonal < 1.0 / batch_size:
-            what = "below 1/batch_size: the loss is nearly that of residual gradient; give a larger bandwidth"
-            _LOG.warning("kernel values average %.1e, %s than %.3g", off_diagonal, what, bandwidth)
+            what = (
+                "below 1/batch_size: the loss is nearly that of residual gradient; give"
+                " a larger bandwidth"
+            )
+            _LOG.warning(
+                "kernel values average %.1e, %s than %.3g",
+                off_diagonal,
+                what,
+                bandwidth,
+            )
 
     def _columns(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Rows (N, columns) as inputs of the kernel, before scaling."""

@@ -1,7 +1,9 @@
-"""Gradient step of all implementations: the critics with the kernel loss, then the actor, if there is one.
+"""Gradient step of all implementations: the critics with the kernel loss, then the
+actor, if there is one.
 
-An algorithm's implementation is a direct subclass of `KernelImpl`. It defines the critic's loss (with
-`values_of_both`, `backed_up`, `residual` and `kernel_losses`), the actor's loss, and how actions are chosen.
+An algorithm's implementation is a direct subclass of `KernelImpl`. It defines the
+critic's loss (with `values_of_both`, `backed_up`, `residual` and `kernel_losses`), the
+actor's loss, and how actions are chosen.
 """
 
 from __future__ import annotations
@@ -19,12 +21,18 @@ from torch import Tensor, nn
 
 from koffline.kernel_loss import state_value_residual
 
-Losses = dict[str, Tensor]  # scalars by their names in a run's logs; the first one is minimised
+Losses = dict[
+    str, Tensor
+]  # scalars by their names in a run's logs; the first one is minimised
 
 
 def modules_of(parts: dict[str, Any]) -> Any:
-    """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel with its buffers."""
-    again = {"__reduce__": lambda self: (modules_of, (vars(self),))}  # it can be pickled
+    """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel
+    with its buffers.
+    """
+    again = {
+        "__reduce__": lambda self: (modules_of, (vars(self),))
+    }  # it can be pickled
     options: Any = {"bases": (Modules,), "frozen": True, "namespace": again}
     return dataclasses.make_dataclass("KernelModules", list(parts), **options)(**parts)
 
@@ -39,14 +47,24 @@ class KernelImpl(QLearningAlgoImplBase):
     _modules: Any
 
     def __init__(
-        self, config: Any, observation_shape: Sequence[int], action_size: int, modules: Any, device: str
+        self,
+        config: Any,
+        observation_shape: Sequence[int],
+        action_size: int,
+        modules: Any,
+        device: str,
     ) -> None:
         super().__init__(observation_shape, action_size, modules, device)
         self._config = config
         self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
         self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
         self._before: list[Tensor] = []
-        if self.is_captured and config.compile_graph and not config.memory and "cuda" in device:
+        if (
+            self.is_captured
+            and config.compile_graph
+            and not config.memory
+            and "cuda" in device
+        ):
             self._critic_grad = CudaGraphWrapper(self.compute_critic_grad)
             self._actor_grad = CudaGraphWrapper(self.compute_actor_grad)
 
@@ -84,7 +102,9 @@ class KernelImpl(QLearningAlgoImplBase):
         return losses
 
     def compute_actor_grad(self, batch: TorchMiniBatch) -> Losses:
-        """Compute the gradients of the actor's parameters; only the temperature's optimiser steps."""
+        """Compute the gradients of the actor's parameters; only the temperature's
+        optimiser steps.
+        """
         self._modules.actor_optim.zero_grad()
         losses = self.compute_actor_loss(batch)
         losses["actor_loss"].backward()
@@ -100,10 +120,20 @@ class KernelImpl(QLearningAlgoImplBase):
 
     @torch.no_grad()
     def _look_back(self, batch: TorchMiniBatch) -> None:
-        """Give the kernel this mini-batch's residuals at the previous parameters; store the current ones."""
+        """Give the kernel this mini-batch's residuals at the previous parameters; store
+        the current ones.
+        """
         kernel = self._modules.kernel
-        held = (getattr(self._modules, name, None) for name in ("q_funcs", "slow_q_funcs", "targ_q_funcs"))
-        parameters = [parameter for part in held if part is not None for parameter in part.parameters()]
+        held = (
+            getattr(self._modules, name, None)
+            for name in ("q_funcs", "slow_q_funcs", "targ_q_funcs")
+        )
+        parameters = [
+            parameter
+            for part in held
+            if part is not None
+            for parameter in part.parameters()
+        ]
         present = [parameter.detach().clone() for parameter in parameters]
         if self._before:
             devices = [self._device] if "cuda" in self._device else []
@@ -116,70 +146,116 @@ class KernelImpl(QLearningAlgoImplBase):
         self._before = present
 
     def update_actor(self, batch: TorchMiniBatch) -> dict[str, float]:
-        """Take one optimiser step of the actor, with the critics in inference mode, as in d3rlpy."""
+        """Take one optimiser step of the actor, with the critics in inference mode, as
+        in d3rlpy.
+        """
         self._modules.q_funcs.eval()
         losses = self._actor_grad(batch)
         self._modules.actor_optim.step()
         return _numbers(losses)
 
     def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
-        """Update critics and slow copy; every `update_actor_interval` steps also the actor, if any."""
+        """Update critics and slow copy; every `update_actor_interval` steps also the
+        actor, if any.
+        """
         metrics = self.update_critic(batch)
         if self._modules.slow_q_funcs is not None:
-            soft_sync(self._modules.slow_q_funcs, self._modules.q_funcs, self._config.tau)
+            soft_sync(
+                self._modules.slow_q_funcs, self._modules.q_funcs, self._config.tau
+            )
         interval = getattr(self._config, "update_actor_interval", 1)
         if hasattr(self._modules, "policy") and grad_step % interval == 0:
             metrics.update(self.update_actor(batch))
         return metrics
 
     def q_values(
-        self, observations: Tensor, actions: Tensor | None = None, q_funcs: nn.ModuleList | None = None
+        self,
+        observations: Tensor,
+        actions: Tensor | None = None,
+        q_funcs: nn.ModuleList | None = None,
     ) -> Float[Tensor, "critic row *action"]:
         """Q(s, a) of every critic, or Q(s, ·) without given actions (discrete)."""
-        functions = self._modules.q_funcs if q_funcs is None else q_funcs
+        if q_funcs is None:
+            functions = self._modules.q_funcs
+        else:
+            functions = q_funcs
         if actions is None:
             return torch.stack([q(observations).q_value for q in functions])
-        return torch.stack([q(observations, actions).q_value.squeeze(1) for q in functions])
+        return torch.stack(
+            [q(observations, actions).q_value.squeeze(1) for q in functions]
+        )
 
     def values_of_both(
-        self, batch: TorchMiniBatch, next_actions: Tensor | None = None, beside: Tensor | None = None
-    ) -> tuple[Float[Tensor, "critic rows *action"], Float[Tensor, "critic row *action"]]:
-        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy if there is one.
+        self,
+        batch: TorchMiniBatch,
+        next_actions: Tensor | None = None,
+        beside: Tensor | None = None,
+    ) -> tuple[
+        Float[Tensor, "critic rows *action"], Float[Tensor, "critic row *action"]
+    ]:
+        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy
+        if there is one.
 
         beside: further actions at s; their values follow those of the logged actions.
         """
-        observations, actions = batch.observations, batch.actions
+        observations = batch.observations
+        actions = batch.actions
         if beside is not None:
-            observations, actions = torch.cat((observations,) * 2), torch.cat((batch.actions, beside))
+            observations = torch.cat((observations,) * 2)
+            actions = torch.cat((batch.actions, beside))
         if (slow := self._modules.slow_q_funcs) is not None:
             with torch.no_grad():
                 there = self.q_values(batch.next_observations, next_actions, slow)
-            return self.q_values(observations, None if next_actions is None else actions), there
+            return (
+                self.q_values(observations, None if next_actions is None else actions),
+                there,
+            )
         both = torch.cat((observations, batch.next_observations))
-        acted = None if next_actions is None else torch.cat((actions, next_actions))
-        here, there = self.q_values(both, acted).split([len(observations), len(batch.rewards)], dim=1)
+        if next_actions is None:
+            acted = None
+        else:
+            acted = torch.cat((actions, next_actions))
+        here, there = self.q_values(both, acted).split(
+            [len(observations), len(batch.rewards)], dim=1
+        )
         return here, there
 
-    def backed_up(self, values: Float[Tensor, "critic row *rest"]) -> Float[Tensor, "critics row *rest"]:
-        """Next values to bootstrap from, by the option `backup`; (1, …) if the critics share them."""
+    def backed_up(
+        self, values: Float[Tensor, "critic row *rest"]
+    ) -> Float[Tensor, "critics row *rest"]:
+        """Next values to bootstrap from, by the option `backup`; (1, …) if the critics
+        share them.
+        """
         backup = self._config.backup
         if backup == "own" or len(values) == 1:
             return values
-        return (values.amin(dim=0) if backup == "min" else values.mean(dim=0)).unsqueeze(0)
+        return (
+            values.amin(dim=0) if backup == "min" else values.mean(dim=0)
+        ).unsqueeze(0)
 
     def discount(self, batch: Any) -> Float[Tensor, " row"]:
         """gamma ** interval, zero after a termination."""
-        return (self._config.gamma**batch.intervals * (1.0 - batch.terminals)).squeeze(1)
+        return (self._config.gamma**batch.intervals * (1.0 - batch.terminals)).squeeze(
+            1
+        )
 
     def residual(
-        self, batch: TorchMiniBatch, value: Float[Tensor, "critic row"], next_value: Tensor
+        self,
+        batch: TorchMiniBatch,
+        value: Float[Tensor, "critic row"],
+        next_value: Tensor,
     ) -> Float[Tensor, "critic row"]:
         """δ = r + discount · next value − value; critics may share the next value."""
         next_value = next_value.expand_as(value)
-        return state_value_residual(batch.rewards.squeeze(1), self.discount(batch), value, next_value)
+        return state_value_residual(
+            batch.rewards.squeeze(1), self.discount(batch), value, next_value
+        )
 
-    def kernel_losses(self, batch: Any, residual: Tensor, conservative: Tensor | None = None) -> Losses:
-        """The kernel loss, summed over critics, the mean squared residual, and an optional conservative loss.
+    def kernel_losses(
+        self, batch: Any, residual: Tensor, conservative: Tensor | None = None
+    ) -> Losses:
+        """The kernel loss, summed over critics, the mean squared residual, and an
+        optional conservative loss.
 
         (Feng et al. 2019, equ:ourloss)
         """
@@ -187,7 +263,10 @@ class KernelImpl(QLearningAlgoImplBase):
         error = residual.detach().square().mean()
         losses = {"critic_loss": loss, "bellman_error": error}
         if conservative is not None:
-            losses |= {"critic_loss": loss + conservative, "conservative_loss": conservative.detach()}
+            losses |= {
+                "critic_loss": loss + conservative,
+                "conservative_loss": conservative.detach(),
+            }
         return losses
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
@@ -255,6 +334,10 @@ def _put(parameters: list[Tensor], values: list[Tensor]) -> None:
         parameter.copy_(value)
 
 
-def taken(values: Float[Tensor, "critic row action"], actions: Tensor) -> Float[Tensor, "critic row"]:
+def taken(
+    values: Float[Tensor, "critic row action"], actions: Tensor
+) -> Float[Tensor, "critic row"]:
     """Q(s_i, a_i); actions (N, 1) or (N,) hold indices."""
-    return torch.take_along_dim(values, actions.reshape(1, -1, 1).long(), dim=2).squeeze(2)
+    return torch.take_along_dim(
+        values, actions.reshape(1, -1, 1).long(), dim=2
+    ).squeeze(2)

@@ -1,8 +1,9 @@
-"""Loading of .d3 models, d3rlpy's or ours, and export of greedy policies for use without d3rlpy.
+"""Loading of .d3 models, d3rlpy's or ours, and export of greedy policies for use
+without d3rlpy.
 
-Code in a loaded file cannot run. Exports are TorchScript (.pt) and ONNX (.onnx). d3rlpy 2.8.1's own export
-fails for ONNX with torch 2.13, exports a batch of exactly one row, and leaves gradients on in all networks,
-also in target networks.
+Code in a loaded file cannot run. Exports are TorchScript (.pt) and ONNX (.onnx). d3rlpy
+2.8.1's own export fails for ONNX with torch 2.13, exports a batch of exactly one row,
+and leaves gradients on in all networks, also in target networks.
 """
 
 from __future__ import annotations
@@ -28,99 +29,161 @@ from d3rlpy.serializable_config import CONFIG_STORAGE
 from torch import nn
 
 from koffline.data import quiet
-from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name, refuse
+from koffline.errors import (
+    ConfigError,
+    KofflineError,
+    PolicyError,
+    nearest_name,
+    refuse,
+)
 from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
 from koffline.untrusted.limits import one_line
 
 _LOG = logging.getLogger(__name__)
-# Allowance for target networks and other parameters that an algorithm builds but does not save.
-_COPIES, _SLACK_NUMBERS, _SLACK_TENSORS = 8, 1_000_000, 500
+# Allowance for target networks and other parameters that an algorithm builds but does
+# not save.
+_COPIES = 8
+_SLACK_NUMBERS = 1_000_000
+_SLACK_TENSORS = 500
 _OPSET = 17
-_PART = r'"(\w+)":\s*{"type":\s*"([^"]*)",\s*"params"'  # an encoder, a scaler, … in a configuration
+# an encoder, a scaler, … in a configuration
+_PART = r'"(\w+)":\s*{"type":\s*"([^"]*)",\s*"params"'
 _IMPORT_IT = "import the module that registers it, or export the policy as TorchScript"
 _EXAMPLE_ROWS = 2  # in a trace of one row the batch size easily becomes a constant
 _COMPARED = 8  # further calls that tell whether a policy draws
 
 
 def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
-    """Load the algorithm saved in a .d3 file, like ``d3rlpy.load_learnable`` but without unpickling.
+    """Load the algorithm saved in a .d3 file, like ``d3rlpy.load_learnable`` but
+    without unpickling.
 
-    Weights, scalers and the optimisers' states are restored; ``fit`` continues where the model was saved. The
-    algorithms of d3rlpy and koffline are known, those of other packages once these are imported. Torch's
-    random generator is left unchanged. device: "cpu", "cuda" or "cuda:1"; True and whole numbers as in
-    d3rlpy. Raises PolicyError for a file that is no model, contains code, is corrupt or of an unknown type,
-    and ConfigError for a missing device.
+    Weights, scalers and the optimisers' states are restored; ``fit`` continues where
+    the model was saved. The algorithms of d3rlpy and koffline are known, those of other
+    packages once these are imported. Torch's random generator is left unchanged.
+    device: "cpu", "cuda" or "cuda:1"; True and whole numbers as in d3rlpy. Raises
+    PolicyError for a file that is no model, contains code, is corrupt or of an unknown
+    type, and ConfigError for a missing device.
     """
     path = Path(path)
     kind = detect(path)
-    what = f"this is a policy of kind {kind}, without critic or optimisers; koffline.load_policy reads it"
+    what = (
+        f"this is a policy of kind {kind}, without critic or optimisers;"
+        " koffline.load_policy reads it"
+    )
     refuse({what: kind != "d3"}, str(path))
-    device, file = device_name(device), read_d3(path)
+    device = device_name(device)
+    file = read_d3(path)
     if file.version != d3rlpy.__version__:
-        _LOG.warning("%s was written by d3rlpy %s, %s is installed", path, file.version, d3rlpy.__version__)
+        _LOG.warning(
+            "%s was written by d3rlpy %s, %s is installed",
+            path,
+            file.version,
+            d3rlpy.__version__,
+        )
     with quiet():
         algo = algo_of(file, device)
     modules = algo.impl.modules.get_torch_modules().values()
-    if not all(bool(p.isfinite().all()) for module in modules for p in module.parameters()):
-        _LOG.warning("%s holds weights that are not finite: its training diverged", path)
+    if not all(
+        bool(p.isfinite().all()) for module in modules for p in module.parameters()
+    ):
+        _LOG.warning(
+            "%s holds weights that are not finite: its training diverged", path
+        )
     return algo
 
 
 def algo_of(file: D3File, device: str = "cpu") -> Any:
     """Rebuild the algorithm of a file, with the states of its optimisers.
 
-    Raises PolicyError if the configuration cannot be built or the weights do not fit it.
+    Raises PolicyError if the configuration cannot be built or the weights do not fit
+    it.
     """
     if file.algorithm == "fqe":
-        what = "d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt"
-        raise PolicyError(f"{file.name}: {what}; use koffline.algos.KLossFQE, which does")
+        what = (
+            "d3rlpy's FQE does not save the policy it evaluates, so that it cannot be"
+            " rebuilt"
+        )
+        raise PolicyError(
+            f"{file.name}: {what}; use koffline.algos.KLossFQE, which does"
+        )
     known = CONFIG_STORAGE[LearnableConfig].config_list
     if file.algorithm not in known:
-        what = f"the algorithm '{file.algorithm}' is unknown; {nearest_name(file.algorithm, sorted(known))}"
+        what = (
+            f"the algorithm '{file.algorithm}' is unknown;"
+            f" {nearest_name(file.algorithm, sorted(known))}"
+        )
         raise PolicyError(f"{file.name}: {what}; {_IMPORT_IT}")
-    kinds = {kind for registry in CONFIG_STORAGE.values() for kind in registry.config_list} | {"none"}
+    kinds = {
+        kind for registry in CONFIG_STORAGE.values() for kind in registry.config_list
+    } | {"none"}
     for name, kind in re.findall(_PART, file.config):
-        refuse({f"its {name} '{kind}' is unknown; {_IMPORT_IT}": kind not in kinds}, file.name)
+        refuse(
+            {f"its {name} '{kind}' is unknown; {_IMPORT_IT}": kind not in kinds},
+            file.name,
+        )
     doing = f"d3rlpy cannot rebuild the {file.algorithm} networks"
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the JSON reader warns of optional fields
             with _no_more_parameters_than(file.states):
-                algo = LearnableConfigWithShape.deserialize(file.config).create(device=device)
-            doing = f"the weights do not fit the {file.algorithm} networks of the configuration"
-            for key, part in algo.impl.modules.create_checkpointer(device).modules.items():
+                algo = LearnableConfigWithShape.deserialize(file.config).create(
+                    device=device
+                )
+            doing = (
+                f"the weights do not fit the {file.algorithm} networks of the"
+                " configuration"
+            )
+            for key, part in algo.impl.modules.create_checkpointer(
+                device
+            ).modules.items():
                 part.load_state_dict(file.states[key])
-    except Exception as error:  # a configuration of another version or a damaged one fails in any way
-        reason = str(error) if isinstance(error, KofflineError) else one_line(error)
+    except (
+        Exception
+    ) as error:  # a configuration of another version or a damaged one fails in any way
+        if isinstance(error, KofflineError):
+            reason = str(error)
+        else:
+            reason = one_line(error)
         version = f"the file was written by d3rlpy {file.version}"
-        raise PolicyError(f"{file.name}: {doing} ({reason}); {version}: save it again") from error
+        raise PolicyError(
+            f"{file.name}: {doing} ({reason}); {version}: save it again"
+        ) from error
     return algo
 
 
 def device_name(device: str | int | bool) -> str:
     """The device as d3rlpy writes it: "cpu" or "cuda:<number>". Raises ConfigError."""
     if not isinstance(device, str):
-        device = "cpu" if device is False else f"cuda:{int(device is not True and device)}"
+        if device is False:
+            device = "cpu"
+        else:
+            device = f"cuda:{int(device is not True and device)}"
     there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     known = {"cpu": "cpu", "cpu:0": "cpu", **{name: name for name in there}}
     known |= {"cuda": "cuda:0"} if there else {}
     if device not in known:
         found = " or ".join(there) or "no CUDA device was found"
-        raise ConfigError(f"device is {device!r}, which is not there; give cpu ({found})")
+        raise ConfigError(
+            f"device is {device!r}, which is not there; give cpu ({found})"
+        )
     return known[device]
 
 
 @contextlib.contextmanager
 def _no_more_parameters_than(states: Any) -> Iterator[None]:
-    """Count parameters made in the context; PolicyError once there are more than the saved ones explain.
+    """Count parameters made in the context; PolicyError once there are more than the
+    saved ones explain.
 
-    A configuration may ask for layers of any width. It is refused while the layers are made, before they fill
-    the memory.
+    A configuration may ask for layers of any width. It is refused while the layers are
+    made, before they fill the memory.
     """
-    arrays = (array for state in states.values() for array in state.values())  # without the optimisers'
+    arrays = (
+        array for state in states.values() for array in state.values()
+    )  # without the optimisers'
     sizes = [array.numel() for array in arrays if isinstance(array, torch.Tensor)]
-    most, most_tensors = _COPIES * sum(sizes) + _SLACK_NUMBERS, _COPIES * len(sizes) + _SLACK_TENSORS
+    most = _COPIES * sum(sizes) + _SLACK_NUMBERS
+    most_tensors = _COPIES * len(sizes) + _SLACK_TENSORS
     made: list[int] = []
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -137,49 +200,78 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
 
 
 def export_policy(algo: Any, path: str | Path) -> None:
-    """Write the function ``algo.predict``, scalers included, for any batch size, atomically.
+    """Write the function ``algo.predict``, scalers included, for any batch size,
+    atomically.
 
-    Inputs are observations as floats in the units of the log, a tensor (N, …), or one per part; outputs are
-    actions, (N,) int64 or (N, k) float32. For algorithms whose predict draws candidates (BCQ, BEAR, CRR) the
-    file draws them, too, with a warning. The algorithm is not changed, and an existing file is replaced.
-    Raises PolicyError for an algorithm without networks or with another kind of policy, ConfigError for
-    endings other than .pt and .onnx and for a missing `onnx` package.
+    Inputs are observations as floats in the units of the log, a tensor (N, …), or one
+    per part; outputs are actions, (N,) int64 or (N, k) float32. For algorithms whose
+    predict draws candidates (BCQ, BEAR, CRR) the file draws them, too, with a warning.
+    The algorithm is not changed, and an existing file is replaced.
+    Raises PolicyError for an algorithm without networks or with another kind of policy,
+    ConfigError for endings other than .pt and .onnx and for a missing `onnx` package.
     """
     path = Path(path)
     if path.suffix not in (".pt", ".onnx"):
-        raise ConfigError(f"{path}: the ending says the format; give .pt (TorchScript) or .onnx")
+        raise ConfigError(
+            f"{path}: the ending says the format; give .pt (TorchScript) or .onnx"
+        )
     check_acts(algo, str(path))
     if path.suffix == ".onnx" and importlib.util.find_spec("onnx") is None:
-        raise ConfigError(f"{path}: writing ONNX needs the package onnx; pip install 'koffline[onnx]'")
+        raise ConfigError(
+            f"{path}: writing ONNX needs the package onnx; pip install 'koffline[onnx]'"
+        )
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of tracing, and that both formats are deprecated
-        with torch.random.fork_rng(devices=[]), mock.patch.object(iqn, "get_batch_size", _batch_size):
-            content, draws = _exported(_copy_on_cpu(algo), is_onnx=path.suffix == ".onnx")
+        warnings.simplefilter(
+            "ignore"
+        )  # torch warns of tracing, and that both formats are deprecated
+        with (
+            torch.random.fork_rng(devices=[]),
+            mock.patch.object(iqn, "get_batch_size", _batch_size),
+        ):
+            content, draws = _exported(
+                _copy_on_cpu(algo), is_onnx=path.suffix == ".onnx"
+            )
             temporary.write_bytes(content)
     if draws:
         _LOG.warning(
-            "%s draws its actions, as the predict of %s does: the same observation gets another each time; "
-            "let koffline evaluate the .d3",
+            "%s draws its actions, as the predict of %s does: the same observation gets"
+            " another each time; let koffline evaluate the .d3",
             path,
             type(algo).__name__,
         )
 
 
 def check_acts(algo: Any, name: str) -> None:
-    """Raise PolicyError for an algorithm of another kind, without networks, or with unfitted scalers."""
-    kind, acts = type(algo).__name__, hasattr(algo, "predict") and hasattr(algo, "sample_action")
-    scalers = [algo.observation_scaler, algo.action_scaler] if acts else []
-    unbuilt = [type(scaler).__name__ for scaler in scalers if scaler is not None and not scaler.built]
+    """Raise PolicyError for an algorithm of another kind, without networks, or with
+    unfitted scalers.
+    """
+    kind = type(algo).__name__
+    acts = hasattr(algo, "predict") and hasattr(algo, "sample_action")
+    if acts:
+        scalers = [algo.observation_scaler, algo.action_scaler]
+    else:
+        scalers = []
+    unbuilt = [
+        type(scaler).__name__
+        for scaler in scalers
+        if scaler is not None and not scaler.built
+    ]
     wrong = {
-        f"a {kind} does not act on one observation; give a Q-learning algorithm of d3rlpy": not acts,
-        f"the {kind} has no networks yet; fit it or load its weights first": algo.impl is None,
+        f"a {kind} does not act on one observation; give a Q-learning algorithm of d3rlpy": (
+            not acts
+        ),
+        f"the {kind} has no networks yet; fit it or load its weights first": (
+            algo.impl is None
+        ),
         f"its {', '.join(unbuilt)} holds no ranges; fit the model first": unbuilt,
     }
     refuse(wrong, name)
 
 
 def _copy_on_cpu(algo: Any) -> Any:
-    """Copy the networks to the CPU, without gradients: the file runs anywhere, `algo` stays unchanged."""
+    """Copy the networks to the CPU, without gradients: the file runs anywhere, `algo`
+    stays unchanged.
+    """
     copy = dataclasses.replace(algo.config, compile_graph=False).create("cpu")
     copy.create_impl(algo.observation_shape, algo.action_size)
     sources = algo.impl.modules.create_checkpointer("cpu").modules
@@ -190,12 +282,16 @@ def _copy_on_cpu(algo: Any) -> Any:
 
 
 def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
-    """Content of the file, and whether the policy's answers to the same observations vary.
+    """Content of the file, and whether the policy's answers to the same observations
+    vary.
 
     torch itself would write to no path whose name is not UTF-8.
     """
     shape = algo.observation_shape
-    shapes = tuple(shape) if isinstance(shape[0], (tuple, list)) else (shape,)
+    if isinstance(shape[0], (tuple, list)):
+        shapes = tuple(shape)
+    else:
+        shapes = (shape,)
     examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
 
     def act(*observations: torch.Tensor) -> torch.Tensor:
@@ -204,26 +300,40 @@ def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
         if algo.observation_scaler is not None:
             seen = algo.observation_scaler.transform(seen)
         action = algo.impl.predict_best_action(seen)
-        return action if algo.action_scaler is None else algo.action_scaler.reverse_transform(action)
+        if algo.action_scaler is None:
+            return action
+        return algo.action_scaler.reverse_transform(action)
 
     script = torch.jit.trace(act, examples, check_trace=False)
     first = act(*examples)
     # the best of the drawn actions may be the same twice
     again = (act(*examples) for _ in range(_COMPARED))
-    draws = not all(torch.allclose(first, other, rtol=0, atol=1e-6, equal_nan=True) for other in again)
+    draws = not all(
+        torch.allclose(first, other, rtol=0, atol=1e-6, equal_nan=True)
+        for other in again
+    )
     if not is_onnx:
         content = io.BytesIO()
         torch.jit.save(script, content)
         return content.getvalue(), draws
-    names, target = [f"input_{i}" for i in range(len(examples))], ["output_0"]
+    names = [f"input_{i}" for i in range(len(examples))]
+    target = ["output_0"]
     free = {name: {0: "batch"} for name in (*names, *target)}
-    options: dict[str, Any] = {"input_names": names, "output_names": target, "dynamic_axes": free}
+    options: dict[str, Any] = {
+        "input_names": names,
+        "output_names": target,
+        "dynamic_axes": free,
+    }
     with TemporaryDirectory(prefix="koffline-") as folder:
         place = Path(folder, "model.onnx")
-        torch.onnx.export(script, examples, str(place), **options, opset_version=_OPSET, dynamo=False)
+        torch.onnx.export(
+            script, examples, str(place), **options, opset_version=_OPSET, dynamo=False
+        )
         return place.read_bytes(), draws
 
 
 def _batch_size(x: Any) -> Any:
-    """Number of rows; in a trace, d3rlpy's own `get_batch_size` would make it a constant."""
+    """Number of rows; in a trace, d3rlpy's own `get_batch_size` would make it a
+    constant.
+    """
     return (x if hasattr(x, "shape") else x[0]).shape[0]

@@ -1,6 +1,8 @@
-"""Options of d3rlpy's and our config classes: all values checked, all defaults filled in.
+"""Options of d3rlpy's and our config classes: all values checked, all defaults filled
+in.
 
-d3rlpy itself ignores unknown keys, and fails without a message if a nested factory is left out.
+d3rlpy itself ignores unknown keys, and fails without a message if a nested factory is
+left out.
 """
 
 from __future__ import annotations
@@ -28,14 +30,22 @@ from koffline.kernels import KERNELS
 Params = Mapping[str, Any]
 _HISTORIES = ("decision_transformer", "discrete_decision_transformer", "tacr")
 _NOT_TRAINED = {
-    **dict.fromkeys(_HISTORIES, "it acts on histories; choose one whose policy takes an observation"),
-    **dict.fromkeys(("random_policy", "discrete_random_policy"), "it has nothing to train"),
+    **dict.fromkeys(
+        _HISTORIES, "it acts on histories; choose one whose policy takes an observation"
+    ),
+    **dict.fromkeys(
+        ("random_policy", "discrete_random_policy"), "it has nothing to train"
+    ),
 }
 _NONE = {"type": "none", "params": {}}  # an omitted factory, as d3rlpy writes it
-_MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")
+_MEDIAN_RULE = re.compile(
+    r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median"
+)
 
 
-def _number_or(is_word: Callable[[Any], Any], is_fit: Callable[[float], bool], said: str) -> Any:
+def _number_or(
+    is_word: Callable[[Any], Any], is_fit: Callable[[float], bool], said: str
+) -> Any:
     """Type of a number, or of a word instead of it."""
 
     def check(value: Any) -> Any:
@@ -50,20 +60,33 @@ def _number_or(is_word: Callable[[Any], Any], is_fit: Callable[[float], bool], s
 
 def median_factor(bandwidth: Any) -> float | None:
     """Multiple of the median in a rule such as "0.5 median"; None for anything else."""
-    rule = _MEDIAN_RULE.fullmatch(bandwidth.strip()) if isinstance(bandwidth, str) else None
-    return float(rule["factor"] or 1.0) if rule else None
+    if isinstance(bandwidth, str):
+        rule = _MEDIAN_RULE.fullmatch(bandwidth.strip())
+    else:
+        rule = None
+    if rule:
+        return float(rule["factor"] or 1.0)
+    return None
 
 
 def _numbers(value: Any) -> Any:
     with contextlib.suppress(TypeError, ValueError):
-        if value is None or np.isfinite(array := np.asarray(value, dtype=np.float64)).all():
-            return None if value is None else array.tolist()
+        if (
+            value is None
+            or np.isfinite(array := np.asarray(value, dtype=np.float64)).all()
+        ):
+            if value is None:
+                return None
+            return array.tolist()
     raise PydanticCustomError("numbers", "give a list of numbers")
 
 
 def _kernel(name: str) -> str:
     if name not in KERNELS:
-        said = f"known are {listed(KERNELS)}; add one of your own to koffline.kernels.KERNELS"
+        said = (
+            f"known are {listed(KERNELS)}; add one of your own to"
+            " koffline.kernels.KERNELS"
+        )
         raise PydanticCustomError("kernel", said)
     return name
 
@@ -72,9 +95,13 @@ _SHARE = Annotated[float, Field(ge=0.0, le=1.0)]
 _NOT_NEGATIVE = Annotated[float, Field(ge=0.0)]
 _COUNT = Annotated[int, Field(ge=1)]
 _WHOLE = (
-    "batch_size", "n_critics", "n_action_samples", "path_length", "update_actor_interval",
+    "batch_size",
+    "n_critics",
+    "n_action_samples",
+    "path_length",
+    "update_actor_interval",
     "target_update_interval",
-)  # fmt: skip
+)
 _NOT_NEGATIVE_ENDS = ("learning_rate", "_coef", "clip_adv")
 _RULES: dict[str, Any] = {
     **dict.fromkeys(("gamma", "tau", "target_decay"), _SHARE),
@@ -88,9 +115,12 @@ _RULES: dict[str, Any] = {
     "bandwidth": _number_or(
         median_factor,
         lambda number: 0.0 < number < math.inf,
-        "give a positive number or a multiple of the median distance, such as '0.5 median'",
+        "give a positive number or a multiple of the median distance, such as '0.5"
+        " median'",
     ),
-    "initial_value": _number_or(lambda word: word == "mean", math.isfinite, "give a number or 'mean'"),
+    "initial_value": _number_or(
+        lambda word: word == "mean", math.isfinite, "give a number or 'mean'"
+    ),
     "diag_weight": _SHARE | None,
     "memory": Annotated[float, Field(ge=0.0, lt=1.0)],
     "action_kernel": Literal["joint", "indicator", "none"],
@@ -101,44 +131,64 @@ _RULES: dict[str, Any] = {
 
 def algorithm_types() -> tuple[str, ...]:
     """Types that can be trained on a log, in alphabetical order."""
-    return tuple(sorted(set(CONFIG_STORAGE[LearnableConfig].config_list) - set(_NOT_TRAINED)))
+    return tuple(
+        sorted(set(CONFIG_STORAGE[LearnableConfig].config_list) - set(_NOT_TRAINED))
+    )
 
 
 def resolve_params(kind: Any, params: Params) -> dict[str, Any]:
-    """All options of an algorithm as plain values. Raises ConfigError naming the nearest valid name."""
+    """All options of an algorithm as plain values.
+
+    Raises ConfigError naming the nearest valid name.
+    """
     known = algorithm_types()
     wrong = {
-        f"algo.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": str(kind) in _NOT_TRAINED,
+        f"algo.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": (
+            str(kind) in _NOT_TRAINED
+        ),
         f"algo.type is {kind!r}; {nearest_name(str(kind), known)}": kind not in known,
     }
     refuse(wrong, kind=ConfigError)
-    return _filled(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, "algo.params")
+    return _filled(
+        CONFIG_STORAGE[LearnableConfig].config_list[kind], params, "algo.params"
+    )
 
 
 def check_values(config: LearnableConfig) -> None:
     """Raise ConfigError for the first invalid option of a config made in Python."""
     section, _ = _section_of(config.__class__)
     try:
-        section.model_validate({name: getattr(config, name) for name in section.model_fields}, strict=True)
+        section.model_validate(
+            {name: getattr(config, name) for name in section.model_fields}, strict=True
+        )
     except ValidationError as error:
         raise describe_error(section, error) from None
 
 
 @functools.cache
 def _section_of(config_class: Any) -> tuple[type[Section], dict[str, ConfigMetadata]]:
-    """The options of a config class that a file may set, and the registries of those that are factories."""
+    """The options of a config class that a file may set, and the registries of those
+    that are factories.
+    """
     hints = typing.get_type_hints(config_class)
-    registries = {id(metadata.encoder): metadata for metadata in CONFIG_STORAGE.values()}
+    registries = {
+        id(metadata.encoder): metadata for metadata in CONFIG_STORAGE.values()
+    }
     options: dict[str, Any] = {}
     factories: dict[str, ConfigMetadata] = {}
     for field in dataclasses.fields(config_class):
-        name, default = field.name, field.default
+        name = field.name
+        default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        rule = _RULES.get(name, _NOT_NEGATIVE if name.endswith(_NOT_NEGATIVE_ENDS) else hints[name])
+        rule = _RULES.get(
+            name, _NOT_NEGATIVE if name.endswith(_NOT_NEGATIVE_ENDS) else hints[name]
+        )
         encoder = field.metadata.get("dataclasses_json", {}).get("encoder")
         if id(encoder) in registries:
-            factories[name], rule, default = registries[id(encoder)], Any, encoder(default)
+            factories[name] = registries[id(encoder)]
+            rule = Any
+            default = encoder(default)
         elif encoder is serializable_config._numpy_encoder:
             rule = Annotated[Any, AfterValidator(_numbers)]
         elif encoder is not None:
@@ -147,38 +197,64 @@ def _section_of(config_class: Any) -> tuple[type[Section], dict[str, ConfigMetad
     return create_model(config_class.__name__, __base__=Section, **options), factories
 
 
-def _filled(config_class: Any, given: Params, where: str, base: Params | None = None) -> dict[str, Any]:
-    """All fields of a config as plain values; `given` overrides `base`, or the defaults without a `base`.
+def _filled(
+    config_class: Any, given: Params, where: str, base: Params | None = None
+) -> dict[str, Any]:
+    """All fields of a config as plain values; `given` overrides `base`, or the defaults
+    without a `base`.
 
-    where: the path of the config in the user's file, for messages. Raises ConfigError for an unknown key or
-    type at any depth (with the nearest valid one), a missing field and a value of the wrong kind.
+    where: the path of the config in the user's file, for messages. Raises ConfigError
+    for an unknown key or type at any depth (with the nearest valid one), a missing
+    field and a value of the wrong kind.
     """
     section, factories = _section_of(config_class)
     values = {**(base or {}), **given}
     for name, registry in factories.items():
         own = section.model_fields[name].default
         default = own if base is None else base[name]
-        values[name] = _factory(registry, given.get(name, {}), default, own == _NONE, f"{where}.{name}")
+        values[name] = _factory(
+            registry, given.get(name, {}), default, own == _NONE, f"{where}.{name}"
+        )
     return read_section(section, values, where).resolved()
 
 
 def _factory(
-    registry: ConfigMetadata, value: Any, default: dict[str, Any], may_be_none: bool, where: str
+    registry: ConfigMetadata,
+    value: Any,
+    default: dict[str, Any],
+    may_be_none: bool,
+    where: str,
 ) -> dict[str, Any]:
-    value = {"type": value or "none"} if value is None or isinstance(value, str) else value
-    if not isinstance(value, Mapping) or not isinstance(value.get("params") or {}, Mapping):
-        raise ConfigError(f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}")
+    if value is None or isinstance(value, str):
+        value = {"type": value or "none"}
+    if not isinstance(value, Mapping) or not isinstance(
+        value.get("params") or {}, Mapping
+    ):
+        raise ConfigError(
+            f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}"
+        )
     if other := value.keys() - {"type", "params"}:
-        raise ConfigError(f"{where}.{min(other)} is unknown; it has type and params, options go into params")
-    kind, params = value.get("type", default["type"]), value.get("params") or {}
-    known = {name: each for name, each in registry.config_list.items() if name != "tuple"}
+        raise ConfigError(
+            f"{where}.{min(other)} is unknown; it has type and params, options go into"
+            " params"
+        )
+    kind = value.get("type", default["type"])
+    params = value.get("params") or {}
+    known = {
+        name: each for name, each in registry.config_list.items() if name != "tuple"
+    }
     if may_be_none and kind in (None, "none") and not params:
         return {**_NONE, "params": {}}
     if not isinstance(kind, str) or kind not in known:
         names = [*known, "none"] if may_be_none else known
         raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
-    laid_over = default["params"] if kind == default["type"] else None
+    if kind == default["type"]:
+        laid_over = default["params"]
+    else:
+        laid_over = None
     filled = _filled(known[kind], params, f"{where}.params", laid_over)
     if kind == "clip" and filled["low"] is filled["high"] is None:
-        raise ConfigError(f"{where} clips at no bound; give params.low, params.high or both")
+        raise ConfigError(
+            f"{where} clips at no bound; give params.low, params.high or both"
+        )
     return {"type": kind, "params": filled}

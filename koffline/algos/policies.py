@@ -1,11 +1,15 @@
-"""d3rlpy algorithms as policies of koffline, and their evaluation with a kernel-loss critic (KLossFQE).
+"""d3rlpy algorithms as policies of koffline, and their evaluation with a kernel-loss
+critic (KLossFQE).
 
-The policy, by algorithm (observation and action scalers are applied as in the model's `predict`):
+The policy, by algorithm (observation and action scalers are applied as in the model's
+`predict`):
 
-- DiscreteSAC, KLossDiscreteSAC, DiscreteTrustPCL: the probabilities of their policy; KLossDQN with
-  a temperature: softmax of its values; any other discrete algorithm: greedy, as `predict`;
+- DiscreteSAC, KLossDiscreteSAC, DiscreteTrustPCL: the probabilities of their policy;
+  KLossDQN with a temperature: softmax of its values; any other discrete algorithm:
+  greedy, as `predict`;
 - those of _DETERMINISTIC: `predict`, for BC whatever its policy_type;
-- any other continuous algorithm: draws from `sample_action`, mean `predict` with a fixed seed.
+- any other continuous algorithm: draws from `sample_action`, mean `predict` with a
+  fixed seed.
 """
 
 from __future__ import annotations
@@ -33,59 +37,116 @@ from koffline.algos.model_files import check_acts, export_policy
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import ConfigError, refuse
 from koffline.policies import base
-from koffline.policies.builtin import gaussian_log_density, squashed_gaussian_log_density
+from koffline.policies.builtin import (
+    gaussian_log_density,
+    squashed_gaussian_log_density,
+)
 
-# Algorithm types as in config files; the density of other continuous algorithms is unknown here.
+# Algorithm types as in config files; the density of other continuous algorithms is
+# unknown here.
 _DETERMINISTIC = (
-    "bc", "ddpg", "td3", "td3_plus_bc", "kloss_td3_plus_bc", "rebrac", "kloss_rebrac", "prdc", "plas",
+    "bc",
+    "ddpg",
+    "td3",
+    "td3_plus_bc",
+    "kloss_td3_plus_bc",
+    "rebrac",
+    "kloss_rebrac",
+    "prdc",
+    "plas",
     "plas_with_perturbation",
-)  # fmt: skip
+)
 _SQUASHED = ("sac", "cql", "cal_ql", "bear", "kloss_sac", "kloss_cql", "kloss_cal_ql")
 _CUT = ("awac", "kloss_awac", "crr", "iql", "kloss_iql", "trust_pcl")
-_ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
-_MANY, _FAR = 100, 20.0  # observations; standard deviations, or half ranges
-_SCALED = "as the model scales them; give the columns in the order and units that it was trained with"
-_BEST_ONE = "its predict and its exported file take the best one instead, and may be worth another amount"
+_ENCODE = CONFIG_STORAGE[LearnableConfig].encoder
+_DECODE = CONFIG_STORAGE[LearnableConfig].decoder
+# observations; standard deviations, or half ranges
+_MANY = 100
+_FAR = 20.0
+_SCALED = (
+    "as the model scales them; give the columns in the order and units that it was"
+    " trained with"
+)
+_BEST_ONE = (
+    "its predict and its exported file take the best one instead, and may be worth"
+    " another amount"
+)
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Box = tuple[np.ndarray, np.ndarray]
 
 
 def policy_from_algo(
-    algo: Any, name: str, action_space: base.ActionSpace, observation_shape: Sequence[int]
+    algo: Any,
+    name: str,
+    action_space: base.ActionSpace,
+    observation_shape: Sequence[int],
 ) -> base.Policy:
-    """The policy of a built or trained d3rlpy algorithm; for an evaluator, the policy that it evaluates.
+    """The policy of a built or trained d3rlpy algorithm; for an evaluator, the policy
+    that it evaluates.
 
     Raises PolicyError.
     """
     algo = algo.algo if isinstance(algo, KLossFQE) else algo
     check_acts(algo, name)
     is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
-    own_space = Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
-    base.check_spaces(name, (own_space, algo.observation_shape), (action_space, observation_shape))
-    shape, device = tuple(observation_shape), torch.device(algo.impl.device)
+    own_space = (
+        Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
+    )
+    base.check_spaces(
+        name, (own_space, algo.observation_shape), (action_space, observation_shape)
+    )
+    shape = tuple(observation_shape)
+    device = torch.device(algo.impl.device)
     copies = max(1, int(getattr(algo.config, "n_action_samples", 1)))
     drawn_so = (f"{name} draws its actions and is valued so; {_BEST_ONE}",)
 
     def probabilities(observations: np.ndarray) -> Tensor:
-        return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
+        return action_probabilities(
+            algo, convert_to_torch(observations, algo.impl.device)
+        )
 
     def familiar(method: Callable[[np.ndarray], Any], observations: np.ndarray) -> Any:
-        """Call a method, unless by its own scaler most of many observations are far from all it knew."""
+        """Call a method, unless by its own scaler most of many observations are far
+        from all it knew.
+        """
         if algo.observation_scaler is not None and len(observations) >= _MANY:
-            sizes = _scaled(algo, convert_to_torch(observations, algo.impl.device)).abs().flatten(1)
+            sizes = (
+                _scaled(algo, convert_to_torch(observations, algo.impl.device))
+                .abs()
+                .flatten(1)
+            )
             far, column = sizes.median(dim=0).values.max(dim=0)
-            refuse({f"most observations are {far:.3g} in column {column} {_SCALED}": far > _FAR}, name)
+            refuse(
+                {
+                    f"most observations are {far:.3g} in column {column} {_SCALED}": (
+                        far > _FAR
+                    )
+                },
+                name,
+            )
         return method(observations)
 
     if isinstance(action_space, Discrete):
-        act, notes = (probabilities, drawn_so) if _has_probabilities(algo) else (algo.predict, ())
-        return base.DiscretePolicy(action_space.n, partial(familiar, act), name, shape, copies, notes)
+        act, notes = (
+            (probabilities, drawn_so)
+            if _has_probabilities(algo)
+            else (algo.predict, ())
+        )
+        return base.DiscretePolicy(
+            action_space.n, partial(familiar, act), name, shape, copies, notes
+        )
     if _is_deterministic(algo):
         act = partial(familiar, algo.predict)
-        return base.ContinuousPolicy(action_space.k, act, None, name, shape, copies=copies)
+        return base.ContinuousPolicy(
+            action_space.k, act, None, name, shape, copies=copies
+        )
 
-    def drawn(seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray) -> np.ndarray:
-        """Call a method with torch's global generators seeded, and restore them afterwards."""
+    def drawn(
+        seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray
+    ) -> np.ndarray:
+        """Call a method with torch's global generators seeded, and restore them
+        afterwards.
+        """
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":
@@ -97,7 +158,9 @@ def policy_from_algo(
 
     mean = partial(drawn, 0, algo.predict)
     density, cut_to = _action_density(algo)
-    return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, density, cut_to, copies, drawn_so)
+    return base.ContinuousPolicy(
+        action_space.k, mean, sample, name, shape, density, cut_to, copies, drawn_so
+    )
 
 
 @torch.no_grad()
@@ -110,7 +173,9 @@ def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
     if _has_probabilities(algo):
         algo.impl.modules.set_eval()
         ours = getattr(algo.impl, "action_probabilities", None)
-        return algo.impl.policy(scaled).probs if ours is None else ours(scaled)
+        if ours is None:
+            return algo.impl.policy(scaled).probs
+        return ours(scaled)
     greedy = algo.impl.predict_best_action(scaled).reshape(-1).long()
     return F.one_hot(greedy, algo.action_size).float()
 
@@ -120,33 +185,45 @@ def _is_deterministic(algo: Any) -> bool:
 
 
 def _has_probabilities(algo: Any) -> bool:
-    is_ours = hasattr(algo.impl, "action_probabilities") and getattr(algo.config, "temperature", 1.0) > 0.0
+    is_ours = (
+        hasattr(algo.impl, "action_probabilities")
+        and getattr(algo.config, "temperature", 1.0) > 0.0
+    )
     return is_ours or algo.config.get_type() == "discrete_sac"
 
 
 def _scaled(algo: Any, observations: Tensor) -> Tensor:
     scaler = algo.observation_scaler
-    return observations if scaler is None else scaler.transform(observations)
+    if scaler is None:
+        return observations
+    return scaler.transform(observations)
 
 
 def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
-    """Log density of the draws of `sample_action`, and the bounds at which draws are cut off.
+    """Log density of the draws of `sample_action`, and the bounds at which draws are
+    cut off.
 
-    Draws of a Gaussian are cut off (_CUT) or squashed (_SQUASHED); None, None for all other algorithms (BCQ
-    picks among candidates).
+    Draws of a Gaussian are cut off (_CUT) or squashed (_SQUASHED); None, None for all
+    other algorithms (BCQ picks among candidates).
     """
     is_cut = algo.config.get_type() in _CUT
     if not is_cut and algo.config.get_type() not in _SQUASHED:
         return None, None
-    policy, size = unwrap_ddp_model(algo.impl.policy), algo.action_size
-    centre, half = np.zeros(size), np.ones(size)  # action = centre + half · (the networks' action)
+    policy = unwrap_ddp_model(algo.impl.policy)
+    size = algo.action_size
+    # action = centre + half · (the networks' action)
+    centre = np.zeros(size)
+    half = np.ones(size)
     if algo.action_scaler is not None:  # scalers are affine
         ends = torch.stack([torch.zeros(size), torch.ones(size)]).to(algo.impl.device)
         centre, end = _array(algo.action_scaler.reverse_transform(ends))
         half = end - centre
     box = (centre - half, centre + half)
     if hasattr(policy, "low"):  # Trust-PCL's policy has its own limits
-        box = (centre + half * _array(policy.low)[0], centre + half * _array(policy.high)[0])
+        box = (
+            centre + half * _array(policy.low)[0],
+            centre + half * _array(policy.high)[0],
+        )
 
     @torch.no_grad()
     def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -156,7 +233,9 @@ def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
         if is_cut:  # in the log's units, where the bounds are
             mean = centre + half * _array(output.squashed_mu)
             return gaussian_log_density(actions, mean, half * deviation, *box)
-        inside = squashed_gaussian_log_density((actions - centre) / half, _array(output.mu), deviation)
+        inside = squashed_gaussian_log_density(
+            (actions - centre) / half, _array(output.mu), deviation
+        )
         return inside - float(np.log(half).sum())
 
     return log_density, box if is_cut else None
@@ -169,10 +248,10 @@ def _array(tensor: Tensor) -> np.ndarray:
 class KLossFQEImpl(KernelImpl):
     """δ = r + discount · E Q(s', a') − Q(s, a), with a' from the policy at s'.
 
-    The expectation is exact for discrete actions. For continuous actions of a stochastic policy it is
-    replaced by one draw per row, independent between rows, so that products of residuals of different rows
-    stay unbiased. algo: the policy, which has its own scalers.
-    (Feng et al. 2019, equ:ourloss)
+    The expectation is exact for discrete actions. For continuous actions of a
+    stochastic policy it is replaced by one draw per row, independent between rows, so
+    that products of residuals of different rows stay unbiased. algo: the policy, which
+    has its own scalers. (Feng et al. 2019, equ:ourloss)
     """
 
     is_captured = False
@@ -183,76 +262,111 @@ class KLossFQEImpl(KernelImpl):
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and Q(s', ·)."""
-        logged: Any = batch.numpy_batch  # in the units of the log, as the policy takes observations
+        logged: Any = (
+            batch.numpy_batch
+        )  # in the units of the log, as the policy takes observations
         raw = convert_to_torch(np.asarray(logged.next_observations), self._device)
         if self._modules.kernel.n_actions:
             probabilities = action_probabilities(self._algo, raw)
             values, next_values = self.values_of_both(batch)
             value = taken(values, batch.actions)
-            next_value = (probabilities.to(next_values) * self.backed_up(next_values)).sum(dim=2)
+            next_value = (
+                probabilities.to(next_values) * self.backed_up(next_values)
+            ).sum(dim=2)
         else:
-            value, next_value = self.values_of_both(batch, self._actions(raw).to(batch.actions))
+            value, next_value = self.values_of_both(
+                batch, self._actions(raw).to(batch.actions)
+            )
             next_value = self.backed_up(next_value)
         return self.kernel_losses(batch, self.residual(batch, value, next_value))
 
     @torch.no_grad()
     def _actions(self, observations: Tensor) -> Tensor:
-        """Actions of the target policy, scaled for the evaluator; observations in the units of the log."""
-        algo, own = self._algo, self._config.action_scaler
-        act = algo.impl.predict_best_action if _is_deterministic(algo) else algo.impl.sample_action
+        """Actions of the target policy, scaled for the evaluator; observations in the
+        units of the log.
+        """
+        algo = self._algo
+        own = self._config.action_scaler
+        if _is_deterministic(algo):
+            act = algo.impl.predict_best_action
+        else:
+            act = algo.impl.sample_action
         actions = act(_scaled(algo, observations))
         if algo.action_scaler is not None:
             actions = algo.action_scaler.reverse_transform(actions)
-        return actions if own is None else own.transform(actions)
+        if own is None:
+            return actions
+        return own.transform(actions)
 
 
 @dataclasses.dataclass()
 class KLossFQEConfig(CriticConfig):
-    """Config of KLossFQE; fields as in d3rlpy's FQEConfig, without those of the target network.
+    """Config of KLossFQE; fields as in d3rlpy's FQEConfig, without those of the target
+    network.
 
-    policy: the config of the algorithm to evaluate; set by the constructor, saved with the evaluator.
+    policy: the config of the algorithm to evaluate; set by the constructor, saved with
+    the evaluator.
     """
 
     policy: Optional[LearnableConfig] = dataclasses.field(  # noqa: UP045
         default=None,
-        metadata=json_options(encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)),
+        metadata=json_options(
+            encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)
+        ),
     )
 
 
 class KLossFQE(KernelCriticAlgo):
-    """Evaluation of `algo` with a kernel-loss critic (Le et al. 2019; Feng et al. 2019).
+    """Evaluation of `algo` with a kernel-loss critic (Le et al. 2019; Feng et al.
+    2019).
 
-    algo: a d3rlpy algorithm with networks; stochastic policies are evaluated as stochastic. `predict` and
-    `sample_action` are those of the policy, `predict_value` is its action value, `predict_state_value` the
-    expectation over its actions. The config is copied, and the policy's config added.
+    algo: a d3rlpy algorithm with networks; stochastic policies are evaluated as
+    stochastic. `predict` and `sample_action` are those of the policy, `predict_value`
+    is its action value, `predict_state_value` the expectation over its actions. The
+    config is copied, and the policy's config added.
     """
 
     def __init__(self, algo: Any, config: Any = None, device: Any = False) -> None:
         if not isinstance(algo, QLearningAlgoBase) or isinstance(algo, KLossFQE):
-            raise ConfigError(f"give an algorithm, not {type(algo).__name__}; koffline.load(path) reads one")
-        config, is_random = config or KLossFQEConfig(), algo.config.get_type().endswith("random_policy")
+            raise ConfigError(
+                f"give an algorithm, not {type(algo).__name__}; koffline.load(path)"
+                " reads one"
+            )
+        config = config or KLossFQEConfig()
+        is_random = algo.config.get_type().endswith("random_policy")
         wrong = {
-            "a random policy has no networks; evaluate uniform actions by the policy 'uniform'": is_random,
-            f"give a KLossFQEConfig, not {type(config).__name__}": not isinstance(config, KLossFQEConfig),
+            "a random policy has no networks; evaluate uniform actions by the policy 'uniform'": (
+                is_random
+            ),
+            f"give a KLossFQEConfig, not {type(config).__name__}": not isinstance(
+                config, KLossFQEConfig
+            ),
         }
         refuse(wrong, kind=ConfigError)
-        self.algo, self.action_type = algo, algo.get_action_type()
+        self.algo = algo
+        self.action_type = algo.get_action_type()
         super().__init__(dataclasses.replace(config, policy=algo.config), device)
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
-        """Create networks, optimiser, kernel and any missing networks of the policy. Raises ConfigError."""
+        """Create networks, optimiser, kernel and any missing networks of the policy.
+
+        Raises ConfigError.
+        """
         algo = self.algo
         if algo.impl is None:
             algo.create_impl(shape, size)
-        own, log = (tuple(algo.observation_shape), algo.action_size), (tuple(shape), size)
+        own = (tuple(algo.observation_shape), algo.action_size)
+        log = (tuple(shape), size)
         if own != log:
             raise ConfigError(
-                f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and "
-                f"{log[1]}; give the log that it was trained for"
+                f"the policy is for observations {own[0]} and {own[1]} actions, the log"
+                f" has {log[0]} and {log[1]}; give the log that it was trained for"
             )
         target = nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device)
         modules = modules_of({**self.make_parts(shape, size), "target": target})
-        self._impl = KLossFQEImpl(algo, self._config, shape, size, modules, self._device)
+        self._impl = KLossFQEImpl(
+            algo, self._config, shape, size, modules, self._device
+        )
 
     def predict(self, x: Any) -> Any:
         """The policy's greedy actions."""
@@ -263,13 +377,25 @@ class KLossFQE(KernelCriticAlgo):
         return self.algo.sample_action(x)
 
     def predict_state_value(self, x: np.ndarray, draws: int = 16) -> np.ndarray:
-        """Expected action value (N,) under the policy; a mean over `draws` for continuous actions."""
+        """Expected action value (N,) under the policy; a mean over `draws` for
+        continuous actions.
+        """
         if self.is_discrete:
-            shares = action_probabilities(self.algo, convert_to_torch(x, self._device)).cpu().numpy()
-            values = [self.predict_value(x, np.full(len(x), action)) for action in range(shares.shape[1])]
+            shares = (
+                action_probabilities(self.algo, convert_to_torch(x, self._device))
+                .cpu()
+                .numpy()
+            )
+            values = [
+                self.predict_value(x, np.full(len(x), action))
+                for action in range(shares.shape[1])
+            ]
             return (shares * np.stack(values, axis=1)).sum(axis=1)
         count = 1 if _is_deterministic(self.algo) else draws
-        return np.mean([self.predict_value(x, self.algo.sample_action(x)) for _ in range(count)], axis=0)
+        return np.mean(
+            [self.predict_value(x, self.algo.sample_action(x)) for _ in range(count)],
+            axis=0,
+        )
 
     def save_policy(self, fname: str) -> None:
         """Save the evaluated policy."""
@@ -283,5 +409,7 @@ DiscreteKLossFQE = KLossFQE  # d3rlpy has a class for each kind of actions
 def _from_config(config: KLossFQEConfig, device: Any) -> KLossFQE:
     """The evaluator for the policy in a config. Raises ConfigError if there is none."""
     if config.policy is None:
-        raise ConfigError("kloss_fqe has no policy to evaluate; use KLossFQE(algo, config)")
+        raise ConfigError(
+            "kloss_fqe has no policy to evaluate; use KLossFQE(algo, config)"
+        )
     return KLossFQE(config.policy.create(device), config, device)

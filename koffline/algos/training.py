@@ -1,4 +1,6 @@
-"""d3rlpy's parts of a training run: an algorithm made for a log, evaluators, a logger, random numbers."""
+"""d3rlpy's parts of a training run: an algorithm made for a log, evaluators, a logger,
+random numbers.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,27 @@ from koffline.store.files import write_text
 from koffline.untrusted.limits import one_line_errors
 
 EVALUATORS = ("fqe", "kloss_fqe")  # types that evaluate a given policy
-_SUCH_AS = {True: "discrete_cql or kloss_discrete_cql", False: "cql, iql or kloss_sac"}  # key: is discrete
+_SUCH_AS = {
+    True: "discrete_cql or kloss_discrete_cql",
+    False: "cql, iql or kloss_sac",
+}  # key: is discrete
 _EXTENTS = {
     "standard": {"mean": "mean", "std": "deviation"},
     "min_max": {"minimum": "minimum", "maximum": "maximum"},
 }
 _ROWS_CHECKED = 1000
 # d3rlpy says little where an encoder or a scaler is for other observations or actions.
-_making = partial(one_line_errors, remedy="check algo.params, encoders and scalers too", kind=ConfigError)
+_making = partial(
+    one_line_errors,
+    remedy="check algo.params, encoders and scalers too",
+    kind=ConfigError,
+)
 _EVALUATORS: dict[str, Any] = {
     "td_error": metrics.TDErrorEvaluator,
     "discounted_sum_of_advantage": metrics.DiscountedSumOfAdvantageEvaluator,
     "average_value": metrics.AverageValueEstimationEvaluator,
-    "initial_value": metrics.AverageValueEstimationEvaluator,  # evaluated on the first row of each episode
+    # evaluated on the first row of each episode
+    "initial_value": metrics.AverageValueEstimationEvaluator,
     "soft_opc": metrics.SoftOPCEvaluator,
     "continuous_action_diff": metrics.ContinuousActionDiffEvaluator,
     "discrete_action_match": metrics.DiscreteActionMatchEvaluator,
@@ -51,42 +61,86 @@ _EVALUATORS: dict[str, Any] = {
 
 
 def make_algorithm(
-    kind: str, params: Mapping[str, Any], device: str = "cpu", policy: str | Path | None = None
+    kind: str,
+    params: Mapping[str, Any],
+    device: str = "cpu",
+    policy: str | Path | None = None,
 ) -> Any:
     """Make an algorithm from resolved options; its networks are not built yet.
 
-    device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe evaluate.
+    device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe
+    evaluate.
     Raises ConfigError.
     """
-    device, evaluates = device_name(device), kind in EVALUATORS
-    missing = f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy"
-    needless = f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out"
-    absent = f"algo.policy is {policy}, which does not exist; train the policy first, or name its .d3 file"
+    device = device_name(device)
+    evaluates = kind in EVALUATORS
+    missing = (
+        f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy"
+    )
+    needless = (
+        f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out"
+    )
+    absent = (
+        f"algo.policy is {policy}, which does not exist; train the policy first, or"
+        " name its .d3 file"
+    )
     wrong = {missing: evaluates and not policy, needless: policy and not evaluates}
     refuse(wrong | {absent: policy and not Path(policy).exists()}, kind=ConfigError)
-    target = None if policy is None else load(policy, device=device)
+    if policy is None:
+        target = None
+    else:
+        target = load(policy, device=device)
     with _making(kind, "cannot be made"):
-        config = CONFIG_STORAGE[LearnableConfig].config_list[kind].deserialize_from_dict(dict(params))
+        config = (
+            CONFIG_STORAGE[LearnableConfig]
+            .config_list[kind]
+            .deserialize_from_dict(dict(params))
+        )
         if target is None:
             return config.create(device=device)
         if kind == "kloss_fqe":
             return KLossFQE(target, config, device)
-        # d3rlpy's FQE passes scaled observations to its policy, whose scalers it must share.
-        scalers = {name: getattr(target.config, name) for name in ("observation_scaler", "action_scaler")}
-        what = "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
-        wrong = {f"algo.params.{name} {what}": getattr(config, name) is not None for name in scalers}
+        # d3rlpy's FQE passes scaled observations to its policy, whose scalers it must
+        # share.
+        scalers = {
+            name: getattr(target.config, name)
+            for name in ("observation_scaler", "action_scaler")
+        }
+        what = (
+            "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
+        )
+        wrong = {
+            f"algo.params.{name} {what}": getattr(config, name) is not None
+            for name in scalers
+        }
         refuse(wrong, kind=ConfigError)
-        fqe = DiscreteFQE if target.get_action_type() == ActionSpace.DISCRETE else FQE
+        if target.get_action_type() == ActionSpace.DISCRETE:
+            fqe = DiscreteFQE
+        else:
+            fqe = FQE
         return fqe(target, dataclasses.replace(config, **scalers), device=device)
 
 
 def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
-    """Fit the scalers to the log and create the networks. Raises ConfigError if they do not fit it."""
-    log, wanted = buffer.transitions, algo.get_action_type()
-    shape, is_discrete = log.observation_shape, isinstance(log.action_space, Discrete)
-    if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
-        what = f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}"
-        raise ConfigError(f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}")
+    """Fit the scalers to the log and create the networks.
+
+    Raises ConfigError if they do not fit it.
+    """
+    log = buffer.transitions
+    wanted = algo.get_action_type()
+    shape = log.observation_shape
+    is_discrete = isinstance(log.action_space, Discrete)
+    if wanted not in (
+        ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS,
+        ActionSpace.BOTH,
+    ):
+        what = (
+            f"{kind} is for {wanted.name.lower()} actions, the log has"
+            f" {log.action_space}"
+        )
+        raise ConfigError(
+            f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}"
+        )
     with _making(kind, f"cannot be made for observations of shape {shape}"):
         fit_scalers(algo, buffer)
         algo.create_impl(shape, buffer.dataset_info.action_size)
@@ -95,25 +149,41 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
 def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
     """Fit an algorithm's unfitted scalers to the log, in place.
 
-    The result equals d3rlpy's. Raises ConfigError if a scaler would divide by zero, or needs episodes and the
-    log has none.
+    The result equals d3rlpy's. Raises ConfigError if a scaler would divide by zero, or
+    needs episodes and the log has none.
     """
     log = buffer.transitions
-    columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
-    lazy = buffer.statistics if isinstance(buffer, LazyReplayBuffer) else None
+    columns = {
+        "observation": log.observations,
+        "action": log.actions,
+        "reward": log.rewards,
+    }
+    if isinstance(buffer, LazyReplayBuffer):
+        lazy = buffer.statistics
+    else:
+        lazy = None
     for name, column in columns.items():
         if (scaler := getattr(algo, f"{name}_scaler")) is None:
             continue
         kind = scaler.get_type()
         if not scaler.built and kind in _EXTENTS:
-            statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
+            if lazy is None:
+                statistics = ColumnStatistics.of(column)
+            else:
+                statistics = getattr(lazy, f"{name}s")
             for own, theirs in _EXTENTS[kind].items():
                 value = getattr(statistics, theirs)
                 setattr(scaler, own, value if np.ndim(value) else float(value))
         elif not scaler.built and kind == "return":
-            what = "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
+            what = (
+                "algo.params.reward_scaler 'return' needs episodes, the log has none;"
+                " choose another"
+            )
             refuse({what: not log.has_episodes}, kind=ConfigError)
-            extremes = (lazy and lazy.returns) or (float(log.returns().min()), float(log.returns().max()))
+            extremes = (lazy and lazy.returns) or (
+                float(log.returns().min()),
+                float(log.returns().max()),
+            )
             scaler.return_min, scaler.return_max = extremes
         elif not scaler.built:
             scaler.fit_with_transition_picker(buffer.episodes, buffer.transition_picker)
@@ -124,14 +194,23 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
                     continue
             except (AssertionError, ValueError):
                 scaler_of = f"algo.params.{name}_scaler"
-                what = f"{scaler_of} '{kind}' is for other {name}s than the log's, of shape {some.shape[1:]}"
-                raise ConfigError(f"{what}; --set {scaler_of}={kind} fits it to the log") from None
+                what = (
+                    f"{scaler_of} '{kind}' is for other {name}s than the log's, of"
+                    f" shape {some.shape[1:]}"
+                )
+                raise ConfigError(
+                    f"{what}; --set {scaler_of}={kind} fits it to the log"
+                ) from None
         what = f"algo.params.{name}_scaler '{kind}' gives {name}s that are not finite"
-        raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
+        raise ConfigError(
+            f"{what} (does a column never change?); leave it out or choose another"
+        )
 
 
 def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
-    """Whether unscaled continuous actions leave [−1, 1], the range of d3rlpy's policies."""
+    """Whether unscaled continuous actions leave [−1, 1], the range of d3rlpy's
+    policies.
+    """
     log = buffer.transitions
     if isinstance(log.action_space, Discrete) or algo.action_scaler is not None:
         return False
@@ -144,28 +223,48 @@ def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
 class LogEvaluator:
     """One of d3rlpy's evaluators, by its type in a config, on its own log.
 
-    options: `return_threshold` of soft_opc. Raises ConfigError if it does not apply to the log.
+    options: `return_threshold` of soft_opc. Raises ConfigError if it does not apply to
+    the log.
     """
 
     def __init__(self, kind: str, log: Transitions, name: str, **options: Any) -> None:
         self._name = f"evaluators.{name}"
-        other = Discrete if "continuous_action" in kind else Continuous if "discrete_action" in kind else ()
+        other: type | tuple[()] = ()
+        if "continuous_action" in kind:
+            other = Discrete
+        elif "discrete_action" in kind:
+            other = Continuous
         wrong = {
-            f"{kind} is for other actions than {log.action_space}": isinstance(log.action_space, other),
-            "soft_opc needs episodes, the log has none": kind == "soft_opc" and not log.has_episodes,
+            f"{kind} is for other actions than {log.action_space}": isinstance(
+                log.action_space, other
+            ),
+            "soft_opc needs episodes, the log has none": (
+                kind == "soft_opc" and not log.has_episodes
+            ),
         }
-        wrong = {f"{self._name}: {what}; leave it out": is_so for what, is_so in wrong.items()}
+        wrong = {
+            f"{self._name}: {what}; leave it out": is_so
+            for what, is_so in wrong.items()
+        }
         refuse(wrong, kind=ConfigError)
         self._evaluator = _EVALUATORS[kind](**options)
         is_of_starts = kind == "initial_value" and log.has_episodes
-        self._log = log.select(log.episode_starts) if is_of_starts else log
+        if is_of_starts:
+            self._log = log.select(log.episode_starts)
+        else:
+            self._log = log
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
-        """Compute the metric. Raises ConfigError if the algorithm does not define it."""
+        """Compute the metric.
+
+        Raises ConfigError if the algorithm does not define it.
+        """
         return self._measure(algo, self._log)
 
     def try_out(self, algo: Any) -> None:
-        """Evaluate once before training, to raise a ConfigError now and not after the first epoch."""
+        """Evaluate once before training, to raise a ConfigError now and not after the
+        first epoch.
+        """
         self._measure(algo, self._log.select(np.arange(min(2, len(self._log)))))
 
     def _measure(self, algo: Any, log: Transitions) -> float:
@@ -174,7 +273,10 @@ class LogEvaluator:
             try:
                 return float(self._evaluator(algo, ColumnarReplayBuffer(log, 0)))
             except NotImplementedError as error:
-                reason = " ".join(str(error).split()) or f"{type(algo).__name__} has no such number"
+                reason = (
+                    " ".join(str(error).split())
+                    or f"{type(algo).__name__} has no such number"
+                )
                 raise ConfigError(f"{self._name}: {reason}; leave it out") from None
 
 
@@ -200,7 +302,9 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Seed the global random generators inside the context and restore them afterwards."""
+    """Seed the global random generators inside the context and restore them
+    afterwards.
+    """
     before = random_state()
     torch.manual_seed(seed)
     random.seed(seed)
@@ -212,17 +316,23 @@ def own_randomness(seed: int) -> Iterator[None]:
 
 
 class RunLogger(FileAdapter):
-    """Logger of params.json and a CSV per metric, for a run that calls `fit` once per epoch.
+    """Logger of params.json and a CSV per metric, for a run that calls `fit` once per
+    epoch.
 
-    Epochs and steps continue those ``before`` this call; a resumed run appends to its files. gradients: also
-    log the norm of every gradient.
+    Epochs and steps continue those ``before`` this call; a resumed run appends to its
+    files. gradients: also log the norm of every gradient.
     """
 
-    def __init__(self, algo: Any, folder: Path, gradients: bool, before: tuple[int, int]) -> None:
+    def __init__(
+        self, algo: Any, folder: Path, gradients: bool, before: tuple[int, int]
+    ) -> None:
         super().__init__(algo, str(folder))
-        self._gradients, (self._epochs, self._steps) = gradients, before
+        self._gradients = gradients
+        self._epochs, self._steps = before
 
-    def create(self, algo: Any, experiment_name: str, n_steps_per_epoch: int) -> RunLogger:
+    def create(
+        self, algo: Any, experiment_name: str, n_steps_per_epoch: int
+    ) -> RunLogger:
         """Return this logger: `fit` expects a factory."""
         return self
 
@@ -233,7 +343,9 @@ class RunLogger(FileAdapter):
 
     def write_metric(self, epoch: int, step: int, name: str, value: float) -> None:
         """Append a line to the metric's file."""
-        super().write_metric(self._epochs + epoch, self._steps + step, name, float(value))
+        super().write_metric(
+            self._epochs + epoch, self._steps + step, name, float(value)
+        )
 
     def watch_model(self, epoch: int, step: int) -> None:
         """Log the norm of every gradient; existing files keep their header."""

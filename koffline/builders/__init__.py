@@ -1,4 +1,5 @@
-"""Build datasets and target policies: uniform states, rollouts, mixtures, logs for learning control.
+"""Build datasets and target policies: uniform states, rollouts, mixtures, logs for
+learning control.
 
 An entry in manifest.json beside a dataset records how it was made, and its digests.
 """
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from koffline.data.disk.log import AnyLog
 
 NAME = "manifest.json"
-# Kinds of logs for learning control (as in D4RL, Fu et al. 2020) and the levels of the policies in them.
+# Kinds of logs for learning control (as in D4RL, Fu et al. 2020) and the levels of the
+# policies in them.
 POLICY_LEVELS: dict[str, tuple[str, ...]] = {
     "random": (),
     "replay": (),
@@ -34,7 +36,10 @@ KINDS = tuple(POLICY_LEVELS)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Entries of a manifest; empty if there is no file. Raises DataError for a file of another kind."""
+    """Entries of a manifest; empty if there is no file.
+
+    Raises DataError for a file of another kind.
+    """
     if not path.exists():
         return {}
     try:
@@ -45,10 +50,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(f"{said}; repair it or choose another folder") from None
 
 
-def add_to_manifest(path: Path, dataset: Path, log: AnyLog, command: str, seed: int) -> None:
+def add_to_manifest(
+    path: Path, dataset: Path, log: AnyLog, command: str, seed: int
+) -> None:
     """Add or replace the entry of a dataset (file or folder); other entries stay.
 
-    Entries are named by the dataset's path relative to the manifest's folder. Raises DataError.
+    Entries are named by the dataset's path relative to the manifest's folder. Raises
+    DataError.
     """
     entry: dict[str, Any] = {
         "command": command,
@@ -56,10 +64,17 @@ def add_to_manifest(path: Path, dataset: Path, log: AnyLog, command: str, seed: 
         "rows": len(log),
         "episodes": log.n_episodes,
         "content_sha256": log.sha256,
-        "made_with": {package: version(package) for package in ("koffline", "numpy", "h5py", "gymnasium")},
+        "made_with": {
+            package: version(package)
+            for package in ("koffline", "numpy", "h5py", "gymnasium")
+        },
     }
     if dataset.is_file():
         entry["files"] = {dataset.name: {"sha256": digest_of(dataset)}}
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
-    with locked(path, wait=True):  # builds that end at the same time write one after the other
-        write_text(path, json.dumps(read_manifest(path) | {name: entry}, indent=2) + "\n")
+    with locked(
+        path, wait=True
+    ):  # builds that end at the same time write one after the other
+        write_text(
+            path, json.dumps(read_manifest(path) | {name: entry}, indent=2) + "\n"
+        )

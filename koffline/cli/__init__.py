@@ -1,4 +1,6 @@
-"""The command line: commands are imported when they run; errors are one line, with exit code 2."""
+"""The command line: commands are imported when they run; errors are one line, with exit
+code 2.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,26 @@ from koffline.untrusted.user_code import current_folder, separate_process_state
 
 
 class KofflineGroup(click.Group):
-    """Group of commands that are imported on demand; their errors are one line on stderr, exit code 2."""
+    """Group of commands that are imported on demand; their errors are one line on
+    stderr, exit code 2.
+    """
 
     # Module and short help of each command; listing the commands imports none of them.
     lazy: ClassVar = {
         "build": ("build", "Make logs, and policies to evaluate."),
-        "d3rlpy": ("models", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
+        "d3rlpy": (
+            "models",
+            "Run d3rlpy's own commands: stats, plot, plot-all, record, play.",
+        ),
         "data": ("data", "Show, check, convert and split logs."),
         "diagnose": ("diagnose", "Test a value function, and show where it is wrong."),
         "evaluate": ("evaluate", "Estimate what a policy is worth, from a log."),
         "export": ("models", "Write a trained policy as a TorchScript or ONNX file."),
         "online": ("learn", "Train a policy by playing in a Gymnasium environment."),
-        "reproduce": ("learn", "Reproduce a figure of the paper, or the table of its claims."),
+        "reproduce": (
+            "learn",
+            "Reproduce a figure of the paper, or the table of its claims.",
+        ),
         "select": ("evaluate", "Compare several policies, and find the best."),
         "sweep": ("learn", "Train with several settings and seeds, and compare."),
         "train": ("learn", "Train a policy from a log."),
@@ -48,21 +58,38 @@ class KofflineGroup(click.Group):
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in self.lazy.items()])
+            formatter.write_dl(
+                [(name, about) for name, (_, about) in self.lazy.items()]
+            )
 
-    def main(self, args: Any = None, *others: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run click's `main`, record the command line, and print usage errors in one line."""
+    def main(
+        self, args: Any = None, *others: Any, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        """Run click's `main`, record the command line, and print usage errors in one
+        line.
+        """
         words: Sequence[str] = sys.argv[1:] if args is None else args
         try:
             for word in words:
-                if any(map(is_control, word)):  # terminals would execute it in the error message
-                    raise click.UsageError(f"'{word}' holds control characters; rename the file or drop them")
+                if any(
+                    map(is_control, word)
+                ):  # terminals would execute it in the error message
+                    raise click.UsageError(
+                        f"'{word}' holds control characters; rename the file or drop"
+                        " them"
+                    )
             with command_line(words), separate_process_state():
-                if current_folder() is None and not {"--help", "-h", "--version"} & set(words):
-                    raise click.UsageError("the current folder was deleted; change into another one (cd)")
+                if current_folder() is None and not {"--help", "-h", "--version"} & set(
+                    words
+                ):
+                    raise click.UsageError(
+                        "the current folder was deleted; change into another one (cd)"
+                    )
                 code = super().main(args, *others, standalone_mode=False, **extra)  # type: ignore[call-overload]
         except (click.ClickException, click.Abort) as error:
             if not standalone_mode:
@@ -79,14 +106,19 @@ class KofflineGroup(click.Group):
         raise SystemExit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the sub-command; errors that a user can fix are printed in one line, without a traceback."""
+        """Run the sub-command; errors that a user can fix are printed in one line,
+        without a traceback.
+        """
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # `koffline … | head` is not the user's mistake
             raise
         except KofflineError as error:
             message = " ".join(str(error).split())
-        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory is short
+        except (
+            MemoryError,
+            RuntimeError,
+        ) as error:  # torch raises RuntimeError when memory is short
             reason = " ".join(str(error).split()) or "out of memory"
             if isinstance(error, RuntimeError):
                 if "allocate memory" not in reason and "out of memory" not in reason:
@@ -98,12 +130,17 @@ class KofflineGroup(click.Group):
             message = f"{place}: {error.strerror or error}; check the path and the disk"
         except UnicodeEncodeError as error:
             name = error.object[:80].encode("ascii", "backslashreplace").decode("ascii")
-            message = f"'{name}' has no form in this locale's encoding {error.encoding}; set PYTHONUTF8=1"
+            message = (
+                f"'{name}' has no form in this locale's encoding {error.encoding}; set"
+                " PYTHONUTF8=1"
+            )
         raise _failed(message)
 
 
 def _ended(error: click.ClickException | click.Abort) -> SystemExit:
-    """Print in one line why a command line failed before its command ran; return the SystemExit to raise."""
+    """Print in one line why a command line failed before its command ran; return the
+    SystemExit to raise.
+    """
     if isinstance(error, click.Abort):
         say("interrupted; nothing was written", err=True)
         return SystemExit(130)
@@ -113,7 +150,9 @@ def _ended(error: click.ClickException | click.Abort) -> SystemExit:
     context = getattr(error, "ctx", None)
     message = _with_remedy(error, context)
     where = context.command_path if context else "koffline"
-    return _failed(f"{message}{'' if message.endswith('?') else ';'} see '{where} --help'")
+    return _failed(
+        f"{message}{'' if message.endswith('?') else ';'} see '{where} --help'"
+    )
 
 
 # Records of what --set of a command takes.
@@ -121,7 +160,14 @@ _SETTINGS = {"online": ("koffline.online.config", "OnlineConfig")} | dict.fromke
     ("evaluate", "select", "diagnose"), ("koffline.config", "EvaluationSettings")
 )
 # Commands of groups, which are not imported to be suggested.
-_INSIDE = ("data info", "data inspect", "data validate", "data convert", "build rollouts", "build uniform")
+_INSIDE = (
+    "data info",
+    "data inspect",
+    "data validate",
+    "data convert",
+    "build rollouts",
+    "build uniform",
+)
 
 
 def _with_remedy(error: click.ClickException, context: click.Context | None) -> str:
@@ -130,15 +176,31 @@ def _with_remedy(error: click.ClickException, context: click.Context | None) -> 
     if context is None:
         return message
     if isinstance(error, click.NoSuchOption):
-        known = [name for option in context.command.params for name in option.opts if name.startswith("--")]
-        module, record = _SETTINGS.get(context.command.name or "", ("koffline.config", "Section"))
+        known = [
+            name
+            for option in context.command.params
+            for name in option.opts
+            if name.startswith("--")
+        ]
+        module, record = _SETTINGS.get(
+            context.command.name or "", ("koffline.config", "Section")
+        )
         setting = error.option_name.lstrip("-").replace("-", "_")
         if setting in getattr(import_module(module), record).model_fields:
-            return f"there is no option '{error.option_name}'; it is a setting: --set {setting}=VALUE"
-        return f"there is no option '{error.option_name}'; {nearest_name(error.option_name, known)}"
-    if message.startswith("No such command") and isinstance(context.command, click.Group):
+            return (
+                f"there is no option '{error.option_name}'; it is a setting: --set"
+                f" {setting}=VALUE"
+            )
+        return (
+            f"there is no option '{error.option_name}';"
+            f" {nearest_name(error.option_name, known)}"
+        )
+    if message.startswith("No such command") and isinstance(
+        context.command, click.Group
+    ):
         name = message.split("'")[1]
-        inside = _INSIDE if isinstance(context.command, KofflineGroup) else ()  # d3rlpy's is another group
+        # d3rlpy's is another group
+        inside = _INSIDE if isinstance(context.command, KofflineGroup) else ()
         known = [*context.command.list_commands(context), *inside]
         return f"there is no command '{name}'; {nearest_name(name, known)}"
     return message
@@ -152,10 +214,14 @@ def _failed(message: str) -> SystemExit:
 
 
 def _not_written(error: OSError) -> str:
-    return f"the output cannot be written ({error.strerror or error}); check where it goes"
+    return (
+        f"the output cannot be written ({error.strerror or error}); check where it goes"
+    )
 
 
-@click.group(cls=KofflineGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=KofflineGroup, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="koffline")
 def cli() -> None:
     """What is a policy worth? Answers from logged transitions, with an interval.
@@ -171,7 +237,8 @@ def cli() -> None:
 def main() -> None:
     """Entry point of the ``koffline`` command."""
     print_what_is_possible()
-    # A SIGTERM counts as Ctrl-C: unfinished output is removed, and the user learns how to resume.
+    # A SIGTERM counts as Ctrl-C: unfinished output is removed, and the user learns how
+    # to resume.
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminate)
     end: Any = 0

@@ -1,4 +1,6 @@
-"""``koffline build uniform | rollouts | control | policy``: datasets, and policies for them."""
+"""``koffline build uniform | rollouts | control | policy``: datasets, and policies for
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from typing import Any
 import click
 
 from koffline.builders import KINDS, NAME, add_to_manifest, read_manifest
-from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
+from koffline.cli.options import (
+    QUIET,
+    SEED,
+    Command,
+    added,
+    gamma_option,
+    whole,
+    worker_options,
+)
 from koffline.cli.output import say
 from koffline.cli.targets import claim, claim_log, long_part
 from koffline.errors import ConfigError, DataError
@@ -23,23 +33,52 @@ _POSITIVE = click.FloatRange(0.0, min_open=True)
 _FORMAT = "Format; default: by TARGET's name."
 _TARGET = (
     SEED,
-    click.option("--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>."),
-    click.option("--format", "format_", type=click.Choice(["hdf5", "minari", "npz"]), help=_FORMAT),
-    whole("--shard-rows", metavar="N", help="TARGET is a folder of shards of at most N rows each."),
+    click.option(
+        "--out",
+        required=True,
+        metavar="TARGET",
+        help="An .hdf5 or .npz file, or minari:<id>.",
+    ),
+    click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["hdf5", "minari", "npz"]),
+        help=_FORMAT,
+    ),
+    whole(
+        "--shard-rows",
+        metavar="N",
+        help="TARGET is a folder of shards of at most N rows each.",
+    ),
     _FORCE,
 )
 
 
 class BuildTarget:
-    """Output path of a dataset and its manifest entry; checked before the build starts."""
+    """Output path of a dataset and its manifest entry; checked before the build
+    starts.
+    """
 
-    def __init__(self, out: str, format_: str | None, shard_rows: int | None, force: bool, seed: int) -> None:
+    def __init__(
+        self,
+        out: str,
+        format_: str | None,
+        shard_rows: int | None,
+        force: bool,
+        seed: int,
+    ) -> None:
         self.path, self._format = claim_log(out, format_, shard_rows, force)
-        self._out, self.shard_rows, self._force, self._seed = out, shard_rows, force, seed
+        self._out = out
+        self.shard_rows = shard_rows
+        self._force = force
+        self._seed = seed
         self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
         self._manifest = self.path.parent / NAME
         if self.path.name == NAME:
-            raise DataError(f"--out {out} is the name of the manifest beside it; choose another name")
+            raise DataError(
+                f"--out {out} is the name of the manifest beside it; choose another"
+                " name"
+            )
         read_manifest(self._manifest)
 
     def write(self, logs: Iterable[Any]) -> Any:
@@ -65,11 +104,16 @@ class BuildTarget:
 
 
 def _target_options(command: Command) -> Command:
-    """Add options for ``seed`` and ``target``; the target is checked before the command's own checks."""
+    """Add options for ``seed`` and ``target``; the target is checked before the
+    command's own checks.
+    """
 
     @functools.wraps(command)
     def run(seed: int, **options: Any) -> Any:
-        given = {name: options.pop(name) for name in ("out", "format_", "shard_rows", "force")}
+        given = {
+            name: options.pop(name)
+            for name in ("out", "format_", "shard_rows", "force")
+        }
         return command(seed=seed, target=BuildTarget(**given, seed=seed), **options)
 
     return added(_TARGET)(run)
@@ -83,9 +127,13 @@ def build() -> None:
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, … or chain.")
 @whole("--n", required=True, help="Number of rows.")
-@click.option("--policy", help="The policy that acts: a file or a name; the chain needs none.")
+@click.option(
+    "--policy", help="The policy that acts: a file or a name; the chain needs none."
+)
 @_target_options
-def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget) -> None:
+def uniform(
+    env: str, n: int, policy: str | None, seed: int, target: BuildTarget
+) -> None:
     """Make independent rows: states uniform over the state space, actions of a policy.
 
     \b
@@ -100,35 +148,66 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
 
     generator = np.random.default_rng(seed)
     if env == CHAIN and policy is not None:
-        raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
+        raise ConfigError(
+            f"--policy is {policy}, but the chain has no actions to choose; leave"
+            " it out"
+        )
     if env != CHAIN and policy is None:
         raise ConfigError(f"--policy is missing; {env} needs one: a file, or 'uniform'")
-    log = build_chain(n, generator) if policy is None else build_uniform(env, policy, n, generator)
+    if policy is None:
+        log = build_chain(n, generator)
+    else:
+        log = build_uniform(env, policy, n, generator)
     target.record(target.write([log]))
 
 
 @build.command(no_args_is_help=True)
-@click.option("--env", required=True, help="Any Gymnasium id, or package:id to import it first.")
-@click.option("--policy", "policies", multiple=True, required=True, help="A policy; repeat it for several.")
-@click.option("--weight", "weights", multiple=True, type=float, help="Share of each of several policies.")
+@click.option(
+    "--env", required=True, help="Any Gymnasium id, or package:id to import it first."
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    required=True,
+    help="A policy; repeat it for several.",
+)
+@click.option(
+    "--weight",
+    "weights",
+    multiple=True,
+    type=float,
+    help="Share of each of several policies.",
+)
 @click.option("--episodes", type=int, required=True, help="Number of episodes.")
-@click.option("--time-limit", type=int, help="Steps until truncation; default: the environment's.")
-@click.option("--num-envs", type=int, help="Copies played side by side; rows do not depend on it.")
+@click.option(
+    "--time-limit", type=int, help="Steps until truncation; default: the environment's."
+)
+@click.option(
+    "--num-envs", type=int, help="Copies played side by side; rows do not depend on it."
+)
 @click.option("--gamma", type=float, help="Discount factor to note in the log.")
 @QUIET
 @worker_options
 @_target_options
 def rollouts(
-    policies: Any, weights: Any, quiet: bool, workers: int, ray: Any, target: BuildTarget, **given: Any
+    policies: Any,
+    weights: Any,
+    quiet: bool,
+    workers: int,
+    ray: Any,
+    target: BuildTarget,
+    **given: Any,
 ) -> None:
     """Play episodes with one or several policies, and log them.
 
-    With several policies each episode is played by one, drawn by weight. The log holds this policy's
-    log-probabilities of discrete actions. Continuous actions are clipped to the action space. An environment
-    without a time limit of its own may need --time-limit to end.
+    With several policies each episode is played by one, drawn by weight. The log holds
+    this policy's log-probabilities of discrete actions. Continuous actions are clipped
+    to the action space. An environment without a time limit of its own may need
+    --time-limit to end.
 
-    The rows are the same with --workers or --ray. An interrupted build leaves TARGET.parts; the same
-    command continues it, with the same rows.
+    The rows are the same with --workers or --ray. An interrupted build leaves
+    TARGET.parts; the same command continues it, with the same rows.
 
     \b
     Examples:
@@ -144,35 +223,62 @@ def rollouts(
 
     settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
-        parts, title = PartsFolder(target.parts, settings, policies), f"playing {settings.env}"
-        kept = f"episodes that were finished are in {parts.folder}: the same command goes on"
+        parts = PartsFolder(target.parts, settings, policies)
+        title = f"playing {settings.env}"
+        kept = (
+            f"episodes that were finished are in {parts.folder}: the same command"
+            " goes on"
+        )
         nothing = "no episodes were finished; the same command begins again"
         with locked(parts.folder):
             ear = long_part(parts.folder, kept, nothing)
             with ear, progress_bar(title, settings.episodes, not quiet) as progress:
                 played = parts.batches(player, progress)
-                pieces = ([part] for part in played) if target.shard_rows else [list(played)]
+                pieces = (
+                    ([part] for part in played) if target.shard_rows else [list(played)]
+                )
                 log = target.write(map(player.join, pieces))
             target.record(log)
             parts.remove()
 
 
 @build.command(no_args_is_help=True)
-@click.option("--env", required=True, help="CartPole-v1, …, or any id with --policy or --train-steps.")
-@click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays; see above.")
+@click.option(
+    "--env",
+    required=True,
+    help="CartPole-v1, …, or any id with --policy or --train-steps.",
+)
+@click.option(
+    "--kind", required=True, type=click.Choice(KINDS), help="Who plays; see above."
+)
 @whole("--n", help="Number of rows; default 10,000, for a replay all.")
-@click.option("--policy", "policies", multiple=True, help="Policy instead of ours; medium-expert needs two.")
-@click.option("--noise", type=float, help="Share of uniform actions; continuous: noise in half ranges.")
-@whole("--train-steps", help="Train the policies, or the replay's learner, for so many steps.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    help="Policy instead of ours; medium-expert needs two.",
+)
+@click.option(
+    "--noise",
+    type=float,
+    help="Share of uniform actions; continuous: noise in half ranges.",
+)
+@whole(
+    "--train-steps",
+    help="Train the policies, or the replay's learner, for so many steps.",
+)
 @QUIET
 @_target_options
-def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any) -> None:
+def control(
+    policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any
+) -> None:
     """Make logs of known quality, to train from.
 
-    random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
-    replay: all steps that the learner saw until it was medium. medium-expert: episodes of both. The policies
-    play with some noise. Policies for CartPole-v1, Pendulum-v1, InvertedPendulum-v5, Hopper-v5,
-    HalfCheetah-v5 and Walker2d-v5 are bundled.
+    random: uniform actions. expert: the learner's best policy. medium: half-way between
+    the two in return.
+    replay: all steps that the learner saw until it was medium. medium-expert: episodes
+    of both. The policies play with some noise. Policies for CartPole-v1, Pendulum-v1,
+    InvertedPendulum-v5, Hopper-v5, HalfCheetah-v5 and Walker2d-v5 are bundled.
 
     \b
     Examples:
@@ -182,17 +288,26 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
     """
     from koffline.builders.control import ControlSettings, build_control
 
-    target.record(target.write([build_control(ControlSettings(**given), policies, not quiet)]))
+    target.record(
+        target.write([build_control(ControlSettings(**given), policies, not quiet)])
+    )
 
 
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
 @gamma_option("Discount factor.", default=0.98, show_default=True)
-@click.option("--temperature", type=_POSITIVE, help="Temperature of the softmax; default: the environment's.")
+@click.option(
+    "--temperature",
+    type=_POSITIVE,
+    help="Temperature of the softmax; default: the environment's.",
+)
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")
 @_FORCE
-def policy(env: str, gamma: float, temperature: float | None, out: str, force: bool) -> None:
-    """Make a good policy for one of koffline's environments (stochastic; always the same file).
+def policy(
+    env: str, gamma: float, temperature: float | None, out: str, force: bool
+) -> None:
+    """Make a good policy for one of koffline's environments (stochastic; always the
+    same file).
 
     \b
     Examples:

@@ -1,4 +1,6 @@
-"""``koffline data inspect | info | validate | convert | split``: contents and errors of a log."""
+"""``koffline data inspect | info | validate | convert | split``: contents and errors of
+a log.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,28 @@ def data() -> None:
     """Show, check, convert and split logs.
 
     \b
-    SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder
-    of shards, a Minari folder or minari:<id>. koffline tells which by the content (CSV by the name).
-    Options under "Tables" say what the columns of a table are.
+    SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or
+    CSV table, a folder of shards, a Minari folder or minari:<id>. koffline tells which
+    by the content (CSV by the name). Options under "Tables" say what the columns of a
+    table are.
     """
 
 
 @data.command()
 @click.argument("source")
-@click.option("--out", metavar="FILE", help="Write the guessed mapping there (YAML), for you to edit.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Write the guessed mapping there (YAML), for you to edit.",
+)
 @whole("--rows", default=100_000, show_default=True, help="Look at the first N rows.")
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
+)
+def inspect(
+    source: str, out: str | None, rows: int, force: bool, as_json: bool
+) -> None:
     """Show a table's columns, what each may be, all problems, and a mapping to edit.
 
     \b
@@ -65,21 +76,50 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
 
 
 def _print_inspection(found: Inspection, out: str | None) -> None:
-    """Print columns, problems, notes and, unless it was written to a file, the mapping."""
+    """Print columns, problems, notes and, unless it was written to a file, the
+    mapping.
+    """
     from koffline.report import make_console, print_table
 
-    columns = ("column", "kind", "missing", "distinct", "range", "for example", "guess", "because")
+    columns = (
+        "column",
+        "kind",
+        "missing",
+        "distinct",
+        "range",
+        "for example",
+        "guess",
+        "because",
+    )
     rows = []
     for each in found.columns:
-        cells = (each.name, each.kind, each.missing or "", each.distinct or "", each.range, each.example)
+        cells = (
+            each.name,
+            each.kind,
+            each.missing or "",
+            each.distinct or "",
+            each.range,
+            each.example,
+        )
         rows.append([printable(str(cell)) for cell in (*cells, each.role, each.reason)])
-    print_table(make_console(_WIDTH), f"{found.source}, {found.rows} rows looked at", columns, rows)
+    print_table(
+        make_console(_WIDTH),
+        f"{found.source}, {found.rows} rows looked at",
+        columns,
+        rows,
+    )
     for number, problem in enumerate(found.problems, 1):
         say(f"problem {number}: {printable(problem)}")
     _print_notes(found.notes)
     if out is not None:
-        use = f"koffline evaluate {found.source} --mapping {out} --policy POLICY --gamma 0.99"
-        first = f"answer what is open in it ({', '.join(found.open)})" if found.open else "edit it"
+        use = (
+            f"koffline evaluate {found.source} --mapping {out} --policy POLICY --gamma"
+            " 0.99"
+        )
+        if found.open:
+            first = f"answer what is open in it ({', '.join(found.open)})"
+        else:
+            first = "edit it"
         say(f"{out}: {first}, then {use}")
     elif found.mapping:
         say(f"\n{found.to_yaml()}")
@@ -92,9 +132,12 @@ def _print_notes(notes: Iterable[str]) -> None:
 
 @data.command(cls=LogCommand)
 @log_options("source")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
+)
 def info(log: Log, as_json: bool) -> None:
-    """Summarise a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
+    """Summarise a log: rows, episodes, spaces, returns, time limits, coverage of the
+    actions.
 
     \b
     Examples:
@@ -107,7 +150,10 @@ def info(log: Log, as_json: bool) -> None:
     from koffline.data.statistics import summarise
 
     rows = log.open()
-    found = summarise(rows, log.stream, progress=True) if log.stays_on_disk else summarise(rows)
+    if log.stays_on_disk:
+        found = summarise(rows, log.stream, progress=True)
+    else:
+        found = summarise(rows)
     if as_json:
         say(json.dumps(found, default=str))
         return
@@ -122,8 +168,14 @@ def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, st
     if "shards" in found:
         yield "shards", f"{found['shards']}"
     yield "rows", f"{found['rows']}"
-    yield "episodes", f"{found['episodes']}" if found["episodes"] else "none: every row stands alone"
-    yield "observations", f"shape {found['observation_shape']}, {found['observation_dtype']}"
+    yield (
+        "episodes",
+        f"{found['episodes']}" if found["episodes"] else "none: every row stands alone",
+    )
+    yield (
+        "observations",
+        f"shape {found['observation_shape']}, {found['observation_dtype']}",
+    )
     yield "actions", str(log.action_space)
     yield "rewards", _text(found["rewards"])
     ends = f"{found['terminated']} terminated, {found['truncated']} truncated"
@@ -132,17 +184,26 @@ def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, st
         yield "returns", f"{_text(found['returns'])} (undiscounted, as logged)"
         yield "episode lengths", _text(found["lengths"])
         limit = found["time_limit"]
-        ends += f"; time limit: {f'{limit} steps' if limit else 'none that all cut episodes share'}"
+        ends += (
+            "; time limit:"
+            f" {f'{limit} steps' if limit else 'none that all cut episodes share'}"
+        )
     yield "ends", ends
     yield from _coverage(found)
     for name in ("has_log_probabilities", "has_weights", "has_clusters"):
-        yield name.removeprefix("has_").replace("_", "-"), "yes" if found[name] else "no"
+        yield (
+            name.removeprefix("has_").replace("_", "-"),
+            "yes" if found[name] else "no",
+        )
     if found["gamma"] is not None:
         yield "gamma (hint)", f"{found['gamma']:.10g}"
     if features is not None:
         yield "features", printable(", ".join(features.names))
         for column, encoding in features.encodings.items():
-            yield f"{printable(column)}, {encoding.kind}", printable(", ".join(encoding.categories))
+            yield (
+                f"{printable(column)}, {encoding.kind}",
+                printable(", ".join(encoding.categories)),
+            )
     for key, value in found["extra"].items():
         if features is None or key not in (NAMES, ENCODINGS, LAYOUT):
             yield printable(str(key)), printable(str(value))
@@ -155,8 +216,14 @@ def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, st
 
 def _coverage(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     names = found["extra"].get(ACTIONS)  # texts of the actions in the original table
-    names = [f" ({printable(str(name))})" for name in names] if isinstance(names, list) else []
-    lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(found["action_ranges"] or ())]
+    if isinstance(names, list):
+        names = [f" ({printable(str(name))})" for name in names]
+    else:
+        names = []
+    lines = [
+        (f"action[{i}]", _text(spread))
+        for i, spread in enumerate(found["action_ranges"] or ())
+    ]
     for i, count in enumerate(found["action_counts"] or ()):
         said = f"action {i}{''.join(names[i : i + 1])}"
         lines.append((said, f"{count} rows ({count / found['rows']:.1%})"))
@@ -172,7 +239,8 @@ def _text(spread: Mapping[str, float]) -> str:
 @data.command(cls=LogCommand)
 @log_options("source")
 def validate(log: Log) -> None:
-    """Check a log: print all errors at once, then warnings. Exit code 2 on errors, else 0.
+    """Check a log: print all errors at once, then warnings. Exit code 2 on errors, else
+    0.
 
     \b
     Examples:
@@ -185,28 +253,47 @@ def validate(log: Log) -> None:
 
     if log.stays_on_disk:
         rows = log.open()
-        count, metadata = len(rows), rows.metadata
+        count = len(rows)
+        metadata = rows.metadata
         findings = inspect_log(rows, log.stream, progress=True)
     else:
         raw = open_raw(log.source, log.space, log.mapping)
-        count, metadata = len(raw.columns["rewards"]), raw.metadata
+        count = len(raw.columns["rewards"])
+        metadata = raw.metadata
         findings = inspect_log(raw)
     _print_notes(metadata.notes)
     for finding in findings:
-        say(f"{finding.severity}: {printable(finding.message)}", err=finding.severity == "error")
+        say(
+            f"{finding.severity}: {printable(finding.message)}",
+            err=finding.severity == "error",
+        )
     if any(finding.severity == "error" for finding in findings):
         click.get_current_context().exit(2)
-    warnings = counted(len(findings), "warning") if findings else "no warnings"
+    if findings:
+        warnings = counted(len(findings), "warning")
+    else:
+        warnings = "no warnings"
     say(f"{log.source}: {count} rows, no errors, {warnings}")
 
 
 @data.command(cls=LogCommand)
 @log_options("source", in_parts=False)
 @click.argument("target")
-@click.option("--format", "format_", type=click.Choice(FORMATS), help="Format; else told by TARGET's name.")
-@whole("--shard-rows", metavar="N", help="Write shards of at most N rows, for logs larger than memory.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    help="Format; else told by TARGET's name.",
+)
+@whole(
+    "--shard-rows",
+    metavar="N",
+    help="Write shards of at most N rows, for logs larger than memory.",
+)
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
-def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, force: bool) -> None:
+def convert(
+    log: Log, target: str, format_: str | None, shard_rows: int | None, force: bool
+) -> None:
     """Write a log in another format. A failed conversion leaves no partial TARGET.
 
     \b
@@ -224,7 +311,9 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
         rows = log.open(lazy=False)
         write_transitions(rows, target, form, force)
     else:
-        rows = convert_to_shards(log.source, target, shard_rows, force, log.space, log.mapping)
+        rows = convert_to_shards(
+            log.source, target, shard_rows, force, log.space, log.mapping
+        )
     _print_notes(rows.metadata.notes)
     say(f"{target} ({form}): {rows}")
 
@@ -234,12 +323,19 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
 @click.argument("target")
 @click.argument("rest")
 @click.option(
-    "--held-out", type=INSIDE, default=0.3, show_default=True, help="Share of the episodes that REST gets."
+    "--held-out",
+    type=INSIDE,
+    default=0.3,
+    show_default=True,
+    help="Share of the episodes that REST gets.",
 )
 @whole("--seed", 0, default=0, show_default=True, help="Seed of the draw.")
 @click.option("--force", is_flag=True, help="Replace TARGET and REST if they exist.")
-def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: bool) -> None:
-    """Split a log: train a policy on TARGET, evaluate it on REST. Episodes and clusters stay whole.
+def split(
+    log: Log, target: str, rest: str, held_out: float, seed: int, force: bool
+) -> None:
+    """Split a log: train a policy on TARGET, evaluate it on REST. Episodes and clusters
+    stay whole.
 
     \b
     Examples:
@@ -250,7 +346,9 @@ def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: b
     from koffline.data.units import split_transitions
 
     asked = ((target, "TARGET"), (rest, "REST"))
-    places, forms = zip(*(claim_log(name, None, None, force, what) for name, what in asked), strict=True)
+    places, forms = zip(
+        *(claim_log(name, None, None, force, what) for name, what in asked), strict=True
+    )
     if len({place.resolve() for place in places}) == 1:
         raise ConfigError(f"TARGET and REST are both {target}; give two names")
     rows = log.open(lazy=False)

@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import THREADS, Log, LogCommand, gamma_option, log_options, set_option, whole
+from koffline.cli.options import (
+    THREADS,
+    Log,
+    LogCommand,
+    gamma_option,
+    log_options,
+    set_option,
+    whole,
+)
 from koffline.cli.targets import Result, result_options
 from koffline.errors import ConfigError
 
@@ -17,18 +25,37 @@ _FOLDS = 2
 _SHARED = ("gamma", "seed", "threads")  # of fitting and of testing
 _SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
 _HIGHEST_LEVEL = 0.5
-_ALTERNATIVE = "Report power against values off by X times the root mean square return; default 0.1."
+_ALTERNATIVE = (
+    "Report power against values off by X times the root mean square return; default"
+    " 0.1."
+)
 
 
 @click.command(cls=LogCommand, no_args_is_help=True)
-@click.option("--policy", required=True, help="The policy whose values MODEL should give.")
-@click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
+@click.option(
+    "--policy", required=True, help="The policy whose values MODEL should give."
+)
+@click.option(
+    "--model",
+    required=True,
+    help="The value function: a file, module:name, kloss or fqe.",
+)
 @gamma_option()
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
 @click.option("--alternative", type=float, metavar="X", help=_ALTERNATIVE)
-@whole("--regions", default=5, help="How many regions of large error to list; default 5.")
-@click.option("--trained-on", metavar="LOG", help="The log MODEL was trained on, if not stored with it.")
-@click.option("--allow-training-rows", is_flag=True, help="Test on rows MODEL was trained on, too.")
+@whole(
+    "--regions", default=5, help="How many regions of large error to list; default 5."
+)
+@click.option(
+    "--trained-on",
+    metavar="LOG",
+    help="The log MODEL was trained on, if not stored with it.",
+)
+@click.option(
+    "--allow-training-rows",
+    is_flag=True,
+    help="Test on rows MODEL was trained on, too.",
+)
 @whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @set_option("One setting of kloss or fqe: steps=2000.")
@@ -47,10 +74,11 @@ def diagnose(
 ) -> None:
     """Test whether MODEL is the value function of POLICY, and show where it is wrong.
 
-    DATA must hold rows that MODEL was not trained on. MODEL is a d3rlpy .d3 file (FQE, SAC, CQL, DQN, …), a
-    TorchScript file, package.module:name of a function (observations, actions) -> values, or 'kloss' or
-    'fqe'. The last two are fitted here: each row is tested with a model that has not seen its episode.
-    POLICY and DATA are as in 'koffline evaluate'.
+    DATA must hold rows that MODEL was not trained on. MODEL is a d3rlpy .d3 file (FQE,
+    SAC, CQL, DQN, …), a TorchScript file, package.module:name of a function
+    (observations, actions) -> values, or 'kloss' or 'fqe'. The last two are fitted
+    here: each row is tested with a model that has not seen its episode. POLICY and DATA
+    are as in 'koffline evaluate'.
 
     \b
     Examples:
@@ -59,33 +87,60 @@ def diagnose(
       koffline diagnose log.npz --policy uniform --model mypackage.values:q --gamma 0.95 --json
       koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99 --trained-on log.hdf5
 
-    The exit code is 0 whether the test rejects or not; 'rejects' in the JSON says whether it does.
+    The exit code is 0 whether the test rejects or not; 'rejects' in the JSON says
+    whether it does.
     """
-    from koffline.config import ANY_GAMMA, make_bellman_settings, make_settings, parse_assignments
+    from koffline.config import (
+        ANY_GAMMA,
+        make_bellman_settings,
+        make_settings,
+        parse_assignments,
+    )
     from koffline.ope.names import check_interval
     from koffline.ope.value_functions import check_named
     from koffline.policy_specs import check_spec
 
     check_spec(policy)
     settings = parse_assignments(assignments)
-    given = {"seed": 0} | {name: value for name, value in options.items() if value is not None}
+    given = {"seed": 0} | {
+        name: value for name, value in options.items() if value is not None
+    }
     if not 0.0 < (level := given.get("level", _HIGHEST_LEVEL)) <= _HIGHEST_LEVEL:
-        raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
-    make_bellman_settings(gamma=ANY_GAMMA, **{name: options[name] for name in ("level", "alternative")})
+        raise ConfigError(
+            f"--level is {level:g}; a test's level is its chance of a false alarm, as"
+            " in 0.05"
+        )
+    make_bellman_settings(
+        gamma=ANY_GAMMA, **{name: options[name] for name in ("level", "alternative")}
+    )
     if model in _OWN:
-        settings |= {name: options[name] for name in _SHARED if options[name] is not None}
+        settings |= {
+            name: options[name] for name in _SHARED if options[name] is not None
+        }
         settings["estimator"] = model
         chosen = make_settings({"gamma": ANY_GAMMA}, settings)
         check_interval(model, chosen.interval)
         if trained_on is not None:
-            raise ConfigError(f"--trained-on is for models fitted elsewhere, {model} is fitted here; drop it")
-        given |= {name: getattr(chosen, name) for name in _SHARED if settings.get(name) is not None}
+            raise ConfigError(
+                f"--trained-on is for models fitted elsewhere, {model} is fitted here;"
+                " drop it"
+            )
+        given |= {
+            name: getattr(chosen, name)
+            for name in _SHARED
+            if settings.get(name) is not None
+        }
     elif cross_fit or assignments:
         flag = "--cross-fit" if cross_fit else "--set"
-        raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
+        raise ConfigError(
+            f"{flag} is for the models kloss and fqe, which are fitted here; leave"
+            " it out"
+        )
     else:
         check_named(model, _OWN)
-    from koffline.report.diagnosis import report_diagnosis  # after the checks: it imports torch
+    from koffline.report.diagnosis import (
+        report_diagnosis,
+    )  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:
         """Read the log, load or fit the value function, and diagnose it."""
@@ -101,17 +156,24 @@ def diagnose(
 
         with threads(given.pop("threads", 1)):
             rows = log.open()
-            sample = sample_units(rows, _SAMPLE_ROWS, given["seed"], settings=log.stream)
+            sample = sample_units(
+                rows, _SAMPLE_ROWS, given["seed"], settings=log.stream
+            )
             transitions = without_late_ends(sample.transitions, sample.units)
-            space, shape = transitions.action_space, transitions.observation_shape
+            space = transitions.action_space
+            shape = transitions.observation_shape
             loaded = load_policy(policy, space, shape, rows.metadata.features)
             if trained_on is not None:
                 mapping = log.mapping if is_table_source(trained_on) else None
-                given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
+                given["trained_on"] = open_transitions(
+                    trained_on, log.space, mapping=mapping
+                )
             function: Any = model
             if model in _OWN:
                 own = make_settings({"gamma": usual_gamma(transitions)}, settings)
-                fit = partial(fit_value_function, policy=loaded, settings=own, progress=bar)
+                fit = partial(
+                    fit_value_function, policy=loaded, settings=own, progress=bar
+                )
                 function = fit_by_folds(transitions, fit, cross_fit or _FOLDS, own.seed)
             found = diagnose_value_function(function, transitions, loaded, **given)
         if sample.is_all:

@@ -1,4 +1,6 @@
-"""``koffline evaluate``: from a log and a policy to a value with an interval; ``select``: rank policies."""
+"""``koffline evaluate``: from a log and a policy to a value with an interval;
+``select``: rank policies.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import Log, LogCommand, gamma_option, log_options, settings_options, whole
+from koffline.cli.options import (
+    Log,
+    LogCommand,
+    gamma_option,
+    log_options,
+    settings_options,
+    whole,
+)
 from koffline.cli.targets import Given, Result, result_options
 from koffline.errors import ConfigError
 from koffline.untrusted.limits import read_json
@@ -20,28 +29,52 @@ _SEVERAL = "--policies"
 
 
 @click.command(cls=LogCommand, no_args_is_help=True)
-@click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
+@click.option(
+    "--policy", required=True, help="The policy to evaluate: a file or a name."
+)
 @gamma_option()
-@click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default auto.")
-@click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
+@click.option(
+    "--estimator",
+    metavar="NAME[,NAME…]|all",
+    help="One or more estimators; default auto.",
+)
+@click.option(
+    "--interval", metavar="KIND", help="Kind of interval; default: the estimator's own."
+)
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
-@click.option("--truth", metavar="NUMBER|FILE", help="True value to compare with, or a JSON file's 'value'.")
-@whole("--sample-rows", 2, help="Train networks on about so many rows at most; default 200,000.")
+@click.option(
+    "--truth",
+    metavar="NUMBER|FILE",
+    help="True value to compare with, or a JSON file's 'value'.",
+)
+@whole(
+    "--sample-rows",
+    2,
+    help="Train networks on about so many rows at most; default 200,000.",
+)
 @click.option("--device", help="cpu (default) or cuda.")
-@click.option("--by", metavar="COLUMN", help="Also give the value of each group of start states.")
+@click.option(
+    "--by", metavar="COLUMN", help="Also give the value of each group of start states."
+)
 @settings_options
 @result_options("estimate.json")
 @log_options("data")
 def evaluate(
-    log: Log, policy: str, settings: Any, initial_states: Given, truth: Given, by: Given, result: Result
+    log: Log,
+    policy: str,
+    settings: Any,
+    initial_states: Given,
+    truth: Given,
+    by: Given,
+    result: Result,
 ) -> None:
     """Estimate what POLICY is worth, from the log DATA alone.
 
-    DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a Minari folder or
-    minari:<id>, or a Parquet, Arrow or CSV table with options that say what its columns are. POLICY is a
-    d3rlpy .d3 model, a TorchScript, ONNX or koffline .npz file, package.module:name, uniform, or
-    epsilon:0.1:<policy>.
+    DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a
+    Minari folder or minari:<id>, or a Parquet, Arrow or CSV table with options that say
+    what its columns are. POLICY is a d3rlpy .d3 model, a TorchScript, ONNX or koffline
+    .npz file, package.module:name, uniform, or epsilon:0.1:<policy>.
 
     \b
     Examples:
@@ -57,13 +90,13 @@ def evaluate(
       koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
 
     \b
-    Estimators: kloss, fqe, their mean kloss+fqe, lstd (trained networks), mql, lstdq (closed forms), is,
-    wis, pdis, wpdis (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly
-    robust), or all. auto, the default: kloss+fqe (kloss if steps are set), or dr for one-step logs with
-    logged probabilities.
-    Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified;
-    for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
-    Each interval is printed with its assumptions.
+    Estimators: kloss, fqe, their mean kloss+fqe, lstd (trained networks), mql, lstdq
+    (closed forms), is, wis, pdis, wpdis (importance sampling), mwl, dualdice (marginal
+    weights), dr, wdr, magic, drl (doubly robust), or all. auto, the default: kloss+fqe
+    (kloss if steps are set), or dr for one-step logs with logged probabilities.
+    Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous,
+    kernel-certified; for importance sampling episodes-bootstrap, episodes-t, hoeffding,
+    empirical-bernstein. Each interval is printed with its assumptions.
     """
     from koffline.policy_specs import check_spec
 
@@ -81,28 +114,40 @@ def evaluate(
         transitions, groups = log.open_by(by)
         starts = _starts(initial_states, log, transitions)
         given = {"stream": log.stream, "progress": bar, **settings, **starts}
-        ask = partial(evaluate_policy, by=groups) if several is None else partial(estimate_all, names=several)
+        ask = (
+            partial(evaluate_policy, by=groups)
+            if several is None
+            else partial(estimate_all, names=several)
+        )
         return replace(ask(transitions, policy, **given), truth=true_value)
 
-    report = estimates.report_estimate if several is None else estimates.report_estimates
+    report = (
+        estimates.report_estimate if several is None else estimates.report_estimates
+    )
     result.present(f"evaluating {policy}", find, report)
 
 
 def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
-    """Take the estimators out of the settings if several are named; None for a single one, which stays.
+    """Take the estimators out of the settings if several are named; None for a single
+    one, which stays.
 
-    Raises ConfigError for an unknown name, and for a kind of interval that none of them can have.
+    Raises ConfigError for an unknown name, and for a kind of interval that none of them
+    can have.
     """
     from koffline.ope.names import AUTO, DEFAULT, check_interval, having
 
-    text, interval = settings.get("estimator", AUTO), settings.get("interval", DEFAULT)
+    text = settings.get("estimator", AUTO)
+    interval = settings.get("interval", DEFAULT)
     if text != _ALL and "," not in text:
         check_interval(text, interval)
         return None
     del settings["estimator"]
     given = [name.strip() for name in text.split(",") if name.strip()]
     if text != _ALL and (not given or {_ALL, AUTO} & set(given)):
-        raise ConfigError(f"estimator '{text}': give names separated by commas; '{_ALL}' or '{AUTO}' alone")
+        raise ConfigError(
+            f"estimator '{text}': give names separated by commas; '{_ALL}' or '{AUTO}'"
+            " alone"
+        )
     return having(interval, None if text == _ALL else given)
 
 
@@ -113,16 +158,23 @@ def _read_truth(text: str) -> float:
     except (OSError, ValueError, KeyError, TypeError):
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(f"--truth received '{text}'; give a number or a JSON file whose 'value' is one")
+        raise ConfigError(
+            f"--truth received '{text}'; give a number or a JSON file whose 'value'"
+            " is one"
+        )
     return number
 
 
 def _starts(file: str | None, log: Log, rows: Any) -> dict[str, Any]:
-    """Start states from a file, as an option for evaluations. rows: the transitions of the log."""
+    """Start states from a file, as an option for evaluations. rows: the transitions of
+    the log.
+    """
     from koffline.data.sources import read_initial_states
 
     features = rows.metadata.features
-    return {} if file is None else {"initial_observations": read_initial_states(file, log.mapping, features)}
+    if file is None:
+        return {}
+    return {"initial_observations": read_initial_states(file, log.mapping, features)}
 
 
 class _Several(LogCommand):
@@ -130,7 +182,8 @@ class _Several(LogCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option's name before every word up to the next option."""
-        spread, is_open = list[str](), False
+        spread = list[str]()
+        is_open = False
         for word in args:
             if is_open and not word.startswith("-"):
                 spread += [_SEVERAL, word]
@@ -141,21 +194,37 @@ class _Several(LogCommand):
 
 
 @click.command(cls=_Several, no_args_is_help=True)
-@click.option("--policies", "specs", multiple=True, required=True, metavar="A B …", help="Two or more.")
+@click.option(
+    "--policies",
+    "specs",
+    multiple=True,
+    required=True,
+    metavar="A B …",
+    help="Two or more.",
+)
 @gamma_option()
-@click.option("--estimator", help="kloss+fqe (default), kloss, or another of evaluate's.")
-@click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
+@click.option(
+    "--estimator", help="kloss+fqe (default), kloss, or another of evaluate's."
+)
+@click.option(
+    "--level", type=float, help="Level of intervals and comparisons; default 0.95."
+)
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @settings_options
 @result_options("ranking.json")
 @log_options("data")
 def select(
-    log: Log, specs: tuple[str, ...], settings: dict[str, Any], initial_states: str | None, result: Result
+    log: Log,
+    specs: tuple[str, ...],
+    settings: dict[str, Any],
+    initial_states: str | None,
+    result: Result,
 ) -> None:
     """Compare several POLICIES on the log DATA, and find the best.
 
-    Policies are evaluated on the same resampled episodes with the same seeds, and compared in pairs. So a
-    difference can be significant although the intervals overlap.
+    Policies are evaluated on the same resampled episodes with the same seeds, and
+    compared in pairs. So a difference can be significant although the intervals
+    overlap.
 
     \b
     Examples:
@@ -169,7 +238,9 @@ def select(
     from koffline.policy_specs import check_spec
 
     if len(specs) < 2 or len(set(specs)) < len(specs):
-        raise ConfigError(f"--policies names {', '.join(specs)}; give two or more policies, each once")
+        raise ConfigError(
+            f"--policies names {', '.join(specs)}; give two or more policies, each once"
+        )
     check_interval(settings.get("estimator", AUTO), settings.get("interval", DEFAULT))
     for spec in specs:
         check_spec(spec)
@@ -180,6 +251,8 @@ def select(
 
         rows = log.open()
         given = {"stream": log.stream, **settings, **_starts(initial_states, log, rows)}
-        return select_policies(rows, {spec: spec for spec in specs}, progress=lambda _: bar, **given)
+        return select_policies(
+            rows, {spec: spec for spec in specs}, progress=lambda _: bar, **given
+        )
 
     result.present(f"evaluating {len(specs)} policies", find, estimates.report_ranking)

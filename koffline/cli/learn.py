@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.options import QUIET, SEED, WORKERS, Option, check_source, set_option, whole, worker_options
+from koffline.cli.options import (
+    QUIET,
+    SEED,
+    WORKERS,
+    Option,
+    check_source,
+    set_option,
+    whole,
+    worker_options,
+)
 from koffline.cli.output import say
 from koffline.cli.targets import Given, claim, long_part
 from koffline.errors import ConfigError, printable, without_controls
@@ -22,29 +31,52 @@ if TYPE_CHECKING:
     from koffline.online.run import OnlineResult
     from koffline.report import Row
 
-_DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
-_only = partial(click.option, help="Only this one of figure-mujoco or choices; repeatable.", multiple=True)
+_DATA: Option = click.option(
+    "--data", metavar="SOURCE", help="The log, instead of data.source."
+)
+_only = partial(
+    click.option,
+    help="Only this one of figure-mujoco or choices; repeatable.",
+    multiple=True,
+)
 _GRID = "Values of one setting, e.g. algo.params.gamma=0.98,0.99; repeatable."
 _BEGIN_AGAIN = "nothing was finished; the same command begins again"
-_DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+_DEVICE: Option = click.option(
+    "--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."
+)
 
 
 @click.command(no_args_is_help=True)
 @click.argument("config")
 @set_option("One setting, e.g. algo.params.gamma=0.98; overrides CONFIG.")
 @_DATA
-@click.option("--out", metavar="DIR", help="Folder of the run; default runs/ and the name of CONFIG.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="Folder of the run; default runs/ and the name of CONFIG.",
+)
 @_DEVICE
-@click.option("--resume", is_flag=True, help="Continue the run in --out after its last complete epoch.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue the run in --out after its last complete epoch.",
+)
 @QUIET
 def train(
-    config: str, assignments: tuple[str, ...], data: Given, out: Given, device: str, resume: bool, quiet: bool
+    config: str,
+    assignments: tuple[str, ...],
+    data: Given,
+    out: Given,
+    device: str,
+    resume: bool,
+    quiet: bool,
 ) -> None:
     """Train a policy from a log, by an algorithm of d3rlpy or koffline.
 
-    CONFIG is a YAML file with the sections data, algo, train, evaluators and logger. It states only what
-    differs from the defaults; configs/ has one per algorithm. The run's folder gets d3rlpy's files
-    (params.json, a CSV per metric, model_*.d3), config.yaml, run.json and checkpoint.pt.
+    CONFIG is a YAML file with the sections data, algo, train, evaluators and logger. It
+    states only what differs from the defaults; configs/ has one per algorithm. The
+    run's folder gets d3rlpy's files (params.json, a CSV per metric, model_*.d3),
+    config.yaml, run.json and checkpoint.pt.
 
     \b
     Examples:
@@ -53,7 +85,9 @@ def train(
       koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
       koffline train configs/kloss_sac.yaml --out runs/b --resume
     """
-    folder = claim(Path("runs") / Path(config).stem if out is None else out, is_whole=False)
+    folder = claim(
+        Path("runs") / Path(config).stem if out is None else out, is_whole=False
+    )
     check_source(data)
     stored_run(folder, "train", resume)
     from koffline.train.config import load_config
@@ -64,36 +98,78 @@ def train(
     from koffline.train.run import train as run
 
     kept = f"the epochs that had ended are in {folder}; go on with --resume"
-    with long_part(folder / CHECKPOINT, kept, "no epoch had ended; begin again with --resume"):
-        result = run(settings, folder, device=device, resume=resume, show_progress=not quiet)
-    metrics = {name: value for name, value in result.metrics.items() if not name.startswith("time_")}
-    rows, right = [(printable(name), f"{value:.5g}") for name, value in metrics.items()], ("last epoch",)
+    with long_part(
+        folder / CHECKPOINT, kept, "no epoch had ended; begin again with --resume"
+    ):
+        result = run(
+            settings, folder, device=device, resume=resume, show_progress=not quiet
+        )
+    metrics = {
+        name: value
+        for name, value in result.metrics.items()
+        if not name.startswith("time_")
+    }
+    rows = [(printable(name), f"{value:.5g}") for name, value in metrics.items()]
+    right = ("last epoch",)
     title = f"{result.steps} steps in {result.seconds:.1f} s"
-    _print_numbers(title, ("metric", "last epoch"), [rows], right, f"model: {result.model}")
+    _print_numbers(
+        title, ("metric", "last epoch"), [rows], right, f"model: {result.model}"
+    )
 
 
 @click.command(no_args_is_help=True)
 @click.argument("config")
 @click.option("--grid", multiple=True, metavar="KEY=A,B,…", help=_GRID)
-@click.option("--seeds", type=int, default=5, show_default=True, help="Number of seeds, from train.seed on.")
+@click.option(
+    "--seeds",
+    type=int,
+    default=5,
+    show_default=True,
+    help="Number of seeds, from train.seed on.",
+)
 @set_option("One setting of all runs, e.g. train.n_steps=5000; overrides CONFIG.")
 @_DATA
-@click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
-@click.option("--metric", help="Compare by this evaluator or loss; default the return in an environment.")
-@click.option("--maximize/--minimize", default=None, help="Default: minimise errors, losses, distances only.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="Folder of the sweep; default sweeps/ and the name of CONFIG.",
+)
+@click.option(
+    "--metric",
+    help="Compare by this evaluator or loss; default the return in an environment.",
+)
+@click.option(
+    "--maximize/--minimize",
+    default=None,
+    help="Default: minimise errors, losses, distances only.",
+)
 @worker_options
 @_DEVICE
-@click.option("--resume/--force", "resume", default=True, help="Go on in --out (default) or delete its runs.")
+@click.option(
+    "--resume/--force",
+    "resume",
+    default=True,
+    help="Go on in --out (default) or delete its runs.",
+)
 @QUIET
 def sweep(
-    config: str, out: str | None, workers: int, ray: Any, device: str, resume: bool, quiet: bool, **asked: Any
+    config: str,
+    out: str | None,
+    workers: int,
+    ray: Any,
+    device: str,
+    resume: bool,
+    quiet: bool,
+    **asked: Any,
 ) -> None:
-    """Train CONFIG with every combination of --grid values and several seeds, and compare.
+    """Train CONFIG with every combination of --grid values and several seeds, and
+    compare.
 
-    DIR gets runs/NAME (a run's folder each), best.yaml, summary.json and summary.md: the last epoch's metric,
-    interquartile mean over seeds with a bootstrap interval, the best setting first. The same command
-    continues a killed sweep. With another grid, seeds or settings it trains only the missing runs, with
-    another --metric nothing. If a run fails, the others go on, and the summary says why.
+    DIR gets runs/NAME (a run's folder each), best.yaml, summary.json and summary.md:
+    the last epoch's metric, interquartile mean over seeds with a bootstrap interval,
+    the best setting first. The same command continues a killed sweep. With another
+    grid, seeds or settings it trains only the missing runs, with another --metric
+    nothing. If a run fails, the others go on, and the summary says why.
 
     \b
     Examples:
@@ -105,24 +181,30 @@ def sweep(
     from koffline.train.config import make_plan
 
     plan = make_plan(config, **asked)
-    from rich.markdown import Markdown  # after the config's errors: what trains imports torch
+    from rich.markdown import (
+        Markdown,
+    )  # after the config's errors: what trains imports torch
 
     from koffline.report import make_console
     from koffline.train.sweep import as_markdown, run_sweep
 
     folder = Path("sweeps") / Path(config).stem if out is None else out
-    folder = claim(folder, is_whole=False, inputs=None if resume else [config, *plan.inputs])
+    folder = claim(
+        folder, is_whole=False, inputs=None if resume else [config, *plan.inputs]
+    )
     kept = f"what is trained is in {folder}/runs: the same command goes on"
     with long_part(folder / "runs", kept, _BEGIN_AGAIN):
-        summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command(), not quiet)
+        summary = run_sweep(
+            plan, folder, workers, ray, device, not resume, shown_command(), not quiet
+        )
     make_console().print(Markdown(without_controls(as_markdown(summary))))
     runs = len(plan.settings) * len(plan.seeds)
     say(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
     if failed := summary.failures:
         name, error = next(iter(failed.items()))
         raise ConfigError(
-            f"{len(failed)} of {runs} runs failed, {name} first: {error}; see {folder}/summary.json, the "
-            "same command runs them again"
+            f"{len(failed)} of {runs} runs failed, {name} first: {error}; see"
+            f" {folder}/summary.json, the same command runs them again"
         )
 
 
@@ -131,9 +213,15 @@ def sweep(
 @set_option("One setting, e.g. critic=fvi; overrides CONFIG.")
 @whole("--seed-count", help="Number of seeds; default 6.")
 @whole("--seed", 0, help="First seed; default 0.")
-@click.option("--streaming", is_flag=True, help="Learn from each step once, without a replay.")
-@click.option("--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC.")
-@click.option("--resume", metavar="DIR", help="Continue the run in DIR; CONFIG may be left out.")
+@click.option(
+    "--streaming", is_flag=True, help="Learn from each step once, without a replay."
+)
+@click.option(
+    "--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC."
+)
+@click.option(
+    "--resume", metavar="DIR", help="Continue the run in DIR; CONFIG may be left out."
+)
 @WORKERS
 @QUIET
 def online(
@@ -145,15 +233,17 @@ def online(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Train a policy by playing in a Gymnasium environment: Trust-PCL, several seeds at once.
+    """Train a policy by playing in a Gymnasium environment: Trust-PCL, several seeds at
+    once.
 
-    CONFIG is a YAML file that states only what differs from the defaults. configs/online/ has one for each of
-    the paper's environments, and paper.yaml with the paper's own settings. --set env=NAME can replace it. The
-    critic is kloss, kloss_slow, memory, fvi, td0 or rg.
+    CONFIG is a YAML file that states only what differs from the defaults.
+    configs/online/ has one for each of the paper's environments, and paper.yaml with
+    the paper's own settings. --set env=NAME can replace it. The critic is kloss,
+    kloss_slow, memory, fvi, td0 or rg.
 
-    The run's folder gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
-    metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train); summary.json over
-    the seeds, config.yaml, learning_curve.png and checkpoints. --resume continues a killed run exactly.
+    The run's folder gets seed_<k>/evaluation.csv (return of the mean action, of sampled
+    actions), metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and
+    koffline train); summary.json over the seeds, config.yaml, learning_curve.png and checkpoints. --resume continues a killed run exactly.
 
     \b
     Examples:
@@ -174,37 +264,61 @@ def online(
     settings = load_config(source, (*assignments, *["streaming=true"] * streaming))
     from koffline.online import run  # after the config's errors: it imports torch
 
-    folder = resume if resume is not None else run.default_folder(settings) if out is None else out
-    folder = claim(folder, "--out" if resume is None else "--resume", is_whole=False)
+    if resume is not None:
+        target = resume
+    elif out is not None:
+        target = out
+    else:
+        target = run.default_folder(settings)
+    folder = claim(target, "--out" if resume is None else "--resume", is_whole=False)
     kept = f"go on with koffline online --resume {shlex.quote(str(folder))}"
     with long_part(folder / RECORD, kept, _BEGIN_AGAIN):
-        result = run.train(settings, out, resume=resume, show_progress=not quiet, **options)
+        result = run.train(
+            settings, out, resume=resume, show_progress=not quiet, **options
+        )
     _print_scores(result)
     if diverged := result.diverged:  # existing files are kept
         names = ", ".join(f"{seed} (by step {step})" for seed, step in diverged.items())
         raise ConfigError(
-            f"training diverged with seed {names}: the gradient is not finite; lower learning_rate or "
-            "max_grad_norm, or scale the rewards with reward_scale"
+            f"training diverged with seed {names}: the gradient is not finite; lower"
+            " learning_rate or max_grad_norm, or scale the rewards with reward_scale"
         )
 
 
 def _print_scores(result: OnlineResult) -> None:
-    """Print the last evaluation of each seed and over all seeds, the speed and the run's folder."""
+    """Print the last evaluation of each seed and over all seeds, the speed and the
+    run's folder.
+    """
     from koffline.report.words import ends, number
     from koffline.spread import LEVEL
 
-    names, last = ("return", "sampled return", "length"), result.last.values()
+    names = ("return", "sampled return", "length")
+    last = result.last.values()
     heads = ("IQM", f"{LEVEL:.0%} interval", result.best_name.replace("_", " "))
-    columns = [[*score.per_seed, score.spread.iqm, ends(score.spread), score.best] for score in last]
-    texts = [[*map(str, result.seeds), *heads], *([*map(number, column)] for column in columns)]
-    rows, seeds = list(zip(*texts, strict=True)), len(result.seeds)
-    speed = f"{result.seconds:.1f} s, {result.steps_per_second:.0f} environment steps per second"
-    title = f"{result.config.env}, {result.config.critic}: {result.steps} steps per seed"
+    columns = [
+        [*score.per_seed, score.spread.iqm, ends(score.spread), score.best]
+        for score in last
+    ]
+    texts = [
+        [*map(str, result.seeds), *heads],
+        *([*map(number, column)] for column in columns),
+    ]
+    rows = list(zip(*texts, strict=True))
+    seeds = len(result.seeds)
+    speed = (
+        f"{result.seconds:.1f} s, {result.steps_per_second:.0f} environment steps per"
+        " second"
+    )
+    title = (
+        f"{result.config.env}, {result.config.critic}: {result.steps} steps per seed"
+    )
     parts = [rows[:seeds], rows[seeds:]]
     _print_numbers(title, ("seed", *names), parts, names, speed, f"run: {result.out}")
 
 
-def _print_numbers(title: str, columns: Row, parts: Sequence[Any], right: Row, *lines: str) -> None:
+def _print_numbers(
+    title: str, columns: Row, parts: Sequence[Any], right: Row, *lines: str
+) -> None:
     """Print a table of numbers and lines below it."""
     from koffline.report import make_console, print_table
 
@@ -216,15 +330,40 @@ def _print_numbers(title: str, columns: Row, parts: Sequence[Any], right: Row, *
 
 @click.command(no_args_is_help=True)
 @click.argument("name", metavar="NAME", type=click.Choice(NAMES))
-@click.option("--quick", is_flag=True, help="Take minutes: a twentieth of the epochs, three seeds.")
-@click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Take minutes: a twentieth of the epochs, three seeds.",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    default="out/reproduce",
+    show_default=True,
+    help="Where results go.",
+)
 @SEED
 @worker_options
-@click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
-@_only("--only", "places", metavar="ENVIRONMENT|WORLD", type=click.Choice((*ENVIRONMENTS, *WORLDS)))
+@click.option(
+    "--force", is_flag=True, help="Replace results of another scale or seed in --out."
+)
+@_only(
+    "--only",
+    "places",
+    metavar="ENVIRONMENT|WORLD",
+    type=click.Choice((*ENVIRONMENTS, *WORLDS)),
+)
 @_only("--part", "parts", metavar="PART", type=click.Choice((*PARTS, *STAGES)))
-@click.option("--half-epochs", is_flag=True, help="choices: half the epochs except on Puddle World.")
-@click.option("--only-finished", is_flag=True, help="choices: train nothing, show what is finished.")
+@click.option(
+    "--half-epochs",
+    is_flag=True,
+    help="choices: half the epochs except on Puddle World.",
+)
+@click.option(
+    "--only-finished",
+    is_flag=True,
+    help="choices: train nothing, show what is finished.",
+)
 @QUIET
 def reproduce(
     name: str,
@@ -240,15 +379,17 @@ def reproduce(
 ) -> None:
     """Reproduce a figure of the paper, the ablation, or the table of its claims.
 
-    NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, choices, figure-mujoco or claims. DIR
-    gets NAME.json, .png, .svg, .md and the curves. The same command continues a killed run.
+    NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, choices,
+    figure-mujoco or claims. DIR gets NAME.json, .png, .svg, .md and the curves. The
+    same command continues a killed run.
 
-    figure-mujoco takes many hours: choose environments (--only) and parts (--part search, final, noise,
-    paper-search, paper). It shows all finished parts in DIR.
+    figure-mujoco takes many hours: choose environments (--only) and parts (--part
+    search, final, noise, paper-search, paper). It shows all finished parts in DIR.
 
-    choices varies what the paper leaves open and takes days: choose worlds (--only puddle_world, cart_pole,
-    gymnasium_pole, mountain_car) and stages (--part temperature, single, factorial). It too shows all that is
-    finished in DIR; with --only-finished it trains nothing.
+    choices varies what the paper leaves open and takes days: choose worlds (--only
+    puddle_world, cart_pole, gymnasium_pole, mountain_car) and stages (--part
+    temperature, single, factorial). It too shows all that is finished in DIR; with
+    --only-finished it trains nothing.
 
     \b
     Examples:
@@ -264,22 +405,35 @@ def reproduce(
         raise ConfigError(f"{option} belongs to choices, not to {name}; leave it out")
     from koffline.figures import load_matplotlib
 
-    load_matplotlib()  # before the experiments import it with the settings of the current folder
+    # before the experiments import it with the settings of the current folder
+    load_matplotlib()
     from koffline.experiments.cells import Run, Scale
     from koffline.experiments.reproduce import reproduce as run_experiment
 
     folder = claim(out, is_whole=False)
-    chosen |= {"command": shown_command(), "show_progress": not quiet, "only_finished": only_finished}
+    chosen |= {
+        "command": shown_command(),
+        "show_progress": not quiet,
+        "only_finished": only_finished,
+    }
     run = Run(name, folder, Scale(quick, seed, half_epochs), **where, **chosen)
     kept = f"what is finished is in {run.cells_folder}: the same command goes on"
     with long_part(run.cells_folder, kept, _BEGIN_AGAIN):
         results = run_experiment(run)
     say((run.folder / f"{name}.md").read_text(encoding="utf-8"))
-    say(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")
+    say(
+        f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers"
+        f" {run.folder / name}.json"
+    )
 
 
-def _chosen_parts(name: str, places: tuple[str, ...], parts: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of `Run` from --only and --part. Raises ConfigError for those of another experiment."""
+def _chosen_parts(
+    name: str, places: tuple[str, ...], parts: tuple[str, ...]
+) -> dict[str, Any]:
+    """Fields of `Run` from --only and --part.
+
+    Raises ConfigError for those of another experiment.
+    """
     fields = {
         "figure-mujoco": (("environments", ENVIRONMENTS), ("parts", PARTS)),
         "choices": (("worlds", WORLDS), ("stages", STAGES)),
@@ -288,7 +442,8 @@ def _chosen_parts(name: str, places: tuple[str, ...], parts: tuple[str, ...]) ->
         return {}
     if name not in fields:
         raise ConfigError(
-            f"{name} has no environments or parts to choose; only figure-mujoco has, and choices has worlds"
+            f"{name} has no environments or parts to choose; only figure-mujoco has,"
+            " and choices has worlds"
         )
     chosen: dict[str, Any] = {}
     for option, values, (field, known) in zip(

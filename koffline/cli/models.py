@@ -20,7 +20,14 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.store.files import check_target
 from koffline.untrusted.limits import one_line
 
-_OF_MODELS = ("d3rlpy.algos", "d3rlpy.base", "d3rlpy.metrics.utility", "gymnasium", "gym", "gym.wrappers")
+_OF_MODELS = (
+    "d3rlpy.algos",
+    "d3rlpy.base",
+    "d3rlpy.metrics.utility",
+    "gymnasium",
+    "gym",
+    "gym.wrappers",
+)
 
 
 @click.command()
@@ -30,8 +37,9 @@ _OF_MODELS = ("d3rlpy.algos", "d3rlpy.base", "d3rlpy.metrics.utility", "gymnasiu
 def export(model_path: str, output_path: str, force: bool) -> None:
     """Write the policy of a .d3 model as a TorchScript (.pt) or ONNX (.onnx) file.
 
-    The file turns any number of observations into the policy's best actions (for BCQ, BEAR and CRR into
-    random ones; a line says so). It includes scalers, and needs neither koffline nor d3rlpy.
+    The file turns any number of observations into the policy's best actions (for BCQ,
+    BEAR and CRR into random ones; a line says so). It includes scalers, and needs
+    neither koffline nor d3rlpy.
 
     \b
     Examples:
@@ -46,14 +54,17 @@ def export(model_path: str, output_path: str, force: bool) -> None:
     say(f"{output_path}: the policy of the {type(algo).__name__} in {model_path}")
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.argument("command", metavar="COMMAND")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     """Run d3rlpy's own command: stats, plot, plot-all, record, play.
 
-    It knows koffline's algorithms and Gymnasium's environments, and reads models without running code from
-    them. Its options: koffline d3rlpy COMMAND --help. Videos need pip install 'koffline[video]'.
+    It knows koffline's algorithms and Gymnasium's environments, and reads models
+    without running code from them. Its options: koffline d3rlpy COMMAND --help. Videos
+    need pip install 'koffline[video]'.
 
     \b
     Examples:
@@ -64,10 +75,14 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     import numpy as np
 
     if command == "export":
-        raise ConfigError("d3rlpy export fails with this torch; use koffline export MODEL OUTPUT")
+        raise ConfigError(
+            "d3rlpy export fails with this torch; use koffline export MODEL OUTPUT"
+        )
     need_models = command in ("record", "play") and "--help" not in arguments
     if need_models and command == "record" and find_spec("moviepy") is None:
-        raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
+        raise ConfigError(
+            "d3rlpy record needs the package moviepy; pip install 'koffline[video]'"
+        )
     commands = _commands_of_d3rlpy(need_models)
     # d3rlpy's gradient CSVs have a header line that its own plot-all cannot read.
     read_csv = functools.partial(np.loadtxt, comments=["#", "epoch"])
@@ -75,19 +90,29 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
         try:
             is_plot = command in ("plot", "plot-all") and "--help" not in arguments
             with _plotting(arguments) if is_plot else contextlib.nullcontext():
-                commands.cli.main([command, *arguments], prog_name="koffline d3rlpy", standalone_mode=False)
+                commands.cli.main(
+                    [command, *arguments],
+                    prog_name="koffline d3rlpy",
+                    standalone_mode=False,
+                )
         except (click.ClickException, click.Abort, KofflineError):
             raise
         except Exception as error:  # errors of any kind: d3rlpy's commands check little
             see = f"see 'koffline d3rlpy {command} --help'"
-            empty = f"there is no *.csv in {' '.join(arguments)}"  # plot-all divides by their number
-            reason = empty if isinstance(error, ZeroDivisionError) else one_line(error)
+            # plot-all divides by their number
+            empty = f"there is no *.csv in {' '.join(arguments)}"
+            if isinstance(error, ZeroDivisionError):
+                reason = empty
+            else:
+                reason = one_line(error)
             raise ConfigError(f"d3rlpy {command}: {reason}; {see}") from error
 
 
 @contextlib.contextmanager
 def _plotting(arguments: tuple[str, ...]) -> Iterator[None]:
-    """Context of d3rlpy's plots: our settings, names as plain text; no window if the plot goes to a file."""
+    """Context of d3rlpy's plots: our settings, names as plain text; no window if the
+    plot goes to a file.
+    """
     from koffline.figures import drawing, load_matplotlib
 
     matplotlib: Any = load_matplotlib()
@@ -100,7 +125,9 @@ def _plotting(arguments: tuple[str, ...]) -> Iterator[None]:
 
 
 def _commands_of_d3rlpy(need_models: bool) -> Any:
-    """Module d3rlpy.cli; for help and plots without the rest of d3rlpy, which is slow to import."""
+    """Module d3rlpy.cli; for help and plots without the rest of d3rlpy, which is slow
+    to import.
+    """
     if not need_models:
         package = ModuleType("d3rlpy")
         package.__path__ = list(find_spec("d3rlpy").submodule_search_locations)  # type: ignore[union-attr,arg-type]

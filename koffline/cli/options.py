@@ -1,4 +1,6 @@
-"""Options that several commands share: a log and how to read it, settings, where work runs."""
+"""Options that several commands share: a log and how to read it, settings, where work
+runs.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,31 @@ _OF_LARGE_LOGS = ("sample_rows", "memory", "workers", "ray")
 
 
 class LogCommand(click.Command):
-    """A command that reads a log: its help has headings for large logs and for tables."""
+    """A command that reads a log: its help has headings for large logs and for
+    tables.
+    """
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """Write the options, the most useful first."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Large logs": [], "Tables": []}
+        sections: dict[str, list[tuple[str, str]]] = {
+            "Options": [],
+            "Large logs": [],
+            "Tables": [],
+        }
         for parameter in self.get_params(ctx):
-            large = "Large logs" if parameter.name in _OF_LARGE_LOGS else "Options"
-            heading = "Tables" if str(parameter.name).startswith(_PREFIX) else large
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+            if parameter.name in _OF_LARGE_LOGS:
+                large = "Large logs"
+            else:
+                large = "Options"
+            if str(parameter.name).startswith(_PREFIX):
+                heading = "Tables"
+            else:
+                heading = large
+            if isinstance(parameter, click.Option) and (
+                record := parameter.get_help_record(ctx)
+            ):
                 sections[heading].append(record)
         for heading, records in sections.items():
             if records:
@@ -44,16 +62,21 @@ class LogCommand(click.Command):
 
 def added(options: Sequence[Any]) -> Option:
     """Combine options into one decorator, in the order of the help."""
-    return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
+    return lambda command: functools.reduce(
+        lambda inner, option: option(inner), reversed(options), command
+    )
 
 
 def whole(flag: str, least: int = 1, **more: Any) -> Option:
     """An option for a whole number of at least ``least``."""
-    return click.option(flag, type=click.IntRange(least), **{"metavar": "INTEGER", **more})
+    return click.option(
+        flag, type=click.IntRange(least), **{"metavar": "INTEGER", **more}
+    )
 
 
 def gamma_option(
-    text: str = "Discount factor; default: the log's. May be near 1 if episodes end.", **more: Any
+    text: str = "Discount factor; default: the log's. May be near 1 if episodes end.",
+    **more: Any,
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
     return click.option("--gamma", type=INSIDE, metavar="NUMBER", help=text, **more)
@@ -61,38 +84,93 @@ def gamma_option(
 
 def set_option(text: str, **more: Any) -> Option:
     """``--set KEY=VALUE``, the parameter ``assignments``."""
-    return click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help=text, **more)
+    return click.option(
+        "--set", "assignments", multiple=True, metavar="KEY=VALUE", help=text, **more
+    )
 
 
 THREADS = whole("--threads", help="Threads of this process; default 1.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress messages on stderr.")
-SEED = whole("--seed", 0, default=0, show_default=True, help="Seed of everything random.")
-_CORES: Any = {"help": "Processes, one core each.", "callback": lambda _, __, n: PassSettings(n).workers}
+SEED = whole(
+    "--seed", 0, default=0, show_default=True, help="Seed of everything random."
+)
+_CORES: Any = {
+    "help": "Processes, one core each.",
+    "callback": lambda _, __, n: PassSettings(n).workers,
+}
 WORKERS = whole("--workers", default=1, show_default=True, **_CORES)
 _SETTINGS = (
-    ("--initial-states", "FILE", "Start states (.npy, .npz or a log) instead of DATA's."),
+    (
+        "--initial-states",
+        "FILE",
+        "Start states (.npy, .npz or a log) instead of DATA's.",
+    ),
     ("--config", "FILE", "YAML file of settings (see --set); options override it."),
 )
 _TABLE = (
-    ("--observations", "COLUMNS", "Columns of the state; 'x_*' takes all whose names fit; repeatable."),
+    (
+        "--observations",
+        "COLUMNS",
+        "Columns of the state; 'x_*' takes all whose names fit; repeatable.",
+    ),
     ("--action", "COLUMN", "Column of the action; several make a vector."),
     ("--reward", "COLUMN", "Column of the reward, or a formula: 'spend - 0.1 * cost'."),
     ("--episode", "COLUMN", "Column that tells episodes apart."),
-    ("--starts", "COLUMN", "Column, true in the first row of every episode, if no column has ids."),
+    (
+        "--starts",
+        "COLUMN",
+        "Column, true in the first row of every episode, if no column has ids.",
+    ),
     ("--time", "COLUMN", "Column that orders the rows of an episode."),
-    ("--terminal", "COLUMN", "Column, true where an episode really ended; or a formula: status == 'died'."),
-    ("--truncated", "COLUMN", "Column, true where only the recording stopped; or a formula."),
-    ("--last-row", "terminal|cut", "What last rows without a flag are: terminal (the episode ended) or cut."),
-    ("--reward-row", "previous|drop", "A reward without an action is the row's above, or does not count."),
-    ("--drop-duplicates", "exact|first|last", "Of rows at one time keep: one if equal, the first, the last."),
+    (
+        "--terminal",
+        "COLUMN",
+        "Column, true where an episode really ended; or a formula: status == 'died'.",
+    ),
+    (
+        "--truncated",
+        "COLUMN",
+        "Column, true where only the recording stopped; or a formula.",
+    ),
+    (
+        "--last-row",
+        "terminal|cut",
+        "What last rows without a flag are: terminal (the episode ended) or cut.",
+    ),
+    (
+        "--reward-row",
+        "previous|drop",
+        "A reward without an action is the row's above, or does not count.",
+    ),
+    (
+        "--drop-duplicates",
+        "exact|first|last",
+        "Of rows at one time keep: one if equal, the first, the last.",
+    ),
     ("--behavior-probability", "COLUMN", "Probability of the logged action."),
     ("--behavior-log-probability", "COLUMN", "Logarithm of that probability."),
     ("--weight", "COLUMN", "Weight of the row."),
     ("--cluster", "COLUMN", "Column of what several episodes share, such as a user."),
-    ("--next-observations", "COLUMNS", "Columns of the next state, if the table has them."),
-    ("--action-names", "A,B,…", "Values of the action, in the order of a policy's outputs."),
-    ("--encode", "COLUMN=HOW", "Turn categories into numbers: one-hot, ordinal, ordinal:s,m,l; repeatable."),
-    ("--impute", "[COLUMN=]HOW", "Fill missing values: zero, mean, forward, a number; or cut the episode."),
+    (
+        "--next-observations",
+        "COLUMNS",
+        "Columns of the next state, if the table has them.",
+    ),
+    (
+        "--action-names",
+        "A,B,…",
+        "Values of the action, in the order of a policy's outputs.",
+    ),
+    (
+        "--encode",
+        "COLUMN=HOW",
+        "Turn categories into numbers: one-hot, ordinal, ordinal:s,m,l; repeatable.",
+    ),
+    (
+        "--impute",
+        "[COLUMN=]HOW",
+        "Fill missing values: zero, mean, forward, a number; or cut the episode.",
+    ),
     ("--mapping", "FILE", "YAML file with these options; options override it."),
 )
 _SEVERAL = ("--observations", "--action", "--next-observations", "--impute", "--encode")
@@ -105,56 +183,107 @@ def _named(rows: Sequence[tuple[str, str, str]], prefix: str = "") -> list[Optio
     """Text options from rows of flag, metavar and help."""
     return [
         click.option(
-            flag, prefix + flag[2:].replace("-", "_"), multiple=flag in _SEVERAL, metavar=metavar, help=text
+            flag,
+            prefix + flag[2:].replace("-", "_"),
+            multiple=flag in _SEVERAL,
+            metavar=metavar,
+            help=text,
         )
         for flag, metavar, text in rows
     ]
 
 
 def settings_options(command: Command) -> Command:
-    """``--initial-states``, ``--config``, ``--set`` and ``--threads``; the command gets ``settings``.
+    """``--initial-states``, ``--config``, ``--set`` and ``--threads``; the command gets
+    ``settings``.
 
-    ``settings`` holds all given settings, also those with an option of their own. Options override --set, and
-    --set overrides the file. They are checked before a large log is read; gamma may still come from the log.
+    ``settings`` holds all given settings, also those with an option of their own.
+    Options override --set, and --set overrides the file. They are checked before a
+    large log is read; gamma may still come from the log.
     """
 
     @functools.wraps(command)
-    def run(*args: Any, config: str | None, assignments: tuple[str, ...], **options: Any) -> Any:
-        from koffline.config import ANY_GAMMA, EvaluationSettings, make_settings, parse_assignments, read_yaml
+    def run(
+        *args: Any, config: str | None, assignments: tuple[str, ...], **options: Any
+    ) -> Any:
+        from koffline.config import (
+            ANY_GAMMA,
+            EvaluationSettings,
+            make_settings,
+            parse_assignments,
+            read_yaml,
+        )
         from koffline.ope.names import AUTO, DEFAULT, having
 
-        own = {name: options.pop(name) for name in EvaluationSettings.model_fields if name in options}
-        written, given = {} if config is None else read_yaml(config), parse_assignments(assignments)
+        own = {
+            name: options.pop(name)
+            for name in EvaluationSettings.model_fields
+            if name in options
+        }
+        written = {} if config is None else read_yaml(config)
+        given = parse_assignments(assignments)
         given |= {name: value for name, value in own.items() if value is not None}
-        with one_line_errors(f"config file {config}", "a setting in it is wrong", "mend it", ConfigError):
-            left = make_settings({"gamma": ANY_GAMMA}, {**written, **dict.fromkeys(given)})
+        with one_line_errors(
+            f"config file {config}", "a setting in it is wrong", "mend it", ConfigError
+        ):
+            left = make_settings(
+                {"gamma": ANY_GAMMA}, {**written, **dict.fromkeys(given)}
+            )
             names = map(str.strip, left.estimator.split(","))
             having(DEFAULT, [name for name in names if name not in ("", "all", AUTO)])
             having(left.interval)
         make_settings({"gamma": ANY_GAMMA}, given)
-        settings = {name: value for name, value in {**written, **given}.items() if value is not None}
+        settings = {
+            name: value
+            for name, value in {**written, **given}.items()
+            if value is not None
+        }
         return command(*args, settings=settings, **options)
 
-    return added([*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS])(run)
+    return added(
+        [*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS]
+    )(run)
 
 
 _LOG = (
-    click.option("--discrete", type=int, metavar="N", help="Actions are discrete, 0 … N − 1."),
-    click.option("--continuous", nargs=2, type=float, metavar="LOW HIGH", help=_LOW_HIGH),
+    click.option(
+        "--discrete", type=int, metavar="N", help="Actions are discrete, 0 … N − 1."
+    ),
+    click.option(
+        "--continuous", nargs=2, type=float, metavar="LOW HIGH", help=_LOW_HIGH
+    ),
     *_named(_TABLE, _PREFIX),
-    click.option("--decimal-comma", f"{_PREFIX}decimal_comma", is_flag=True, default=None, help=_COMMA),
-    click.option("--one-step/--one-record", f"{_PREFIX}one_step", default=None, help=_ONE_STEP),
+    click.option(
+        "--decimal-comma",
+        f"{_PREFIX}decimal_comma",
+        is_flag=True,
+        default=None,
+        help=_COMMA,
+    ),
+    click.option(
+        "--one-step/--one-record", f"{_PREFIX}one_step", default=None, help=_ONE_STEP
+    ),
 )
 
 
 def worker_options(command: Command) -> Command:
-    """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray: str | None``."""
-    ray = click.option("--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address.")
+    """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray:
+    str | None``.
+    """
+    ray = click.option(
+        "--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address."
+    )
     return WORKERS(ray(command))
 
 
-_MEMORY = ("--memory", "SIZE", f"Memory for rows read at once; default {DEFAULT_MEMORY}.")
-_ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, hidden=True)  # older commands have it
+_MEMORY = (
+    "--memory",
+    "SIZE",
+    f"Memory for rows read at once; default {DEFAULT_MEMORY}.",
+)
+_ON_DISK = click.option(
+    "--lazy", is_flag=True, expose_value=False, hidden=True
+)  # older commands have it
 _READING = (_ON_DISK, *_named([_MEMORY]), worker_options)
 
 
@@ -179,10 +308,15 @@ class Log:
         from koffline.data.sources import open_transitions
 
         lazy = self.stays_on_disk if lazy is None else lazy
-        return open_transitions(self.source, self.space, lazy=lazy, mapping=self.mapping)
+        return open_transitions(
+            self.source, self.space, lazy=lazy, mapping=self.mapping
+        )
 
     def open_by(self, by: str | None) -> tuple[Any, Any]:
-        """Open the transitions, and groups of episodes by a column or a feature. Raises DataError."""
+        """Open the transitions, and groups of episodes by a column or a feature.
+
+        Raises DataError.
+        """
         by = by or getattr(self.mapping, "by", None)
         if by is None or not hasattr(self.mapping, "by"):
             return self.open(), by
@@ -200,21 +334,33 @@ def log_options(argument: str, in_parts: bool = True) -> Option:
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def run(*args: Any, **options: Any) -> Any:
-            table = {name: options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
+            table = {
+                name: options.pop(name)
+                for name in list(options)
+                if name.startswith(_PREFIX)
+            }
             space = requested_space(options.pop("discrete"), options.pop("continuous"))
-            given = {name: options.pop(name, None) for name in ("memory", "workers", "ray")}
+            given = {
+                name: options.pop(name, None) for name in ("memory", "workers", "ray")
+            }
             given = {name: value for name, value in given.items() if value is not None}
             out = Path(getattr(options.get("result"), "out", None) or "")
-            partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
+            if out.name:
+                partial = out.absolute().with_name(f".{out.name}.partial")
+            else:
+                partial = None
             stream = StreamSettings(**given, partial=partial)
-            source, mapping = options.pop(argument), requested_mapping(table)
+            source = options.pop(argument)
+            mapping = requested_mapping(table)
             check_source(source)
             found = command(*args, log=Log(source, space, mapping, stream), **options)
             if partial is not None and partial.is_dir():
                 remove_saved(partial)
             return found
 
-        return click.argument(argument)(added([*_LOG, *(_READING if in_parts else ())])(run))
+        return click.argument(argument)(
+            added([*_LOG, *(_READING if in_parts else ())])(run)
+        )
 
     return add
 
@@ -222,26 +368,45 @@ def log_options(argument: str, in_parts: bool = True) -> Option:
 def check_source(source: str | None) -> None:
     """Raise DataError for a path that does not exist, before heavy imports."""
     text = source or ""
-    if not (text.startswith(MINARI) or "://" in text or glob.has_magic(text) or Path(text).exists()):
+    if not (
+        text.startswith(MINARI)
+        or "://" in text
+        or glob.has_magic(text)
+        or Path(text).exists()
+    ):
         raise DataError(f"{source} does not exist; check the path")
 
 
 def requested_mapping(given: Mapping[str, Any]) -> Any:
-    """Mapping from a file, overridden by single options; None if neither is given. Raises DataError."""
-    said = {name.removeprefix(_PREFIX): value for name, value in given.items() if value not in (None, ())}
+    """Mapping from a file, overridden by single options; None if neither is given.
+
+    Raises DataError.
+    """
+    said = {
+        name.removeprefix(_PREFIX): value
+        for name, value in given.items()
+        if value not in (None, ())
+    }
     if not said:
         return None
     from koffline.data.table.mapping import as_mapping
     from koffline.untrusted.limits import read_yaml_file
 
     file = said.pop("mapping", None)
-    settled = {} if file is None else read_yaml_file(Path(file), f"mapping file {file}", DataError)
+    if file is None:
+        settled = {}
+    else:
+        settled = read_yaml_file(Path(file), f"mapping file {file}", DataError)
     if "action_names" in said:
-        said["action_names"] = [name.strip() for name in said["action_names"].split(",")]
+        said["action_names"] = [
+            name.strip() for name in said["action_names"].split(",")
+        ]
     for name in ("impute", "encode"):
         if name in said:
             said[name] = dict(_by_column(f"--{name}", text) for text in said[name])
-    is_of_any_log = said.keys() <= {"one_step", "encode"} and said.get("one_step") is not False
+    is_of_any_log = (
+        said.keys() <= {"one_step", "encode"} and said.get("one_step") is not False
+    )
     if is_of_any_log and file is None:
         return said  # options that arrays understand too
     probabilities = {"behavior_probability", "behavior_log_probability"}
@@ -251,7 +416,9 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
 
 
 def _by_column(flag: str, text: str) -> tuple[str, str]:
-    """Parse ``x_3=zero`` into column and method; an empty column means all observations."""
+    """Parse ``x_3=zero`` into column and method; an empty column means all
+    observations.
+    """
     column, equals, method = text.rpartition("=")
     if equals and not (column and method):
         raise DataError(f"{flag} received '{text}'; write METHOD or COLUMN=METHOD")

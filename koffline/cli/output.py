@@ -11,7 +11,9 @@ import click
 
 
 def say(text: str, err: bool = False) -> None:
-    """Print a line to stdout, or to stderr; click alone would write UTF-8 where a terminal reads ASCII."""
+    """Print a line to stdout, or to stderr; click alone would write UTF-8 where a
+    terminal reads ASCII.
+    """
     click.echo(text, file=sys.stderr if err else sys.stdout)
 
 

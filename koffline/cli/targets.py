@@ -26,33 +26,53 @@ if TYPE_CHECKING:
 
 # Parameters that name what a command reads.
 _INPUTS = (
-    "data", "source", "config", "policy", "policies", "specs", "model", "model_path", "trained_on", "truth",
-    "initial_states", "table_mapping", "assignments", "grid",
-)  # fmt: skip
+    "data",
+    "source",
+    "config",
+    "policy",
+    "policies",
+    "specs",
+    "model",
+    "model_path",
+    "trained_on",
+    "truth",
+    "initial_states",
+    "table_mapping",
+    "assignments",
+    "grid",
+)
 _WORDS = ("uniform", "kloss", "fqe")  # a file of such a name is given as ./uniform
 Given = str | None  # text of an option that may be left out
 
 
 def claim(
-    out: str | Path, option: str = "--out", is_whole: bool = True, inputs: Iterable[str | Path] | None = None
+    out: str | Path,
+    option: str = "--out",
+    is_whole: bool = True,
+    inputs: Iterable[str | Path] | None = None,
 ) -> Path:
     """Check the output path of a command before its work. Raises ConfigError.
 
-    option: the option's name, for messages. is_whole: the path will be replaced; otherwise files are added to
-    it. inputs: inputs that must not be overwritten; default: all inputs named on the command line, if the
-    path will be replaced.
+    option: the option's name, for messages. is_whole: the path will be replaced;
+    otherwise files are added to it. inputs: inputs that must not be overwritten;
+    default: all inputs named on the command line, if the path will be replaced.
     """
     text = str(out).removeprefix("file://")
     if not text.strip():
         raise ConfigError(f"{option} is empty; name a file or a folder")
-    path = minari_folder(text) if text.startswith(MINARI) else Path(text)
+    if text.startswith(MINARI):
+        path = minari_folder(text)
+    else:
+        path = Path(text)
     try:
         place = path.resolve()
         if not is_whole and path.is_file():
             raise ConfigError(f"{option} {out} is a file; name a folder")
         here = current_folder()
         if is_whole and here is not None and place in (Path(here), *Path(here).parents):
-            raise ConfigError(f"{option} {out} is the current folder or holds it; name another one")
+            raise ConfigError(
+                f"{option} {out} is the current folder or holds it; name another one"
+            )
         if is_whole and place.parent.is_dir():  # it will be written beside
             (probe := temporary_beside(place)).touch()
             probe.unlink()
@@ -60,7 +80,9 @@ def claim(
             temporary_beside(place, ".old.tmp").lstat()  # the longest temporary name
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ConfigError(f"{option} {out} cannot be written ({reason}); choose another place") from None
+        raise ConfigError(
+            f"{option} {out} cannot be written ({reason}); choose another place"
+        ) from None
     if inputs is None and is_whole:
         inputs = _named_inputs()
     check_apart(inputs or (), out, option)
@@ -68,21 +90,38 @@ def claim(
 
 
 def claim_log(
-    out: str, format_: str | None, shard_rows: int | None, force: bool, option: str = "--out"
+    out: str,
+    format_: str | None,
+    shard_rows: int | None,
+    force: bool,
+    option: str = "--out",
 ) -> tuple[Path, str]:
-    """Check before a command's work where it writes a log; return the path, and the format or "shards".
+    """Check before a command's work where it writes a log; return the path, and the
+    format or "shards".
 
-    Raises ConfigError, and DataError if the log would replace something else, or needs --force.
+    Raises ConfigError, and DataError if the log would replace something else, or needs
+    --force.
     """
     from koffline.data.kinds import OWN_FILES
     from koffline.data.sources import target_format
 
     place = claim(out, option)
     if shard_rows is not None and (format_ is not None or out.startswith(MINARI)):
-        asked = f"--format {format_}" if format_ is not None else f"{option} {out}"
-        raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
-    form = "shards" if shard_rows is not None else target_format(out, format_)
-    if os.path.lexists(place) or not out.startswith(MINARI):  # Minari creates its folders when writing
+        if format_ is not None:
+            asked = f"--format {format_}"
+        else:
+            asked = f"{option} {out}"
+        raise ConfigError(
+            f"{asked} and --shard-rows were both given; shards are HDF5 files,"
+            " choose one"
+        )
+    if shard_rows is not None:
+        form = "shards"
+    else:
+        form = target_format(out, format_)
+    if os.path.lexists(place) or not out.startswith(
+        MINARI
+    ):  # Minari creates its folders when writing
         check_target(place, force, OWN_FILES.get(form))
     return place, form
 
@@ -97,17 +136,22 @@ def _named_inputs() -> Iterator[str]:
 
 @contextlib.contextmanager
 def long_part(kept: Path, what: str, nothing: str) -> Iterator[None]:
-    """Context for the long part of a command. Ctrl-C ends it with exit code 130 and a line on what is kept.
+    """Context for the long part of a command. Ctrl-C ends it with exit code 130 and a
+    line on what is kept.
 
-    kept: the file or folder that holds it, if there was time to write it. what: says where it is and how to
-    go on. nothing: says how to go on if nothing is kept.
-    Environments and loggers may print, so stdout is redirected: it is for the result only.
+    kept: the file or folder that holds it, if there was time to write it. what: says
+    where it is and how to go on. nothing: says how to go on if nothing is kept.
+    Environments and loggers may print, so stdout is redirected: it is for the result
+    only.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except KeyboardInterrupt:
-        is_kept = any(kept.iterdir()) if kept.is_dir() else kept.exists()
+        if kept.is_dir():
+            is_kept = any(kept.iterdir())
+        else:
+            is_kept = kept.exists()
         say(f"interrupted; {what if is_kept else nothing}", err=True)
         raise SystemExit(130) from None
 
@@ -121,11 +165,14 @@ class Result:
     as_json: bool
     quiet: bool = False
 
-    def present(self, title: str, find: Callable[[Any], Any], report: Callable[[Any], Report]) -> None:
+    def present(
+        self, title: str, find: Callable[[Any], Any], report: Callable[[Any], Report]
+    ) -> None:
         """Compute the result, write the report with its record, and print.
 
-        find: computes the result; its argument is the progress bar named ``title``. A user's policy may print
-        when it is imported or called, so stdout is redirected meanwhile: it is for the result only.
+        find: computes the result; its argument is the progress bar named ``title``. A
+        user's policy may print when it is imported or called, so stdout is redirected
+        meanwhile: it is for the result only.
         """
         from koffline.ope.results import plain
         from koffline.progress import progress_bar
@@ -133,15 +180,27 @@ class Result:
         run = page = None
         if self.out is not None:
             run = start_run(str(click.get_current_context().info_name))
-        with progress_bar(title, None, not self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
+        with (
+            progress_bar(title, None, not self.quiet) as bar,
+            contextlib.redirect_stdout(sys.stderr),
+        ):
             found = find(bar)
         shown = report(found)
         problem: KofflineError | OSError | None = None
         if run is not None:
-            run |= {"seed": found.seed, "settings": plain(found.settings), "seconds": round(found.seconds, 3)}
+            run |= {
+                "seed": found.seed,
+                "settings": plain(found.settings),
+                "seconds": round(found.seconds, 3),
+            }
             try:
-                page = shown.write(Path(str(self.out)), self.force, {**run, "finished": now()})
-            except (KofflineError, OSError) as error:  # a full disk, say; what was found is printed still
+                page = shown.write(
+                    Path(str(self.out)), self.force, {**run, "finished": now()}
+                )
+            except (
+                KofflineError,
+                OSError,
+            ) as error:  # a full disk, say; what was found is printed still
                 problem = error
         if self.as_json:
             say(found.to_json())
@@ -152,25 +211,49 @@ class Result:
 
 
 def result_options(file: str) -> Option:
-    """``--out``, ``--force``, ``--json``, ``--quiet`` as ``result: Result``. file: result file in --out."""
+    """``--out``, ``--force``, ``--json``, ``--quiet`` as ``result: Result``. file:
+    result file in --out.
+    """
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
-        def run(*args: Any, out: str | None, force: bool, as_json: bool, quiet: bool, **options: Any) -> Any:
+        def run(
+            *args: Any,
+            out: str | None,
+            force: bool,
+            as_json: bool,
+            quiet: bool,
+            **options: Any,
+        ) -> Any:
             if out is not None:
                 place = claim(out)
                 missing = [folder for folder in place.parents if not folder.exists()]
                 check_results(place, force, file)
-                with contextlib.suppress(OSError):  # remove them; they are made again for the result
+                with contextlib.suppress(
+                    OSError
+                ):  # remove them; they are made again for the result
                     for folder in missing:
                         folder.rmdir()
             return command(*args, result=Result(out, force, as_json, quiet), **options)
 
-        return added([
-            click.option("--out", metavar="DIR", help=f"Write {file}, plots and report.html there."),
-            click.option("--force", is_flag=True, help="Replace earlier results in --out."),
-            click.option("--json", "as_json", is_flag=True, help="Print only one JSON object on stdout."),
-            QUIET,
-        ])(run)  # fmt: skip
+        return added(
+            [
+                click.option(
+                    "--out",
+                    metavar="DIR",
+                    help=f"Write {file}, plots and report.html there.",
+                ),
+                click.option(
+                    "--force", is_flag=True, help="Replace earlier results in --out."
+                ),
+                click.option(
+                    "--json",
+                    "as_json",
+                    is_flag=True,
+                    help="Print only one JSON object on stdout.",
+                ),
+                QUIET,
+            ]
+        )(run)
 
     return add

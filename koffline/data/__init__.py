@@ -18,7 +18,9 @@ from typing import Any
 
 
 def import_d3rlpy() -> ModuleType:
-    """Import d3rlpy without gym's notice on stderr and without changing torch's matrix precision on CUDA."""
+    """Import d3rlpy without gym's notice on stderr and without changing torch's matrix
+    precision on CUDA.
+    """
     if "d3rlpy" in sys.modules:
         return sys.modules["d3rlpy"]
     import torch
@@ -37,20 +39,26 @@ def import_d3rlpy() -> ModuleType:
 
 @contextlib.contextmanager
 def _scikit_learn_later() -> Iterator[None]:
-    """Replace scikit-learn while d3rlpy is imported: only PRDC needs it, and its import is slow."""
+    """Replace scikit-learn while d3rlpy is imported: only PRDC needs it, and its import
+    is slow.
+    """
     names = ("sklearn", "sklearn.neighbors")
     if names[0] in sys.modules:
         yield
         return
 
-    def made_when_used(**options: Any) -> Any:  # PRDC has one as an attribute of its class
+    def made_when_used(
+        **options: Any,
+    ) -> Any:  # PRDC has one as an attribute of its class
         return functools.cached_property(
             lambda _: importlib.import_module(names[1]).NearestNeighbors(**options)
         )
 
     for name in names:
         sys.modules[name] = ModuleType(name)
-        sys.modules[name].__spec__ = ModuleSpec(name, None)  # torch may ask whether it is installed
+        sys.modules[name].__spec__ = ModuleSpec(
+            name, None
+        )  # torch may ask whether it is installed
     vars(sys.modules[names[1]])["NearestNeighbors"] = made_when_used
     try:
         yield
@@ -61,11 +69,16 @@ def _scikit_learn_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress d3rlpy's log lines on stdout, except critical ones. The context may be nested."""
+    """Suppress d3rlpy's log lines on stdout, except critical ones.
+
+    The context may be nested.
+    """
     import structlog
 
     before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL)
+    )
     try:
         yield
     finally:

@@ -1,4 +1,6 @@
-"""Copies of a log's units (episodes, or rows without episodes): they add weight but no evidence."""
+"""Copies of a log's units (episodes, or rows without episodes): they add weight but no
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ _BY_CHANCE = 0.05  # share of recurring states above which equal episodes may be
 
 @dataclass(frozen=True, eq=False)
 class DistinctLog:
-    """A log without copies: one unit (episode, or row without episodes) of each kind, with all its weight.
+    """A log without copies: one unit (episode, or row without episodes) of each kind,
+    with all its weight.
 
-    ``units``: number of units in the original log. ``kept``: numbers of the units that ``transitions`` holds.
-    If states recur all over the log, as in a small grid, equal episodes can occur by chance; then every unit
-    is kept.
+    ``units``: number of units in the original log. ``kept``: numbers of the units that
+    ``transitions`` holds. If states recur all over the log, as in a small grid, equal
+    episodes can occur by chance; then every unit is kept.
     """
 
     transitions: Transitions
@@ -31,14 +34,23 @@ class DistinctLog:
     def notes(self) -> list[str]:
         """Note for the user if copies were merged."""
         kind = "episode" if self.transitions.has_episodes else "row"
-        said = f"The log has {counted(self.units, kind)}, only {len(self.kept)} of them different: copies "
-        return [f"{said}count as weight and not as evidence."] if len(self.kept) < self.units else []
+        said = (
+            f"The log has {counted(self.units, kind)}, only {len(self.kept)} of them"
+            " different: copies "
+        )
+        if len(self.kept) < self.units:
+            return [f"{said}count as weight and not as evidence."]
+        return []
 
 
 def without_copies(log: Transitions) -> DistinctLog:
-    """Merge equal episodes (or rows, without episodes) into one with the weight of all."""
+    """Merge equal episodes (or rows, without episodes) into one with the weight of
+    all.
+    """
     starts = log.unit_starts
-    _, firsts, kinds = np.unique(_hash_units(log, starts), return_index=True, return_inverse=True)
+    _, firsts, kinds = np.unique(
+        _hash_units(log, starts), return_index=True, return_inverse=True
+    )
     rows = np.flatnonzero(np.isin(log.units, firsts))
     no_copies = len(firsts) == len(starts)
     if no_copies or (len(firsts) > 1 and _recurrence(log, rows) > _BY_CHANCE):
@@ -46,21 +58,31 @@ def without_copies(log: Transitions) -> DistinctLog:
     original = starts[firsts[kinds.reshape(-1)]]  # first row of each unit's first copy
     same_row = np.arange(len(log)) + (original - starts)[log.units]
     total = np.bincount(same_row, weights=log.row_weights, minlength=len(log))
-    return DistinctLog(log.select(rows).replace(weights=total[rows]), len(starts), np.sort(firsts))
+    return DistinctLog(
+        log.select(rows).replace(weights=total[rows]), len(starts), np.sort(firsts)
+    )
 
 
-def _hash_units(log: Transitions, starts: Int[np.ndarray, " unit"]) -> UInt64[np.ndarray, " unit"]:
+def _hash_units(
+    log: Transitions, starts: Int[np.ndarray, " unit"]
+) -> UInt64[np.ndarray, " unit"]:
     """Hash of each unit from its ordered rows, flags, log-probabilities and cluster."""
-    flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(log.truncated)
+    flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(
+        log.truncated
+    )
     hashes = hash_rows(log) ^ unit_hash(0, 2, flags)
     if log.behavior_log_probabilities is not None:
-        bits = (np.asarray(log.behavior_log_probabilities, dtype=np.float64) + 0.0).view(np.uint64)
+        bits = (
+            np.asarray(log.behavior_log_probabilities, dtype=np.float64) + 0.0
+        ).view(np.uint64)
         hashes ^= unit_hash(0, 3, bits)
     if log.clusters is not None:
         hashes ^= unit_hash(0, 5, log.clusters)
     steps = np.arange(len(log)) - starts[log.units]
     odd = 2 * steps.astype(np.uint64) + np.uint64(1)
-    return np.add.reduceat(hashes * odd, starts) ^ unit_hash(0, 4, np.bincount(log.units))
+    return np.add.reduceat(hashes * odd, starts) ^ unit_hash(
+        0, 4, np.bincount(log.units)
+    )
 
 
 def _recurrence(log: Transitions, rows: Int[np.ndarray, " row"]) -> float:

@@ -1,11 +1,13 @@
 """d3rlpy's ReplayBuffer dumps (version 2.1), read and written without d3rlpy.
 
-Layout: ``columns`` (names), ``num_episodes``, ``version``, and per episode i ``observations_i (T, ...)``,
-``actions_i (T, k)``, ``rewards_i (T, 1)``, ``terminated_i``. d3rlpy takes the observation of step t + 1 as
-the next observation of step t, so an episode that did not terminate has one transition less than steps. To
-keep every transition, we add one step there, with the last next observation and reward 0. A dump has no place
-for probabilities, weights, next observations of terminal rows, and the difference between a cut episode and
-one without flags. It also stores our description, which d3rlpy ignores.
+Layout: ``columns`` (names), ``num_episodes``, ``version``, and per episode i
+``observations_i (T, ...)``, ``actions_i (T, k)``, ``rewards_i (T, 1)``,
+``terminated_i``. d3rlpy takes the observation of step t + 1 as the next observation of
+step t, so an episode that did not terminate has one transition less than steps. To keep
+every transition, we add one step there, with the last next observation and reward 0. A
+dump has no place for probabilities, weights, next observations of terminal rows, and
+the difference between a cut episode and one without flags. It also stores our
+description, which d3rlpy ignores.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from typing import Any
 import numpy as np
 
 from koffline.data.flat import DESCRIPTION
-from koffline.data.raw import RawLog, cut_episodes, describe_columns, episodic_log, read_description
+from koffline.data.raw import (
+    RawLog,
+    cut_episodes,
+    describe_columns,
+    episodic_log,
+    read_description,
+)
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -47,15 +55,23 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
             for name in _COLUMNS:
                 file[f"{name}_{i}"] = steps[name]
         lost = " and ".join(name for name in _LOST if name in log.columns)
-        notes = [f"{lost} were left out: a d3rlpy dump has no place for them"] if lost else []
+        if lost:
+            notes = [f"{lost} were left out: a d3rlpy dump has no place for them"]
+        else:
+            notes = []
         for note in notes:
             logging.getLogger(__name__).warning("%s: %s", path, note)
         metadata = dataclasses.replace(log.metadata, sha256=None).with_notes(*notes)
-        write_text(file, DESCRIPTION, describe_columns(log.action_space, log.has_episodes, metadata))
+        write_text(
+            file,
+            DESCRIPTION,
+            describe_columns(log.action_space, log.has_episodes, metadata),
+        )
 
 
 def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
-    """Episodes as d3rlpy stores them, with one added step for each episode that did not terminate.
+    """Episodes as d3rlpy stores them, with one added step for each episode that did not
+    terminate.
 
     observations (T, ...), actions (T, k), rewards (T, 1), terminated: one flag.
     """
@@ -66,11 +82,17 @@ def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
 def steps_of(log: Transitions, rows: slice) -> dict[str, Any]:
     """The arrays of one d3rlpy Episode."""
     terminated = bool(log.terminated[rows.stop - 1])
-    last = slice(rows.stop, rows.stop) if terminated else slice(rows.stop - 1, rows.stop)
+    if terminated:
+        last = slice(rows.stop, rows.stop)
+    else:
+        last = slice(rows.stop - 1, rows.stop)
     # discrete actions have a feature axis too
-    actions, rewards = log.actions.reshape(len(log), -1), log.rewards.reshape(-1, 1)
+    actions = log.actions.reshape(len(log), -1)
+    rewards = log.rewards.reshape(-1, 1)
     return {
-        "observations": np.concatenate([log.observations[rows], log.next_observations[last]]),
+        "observations": np.concatenate(
+            [log.observations[rows], log.next_observations[last]]
+        ),
         "actions": np.concatenate([actions[rows], actions[last]]),
         "rewards": np.concatenate([rewards[rows], np.zeros_like(rewards[last])]),
         "terminated": terminated,
@@ -79,23 +101,42 @@ def steps_of(log: Transitions, rows: slice) -> dict[str, Any]:
 
 def _episodes(file: CheckedFile, path: Path) -> Iterator[dict[str, np.ndarray]]:
     episodes = file.episodes(int(file.arrays(["num_episodes"])["num_episodes"]))
-    if any(f"observations_{i}" not in file and f"observations_{i}_0" in file for i in episodes):
-        raise DataError(f"{path} holds tuple observations; flatten them into one array before dumping")
+    if any(
+        f"observations_{i}" not in file and f"observations_{i}_0" in file
+        for i in episodes
+    ):
+        raise DataError(
+            f"{path} holds tuple observations; flatten them into one array before"
+            " dumping"
+        )
     names = [f"{name}_{i}" for i in episodes for name in _COLUMNS]
     read = file.arrays(names, twice=frozenset(f"observations_{i}" for i in episodes))
     for i in episodes:
-        observations, actions, rewards, ends = (read[f"{name}_{i}"] for name in _COLUMNS)
+        observations, actions, rewards, ends = (
+            read[f"{name}_{i}"] for name in _COLUMNS
+        )
         if rewards.size != len(rewards):
             per_step = rewards.size // len(rewards)
-            raise DataError(f"{path}: rewards of episode {i} have {per_step} numbers per step; give one")
-        observations = observations.reshape(-1, 1) if observations.ndim == 1 else observations
+            raise DataError(
+                f"{path}: rewards of episode {i} have {per_step} numbers per step;"
+                " give one"
+            )
+        if observations.ndim == 1:
+            observations = observations.reshape(-1, 1)
         yield episode_rows(observations, actions, rewards, bool(np.ravel(ends)[-1]))
 
 
 def episode_rows(
     observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, terminated: bool
 ) -> dict[str, np.ndarray]:
-    """Columns (T, ...) of an episode from d3rlpy's arrays and its flag: terminated, else truncated."""
+    """Columns (T, ...) of an episode from d3rlpy's arrays and its flag: terminated,
+    else truncated.
+    """
     ends = np.arange(len(rewards)) == len(rewards) - 1
     flags = {"terminated": ends & terminated, "truncated": ends & (not terminated)}
-    return {"observations": observations, "actions": actions, "rewards": rewards.reshape(-1), **flags}
+    return {
+        "observations": observations,
+        "actions": actions,
+        "rewards": rewards.reshape(-1),
+        **flags,
+    }

@@ -1,7 +1,8 @@
-"""Where episodes end, one rule for all readers: two flags on one row, and rows that do not follow each other.
+"""Where episodes end, one rule for all readers: two flags on one row, and rows that do
+not follow each other.
 
-Files mark the end of an episode in several ways. The rules here are those of docs/tables.md; the readers of
-flat files and of tables both apply them.
+Files mark the end of an episode in several ways. The rules here are those of
+docs/tables.md; the readers of flat files and of tables both apply them.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ import numpy as np
 from koffline.data.columns import blocks
 from koffline.errors import counted
 
-# Fewer rows with both flags may be chance: the world ended in the step in which recording stopped.
+# Fewer rows with both flags may be chance: the world ended in the step in which
+# recording stopped.
 _NOT_BY_CHANCE = 3
-# Rows are shuffled if more than this share of those inside episodes is not followed by its next observation.
+# Rows are shuffled if more than this share of those inside episodes is not followed by
+# its next observation.
 _MOST_UNLINKED = 0.5
 
 
 def terminal_marks_every_end(n_truncated: int, n_both: int) -> bool:
-    """Whether ``terminal`` is set at every end, also where a time limit or the logger cut the episode.
+    """Whether ``terminal`` is set at every end, also where a time limit or the logger
+    cut the episode.
 
-    n_truncated: rows flagged truncated; n_both: those of them that are flagged terminal, too. If every cut is
-    flagged terminal, the terminal flag says nothing about cuts, and such rows count as cut.
+    n_truncated: rows flagged truncated; n_both: those of them that are flagged
+    terminal, too. If every cut is flagged terminal, the terminal flag says nothing
+    about cuts, and such rows count as cut.
     """
     return n_both == n_truncated >= _NOT_BY_CHANCE
 
@@ -35,23 +40,31 @@ def both_flags_note(n_rows: int, truncated: str, terminal: str) -> str:
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:
-    """Whether (N − 1,) a row's next observation equals, up to rounding, the observation of the next row."""
+    """Whether (N − 1,) a row's next observation equals, up to rounding, the observation
+    of the next row.
+    """
     if following.shape != observations.shape:
-        return np.ones(len(observations) - 1, dtype=np.bool_)  # Transitions refuses these shapes
+        return np.ones(
+            len(observations) - 1, dtype=np.bool_
+        )  # Transitions refuses these shapes
     linked = np.empty(len(observations) - 1, dtype=np.bool_)
     for block in blocks(len(linked)):
         below = observations[block.start + 1 : block.stop + 1]
-        close = np.isclose(following[block], below, rtol=1e-4, atol=1e-6, equal_nan=True)
+        close = np.isclose(
+            following[block], below, rtol=1e-4, atol=1e-6, equal_nan=True
+        )
         linked[block] = close.reshape(len(below), -1).all(axis=1)
     return linked
 
 
 @dataclass
 class LinkCounts:
-    """Rows of a log without episode ids, counted to decide whether next observations show its episodes.
+    """Rows of a log without episode ids, counted to decide whether next observations
+    show its episodes.
 
-    inside: rows that have no flag and a row below. unlinked: those whose next observation is not the
-    observation of the row below. has_cuts: whether a row is flagged truncated.
+    inside: rows that have no flag and a row below. unlinked: those whose next
+    observation is not the observation of the row below. has_cuts: whether a row is
+    flagged truncated.
     """
 
     inside: int = 0
@@ -59,7 +72,9 @@ class LinkCounts:
     has_cuts: bool = False
 
     def add(self, ends: np.ndarray, truncated: np.ndarray, linked: np.ndarray) -> None:
-        """Add consecutive rows. ends, truncated: (N,) flags; linked: (N − 1,) from `rows_are_linked`."""
+        """Add consecutive rows. ends, truncated: (N,) flags; linked: (N − 1,) from
+        `rows_are_linked`.
+        """
         goes_on = ~ends[: len(linked)]
         self.inside += int(goes_on.sum())
         self.unlinked += int((goes_on & ~linked).sum())
@@ -67,25 +82,40 @@ class LinkCounts:
 
     @property
     def stand_alone(self) -> bool:
-        """Whether rows are shuffled: flags then do not say which rows form an episode."""
+        """Whether rows are shuffled: flags then do not say which rows form an
+        episode.
+        """
         return not self.has_cuts and self.unlinked > _MOST_UNLINKED * self.inside
 
     @property
     def show_cuts(self) -> bool:
-        """Whether an unlinked row is where an unmarked time limit, or the logger, cut an episode."""
+        """Whether an unlinked row is where an unmarked time limit, or the logger, cut
+        an episode.
+        """
         return not self.has_cuts and not self.stand_alone and self.unlinked > 0
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was decided, for people."""
         if self.stand_alone:
-            said = "rows stand alone: next observations are not the observations of the rows below"
+            said = (
+                "rows stand alone: next observations are not the observations of the"
+                " rows below"
+            )
             return (f"{said}, so terminals alone do not mark episodes",)
         if self.show_cuts:
-            marked = f"{counted(self.unlinked, 'row', 'was', 'were')} marked as truncated"
-            why = "no timeouts are given, and the row below begins elsewhere than the next observation"
+            marked = (
+                f"{counted(self.unlinked, 'row', 'was', 'were')} marked as truncated"
+            )
+            why = (
+                "no timeouts are given, and the row below begins elsewhere than the"
+                " next observation"
+            )
             return (f"{marked}: {why}",)
         if self.unlinked:
-            said = f"{self.unlinked} of {self.inside} rows inside episodes have a next observation other than"
+            said = (
+                f"{self.unlinked} of {self.inside} rows inside episodes have a next"
+                " observation other than"
+            )
             return (f"{said} the observation of the row below; the flags were trusted",)
         return ()

@@ -1,4 +1,6 @@
-"""The kind of data at a path, URL or pattern: the files of a table, or another kind of log."""
+"""The kind of data at a path, URL or pattern: the files of a table, or another kind of
+log.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +13,50 @@ from koffline.data.columns import natural_key
 from koffline.errors import DataError
 from koffline.store.files import MINARI
 
-MANIFEST, SHARDS = "manifest.json", "koffline-shards"  # of a folder of shards: its file, and the mark in it
+# of a folder of shards: its file, and the mark in it
+MANIFEST = "manifest.json"
+SHARDS = "koffline-shards"
 METADATA = "metadata.json"  # of Minari
-OWN_FILES = {"shards": (MANIFEST, "shard-*.hdf5"), "minari": ("data/*", "data/*/*")}  # what may be replaced
-PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
+OWN_FILES = {
+    "shards": (MANIFEST, "shard-*.hdf5"),
+    "minari": ("data/*", "data/*/*"),
+}  # what may be replaced
+PARQUET = "Parquet"
+ARROW = "Arrow"
+CSV = "CSV"
+HDF5 = "HDF5"
+NPZ = "NPZ"
 NO_TABLE = (
-    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
-    "HDF5 or NPZ); a mapping is for tables, `koffline data info` looks into other logs"
+    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per"
+    " transition in HDF5 or NPZ); a mapping is for tables, `koffline data info` looks"
+    " into other logs"
 )
-# Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
+# Arrow's streams begin with the mark of a message; its files, and Feather version 2,
+# with their own name.
 STREAM = b"\xff\xff\xff\xff"
 _SUFFIXES = {
     PARQUET: (".parquet", ".pq"),
     ARROW: (".arrow", ".feather", ".arrows", ".ipc"),
-    CSV: tuple(f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst")),
+    CSV: tuple(
+        f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst")
+    ),
 }
 _CONTENTS: dict[bytes, str | None] = {
-    b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW, b"\x89HDF": HDF5, b"PK": NPZ,
+    b"PAR1": PARQUET,
+    b"ARROW1": ARROW,
+    STREAM: ARROW,
+    b"\x89HDF": HDF5,
+    b"PK": NPZ,
     b"\x80": None,  # a pickle
-}  # fmt: skip
+}
 
 
 def is_shard_folder(folder: str) -> bool:
     """Whether a folder, at a path or URL, holds a manifest of ours.
 
-    A manifest that is a link is not opened, so that nothing outside the folder is touched. It counts as ours,
-    and is refused where it is to be read, unless the folder is one of tables.
+    A manifest that is a link is not opened, so that nothing outside the folder is
+    touched. It counts as ours, and is refused where it is to be read, unless the folder
+    is one of tables.
     """
     manifest = remote.joined(folder, MANIFEST)
     path = remote.local_path(manifest)
@@ -50,37 +70,53 @@ def is_shard_folder(folder: str) -> bool:
 
 
 def data_folder(folder: Path) -> Path | None:
-    """The folder with a Minari dataset's metadata, ``folder`` or ``folder/data``; None if there is none."""
+    """The folder with a Minari dataset's metadata, ``folder`` or ``folder/data``; None
+    if there is none.
+    """
     places = (folder / "data", folder)
     return next((place for place in places if (place / METADATA).is_file()), None)
 
 
 def is_log_source(name: str) -> bool:
     """Whether a path or URL is a folder of shards or a Minari dataset."""
-    is_minari = name.startswith(MINARI) or (not remote.is_url(name) and data_folder(Path(name)) is not None)
+    is_minari = name.startswith(MINARI) or (
+        not remote.is_url(name) and data_folder(Path(name)) is not None
+    )
     return is_minari or is_shard_folder(name)
 
 
 def is_table_source(name: str) -> bool:
-    """Whether a path, URL or pattern is a table: Parquet and Arrow by content, CSV by name.
+    """Whether a path, URL or pattern is a table: Parquet and Arrow by content, CSV by
+    name.
 
     A folder counts if it holds such files and is no log of another kind.
     """
-    return not is_log_source(name) and any(kind_of(each, is_table=False) for each in _candidates(name)[:1])
+    return not is_log_source(name) and any(
+        kind_of(each, is_table=False) for each in _candidates(name)[:1]
+    )
 
 
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
-    """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
+    """Kind and names of the files at a path or URL: a file, a folder of files, or a
+    pattern.
 
-    With ``is_table``, a text file is CSV whatever its name, and arrays in HDF5 and NPZ files are columns.
+    With ``is_table``, a text file is CSV whatever its name, and arrays in HDF5 and NPZ
+    files are columns.
     Raises DataError if there is no file, a damaged one, or files of different kinds.
     """
-    kinds = {each: kind for each in _candidates(name) if (kind := kind_of(each, is_table))}
+    kinds = {
+        each: kind for each in _candidates(name) if (kind := kind_of(each, is_table))
+    }
     if len(set(kinds.values())) > 1:
         shown = " and ".join(sorted(set(kinds.values())))
-        raise DataError(f"{name} holds files of different kinds ({shown}); keep one in a folder")
+        raise DataError(
+            f"{name} holds files of different kinds ({shown}); keep one in a folder"
+        )
     if not kinds:
-        raise DataError(f"{name} {NO_TABLE if remote.exists(name) else 'does not exist; check the path'}")
+        raise DataError(
+            f"{name}"
+            f" {NO_TABLE if remote.exists(name) else 'does not exist; check the path'}"
+        )
     return next(iter(kinds.values())), tuple(kinds)
 
 
@@ -89,38 +125,60 @@ def _candidates(name: str) -> list[str]:
     if remote.is_folder(name):
         return _files_below(name)
     is_pattern = ("*" in name or "?" in name) and not remote.exists(name)
-    return remote.listed(name) if is_pattern else [name] * remote.exists(name)
+    if is_pattern:
+        return remote.listed(name)
+    return [name] * remote.exists(name)
 
 
 def kind_of(name: str, is_table: bool) -> str | None:
     """Kind of a file by its first bytes and its name; None if it is no table.
 
-    With ``is_table``, arrays in HDF5 and NPZ files are columns, and any text is CSV. Raises DataError if the
-    file is empty or damaged.
+    With ``is_table``, arrays in HDF5 and NPZ files are columns, and any text is CSV.
+    Raises DataError if the file is empty or damaged.
     """
-    head, lower = remote.read_bytes(name, 16), name.lower()
+    head = remote.read_bytes(name, 16)
+    lower = name.lower()
     if not head:
         raise DataError(f"{name} is empty (0 bytes); copy or export it again")
     for mark, kind in _CONTENTS.items():
         if head.startswith(mark):
-            return kind if is_table or kind in (PARQUET, ARROW) else None
+            if is_table or kind in (PARQUET, ARROW):
+                return kind
+            return None
     for kind in (PARQUET, ARROW):
         if lower.endswith(_SUFFIXES[kind]):
             said = f"{name} is a truncated or corrupt {kind} table (damaged header)"
             raise DataError(f"{said}; copy or export it again")
     if is_table and head.lstrip()[:1] in (b"{", b"["):
-        said = f"{name} is JSON, which is not read; write it as Parquet or CSV (polars.read_ndjson)"
-        raise DataError(f"{said}, one decision a row and every nested field a column of its own")
-    return CSV if is_table or lower.endswith(_SUFFIXES[CSV]) else None
+        said = (
+            f"{name} is JSON, which is not read; write it as Parquet or CSV"
+            " (polars.read_ndjson)"
+        )
+        raise DataError(
+            f"{said}, one decision a row and every nested field a column of its own"
+        )
+    if is_table or lower.endswith(_SUFFIXES[CSV]):
+        return CSV
+    return None
 
 
 def _files_below(folder: str) -> list[str]:
-    """Files with a table's suffix, in natural order; names that begin with _ or . are skipped."""
+    """Files with a table's suffix, in natural order; names that begin with _ or . are
+    skipped.
+    """
     if not remote.is_url(folder):
-        below = [os.path.join(place, each) for place, _, inside in os.walk(folder) for each in inside]
+        below = [
+            os.path.join(place, each)
+            for place, _, inside in os.walk(folder)
+            for each in inside
+        ]
     else:
         with remote.storage(folder) as (system, path):
             below = [system.unstrip_protocol(found) for found in system.find(path)]
     known = tuple(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
-    shown = (each for each in below if not re.search(r"/[_.]", f"/{each[len(folder) :]}"))
-    return sorted((each for each in shown if each.lower().endswith(known)), key=natural_key)
+    shown = (
+        each for each in below if not re.search(r"/[_.]", f"/{each[len(folder) :]}")
+    )
+    return sorted(
+        (each for each in shown if each.lower().endswith(known)), key=natural_key
+    )

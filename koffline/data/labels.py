@@ -1,10 +1,12 @@
-"""Observations that hold labels, numbers of things without an order, as columns that networks can use.
+"""Observations that hold labels, numbers of things without an order, as columns that
+networks can use.
 
-A log's ``observations`` hold what networks, kernels and distances may take for quantities. A label (a number
-in a Discrete or MultiDiscrete space, or a column that the user declares) is therefore stored as a one-hot
-column for each label, as Gymnasium flattens it; if there are very many, as a code of random signs, in which
-all labels are about equally far apart. The `Layout`, kept in the log's metadata, turns these numbers back
-into what the file holds, and that is what a policy of the user gets.
+A log's ``observations`` hold what networks, kernels and distances may take for
+quantities. A label (a number in a Discrete or MultiDiscrete space, or a column that the
+user declares) is therefore stored as a one-hot column for each label, as Gymnasium
+flattens it; if there are very many, as a code of random signs, in which all labels are
+about equally far apart. The `Layout`, kept in the log's metadata, turns these numbers
+back into what the file holds, and that is what a policy of the user gets.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import numpy as np
 from koffline.errors import DataError, counted, listed
 
 LAYOUT = "observation_layout"  # key in the ``extra`` of metadata
-MOST_ONE_HOT = 1000  # columns of all labels together; with more, labels of large parts are coded
+MOST_ONE_HOT = (
+    1000  # columns of all labels together; with more, labels of large parts are coded
+)
 CODE_WIDTH = 64  # columns of a coded label
 MOST_COLUMNS = 4096  # that networks and kernels take
 MOST_LABELS = 2**20  # of one part
@@ -32,8 +36,9 @@ _CODE_SEED = 20_190_515  # codes are the same in every log and version
 class Part:
     """Consecutive columns of an observation as the file holds it.
 
-    ``size``: number of columns, 1 for a label. ``labels``: the values of a label in the order of its columns;
-    None for quantities. ``is_coded``: whether labels are codes instead of one-hot columns.
+    ``size``: number of columns, 1 for a label. ``labels``: the values of a label in the
+    order of its columns; None for quantities. ``is_coded``: whether labels are codes
+    instead of one-hot columns.
     """
 
     name: str
@@ -46,13 +51,17 @@ class Part:
         """Number of encoded columns."""
         if self.labels is None:
             return self.size
-        return CODE_WIDTH if self.is_coded else len(self.labels)
+        if self.is_coded:
+            return CODE_WIDTH
+        return len(self.labels)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the encoded columns."""
         if self.labels is None:
-            return (self.name,) if self.size == 1 else tuple(f"{self.name}[{i}]" for i in range(self.size))
+            if self.size == 1:
+                return (self.name,)
+            return tuple(f"{self.name}[{i}]" for i in range(self.size))
         if self.is_coded:
             return tuple(f"{self.name}#{i}" for i in range(CODE_WIDTH))
         return tuple(f"{self.name}={label}" for label in self.labels)
@@ -60,7 +69,10 @@ class Part:
     def __str__(self) -> str:
         if self.labels is None:
             return f"{self.name}: {counted(self.size, 'number')}"
-        how = f"as codes of {CODE_WIDTH} signs" if self.is_coded else "one-hot"
+        if self.is_coded:
+            how = f"as codes of {CODE_WIDTH} signs"
+        else:
+            how = "one-hot"
         return f"{self.name}: {counted(len(self.labels), 'label')}, {how}"
 
     @cached_property
@@ -70,7 +82,9 @@ class Part:
 
     @cached_property
     def _codes(self) -> np.ndarray:
-        """The code (n,) of every label, its signs as bits; the same however many labels there are."""
+        """The code (n,) of every label, its signs as bits; the same however many labels
+        there are.
+        """
         generator = np.random.default_rng(_CODE_SEED)
         return generator.integers(2**64, size=len(self._values), dtype=np.uint64)
 
@@ -80,7 +94,10 @@ class Part:
         return np.argsort(self._codes)
 
     def encode(self, column: np.ndarray, kind: Any) -> np.ndarray:
-        """Encoded labels (N, width) of a column (N,). Raises DataError for a value that is no label."""
+        """Encoded labels (N, width) of a column (N,).
+
+        Raises DataError for a value that is no label.
+        """
         places = np.searchsorted(self._values, column)
         places = np.minimum(places, len(self._values) - 1)
         wrong = self._values[places] != column
@@ -89,17 +106,24 @@ class Part:
             known = f"{self._values[0]} … {self._values[-1]}"
             if len(self._values) < self._values[-1] - self._values[0] + 1:
                 known = listed(self._values.tolist(), 8)
-            what = f"observation {self.name} is {column[row]:g} in row {row}, no label of {known}"
+            what = (
+                f"observation {self.name} is {column[row]:g} in row {row}, no label of"
+                f" {known}"
+            )
             raise DataError(f"{what}; mend that row, or declare the space anew")
         if self.is_coded:
-            bits = np.unpackbits(self._codes[places, None].astype("<u8").view(np.uint8), axis=1)
+            bits = np.unpackbits(
+                self._codes[places, None].astype("<u8").view(np.uint8), axis=1
+            )
             return 2 * bits.astype(kind) - 1
         encoded = np.zeros((len(column), len(self._values)), dtype=kind)
         encoded[np.arange(len(column)), places] = 1
         return encoded
 
     def decode(self, columns: np.ndarray) -> np.ndarray:
-        """Labels (N,) int64 of encoded columns (N, width), which must be those of a label."""
+        """Labels (N,) int64 of encoded columns (N, width), which must be those of a
+        label.
+        """
         if not self.is_coded:
             return self._values[columns.argmax(axis=1)]
         words = np.packbits(columns > 0, axis=1).view("<u8").reshape(-1)
@@ -134,8 +158,13 @@ class Layout:
 
     @property
     def lowest(self) -> np.ndarray:
-        """An observation as the file may hold it, flat: first labels, and zeros for quantities."""
-        first = [np.full(part.size, 0 if part.labels is None else part.labels[0]) for part in self.parts]
+        """An observation as the file may hold it, flat: first labels, and zeros for
+        quantities.
+        """
+        first = [
+            np.full(part.size, 0 if part.labels is None else part.labels[0])
+            for part in self.parts
+        ]
         return np.concatenate(first)
 
     @property
@@ -146,38 +175,60 @@ class Layout:
         return f"observations hold labels, which have no order ({labels}); {policy}"
 
     def encode(self, logged: np.ndarray, kind: Any = np.float32) -> np.ndarray:
-        """Observations (N, width) of a float type from those of the file (N, *shape). Raises DataError."""
-        flat, columns, start = logged.reshape(len(logged), -1), [], 0
+        """Observations (N, width) of a float type from those of the file (N, *shape).
+
+        Raises DataError.
+        """
+        flat = logged.reshape(len(logged), -1)
+        columns = []
+        start = 0
         for part in self.parts:
             of_part = flat[:, start : start + part.size]
-            columns.append(of_part.astype(kind) if part.labels is None else part.encode(of_part[:, 0], kind))
+            columns.append(
+                of_part.astype(kind)
+                if part.labels is None
+                else part.encode(of_part[:, 0], kind)
+            )
             start += part.size
         return np.concatenate(columns, axis=1)
 
     def decode(self, observations: np.ndarray) -> np.ndarray:
-        """What the file holds, (N, *shape): whole numbers (int64) if all parts are labels."""
+        """What the file holds, (N, *shape): whole numbers (int64) if all parts are
+        labels.
+        """
         flat = observations.reshape(len(observations), -1)
-        columns, start = [], 0
+        columns = []
+        start = 0
         for part in self.parts:
             of_part = flat[:, start : start + part.width]
-            columns.append(of_part if part.labels is None else part.decode(of_part)[:, None])
+            columns.append(
+                of_part if part.labels is None else part.decode(of_part)[:, None]
+            )
             start += part.width
         if not all(part.labels is not None for part in self.parts):
             columns = [column.astype(observations.dtype) for column in columns]
         return np.concatenate(columns, axis=1).reshape(len(observations), *self.shape)
 
     def encode_if_logged(self, observations: np.ndarray, kind: Any) -> np.ndarray:
-        """Encode observations as the file holds them, (N, *shape), of one label also (N,); others stay.
+        """Encode observations as the file holds them, (N, *shape), of one label also
+        (N,); others stay.
 
         Raises DataError.
         """
         is_single = observations.ndim == 1 and self.shape == (1,)
         is_logged = observations.shape[1:] == self.shape != (self.width,)
-        return self.encode(observations, kind) if is_single or is_logged else observations
+        if is_single or is_logged:
+            return self.encode(observations, kind)
+        return observations
 
     def to_extra(self) -> dict[str, Any]:
         """Plain values for the ``extra`` of metadata."""
-        return {LAYOUT: {"parts": [_described(part) for part in self.parts], "shape": list(self.shape)}}
+        return {
+            LAYOUT: {
+                "parts": [_described(part) for part in self.parts],
+                "shape": list(self.shape),
+            }
+        }
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> Layout | None:
@@ -188,7 +239,9 @@ class Layout:
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
         fits = math.prod(shape) == sum(part.size for part in parts)
-        return cls(parts, shape) if fits and any(part.labels is not None for part in parts) else None
+        if fits and any(part.labels is not None for part in parts):
+            return cls(parts, shape)
+        return None
 
 
 def _described(part: Part) -> dict[str, Any]:
@@ -201,8 +254,12 @@ def _described(part: Part) -> dict[str, Any]:
 
 
 def _part(described: Mapping[str, Any]) -> Part:
-    """Inverse of `_described`. Raises KeyError, TypeError or ValueError for anything else."""
-    name, is_coded = str(described["name"]), bool(described.get("coded", False))
+    """Inverse of `_described`.
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
+    name = str(described["name"])
+    is_coded = bool(described.get("coded", False))
     if "size" in described:
         return Part(name, _number(described["size"], 0))
     if "count" in described:
@@ -218,16 +275,23 @@ def _part(described: Mapping[str, Any]) -> Part:
 
 
 def _number(value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**53:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not least <= value <= 2**53
+    ):
         raise ValueError(f"{value!r} is no number of this kind")
     return value
 
 
-def make_layout(parts: Iterable[Part], shape: tuple[int, ...], source: str) -> Layout | None:
-    """The layout of these parts, large ones coded if there are many labels; None if none holds labels.
+def make_layout(
+    parts: Iterable[Part], shape: tuple[int, ...], source: str
+) -> Layout | None:
+    """The layout of these parts, large ones coded if there are many labels; None if
+    none holds labels.
 
-    shape: of one observation in the file. Raises DataError if even then there are more columns than networks
-    take.
+    shape: of one observation in the file. Raises DataError if even then there are more
+    columns than networks take.
     """
     given = tuple(parts)
     labelled = [part for part in given if part.labels is not None]
@@ -236,13 +300,21 @@ def make_layout(parts: Iterable[Part], shape: tuple[int, ...], source: str) -> L
     one_hot = sum(len(part.labels or ()) for part in labelled)
     if one_hot > MOST_ONE_HOT:
         given = tuple(
-            Part(part.name, part.size, part.labels, is_coded=len(part.labels or ()) > CODE_WIDTH)
+            Part(
+                part.name,
+                part.size,
+                part.labels,
+                is_coded=len(part.labels or ()) > CODE_WIDTH,
+            )
             for part in given
         )
     layout = Layout(given, shape)
     of_labels = sum(part.width for part in layout.parts if part.labels is not None)
     if of_labels > MOST_COLUMNS:
-        said = f"{source}: observations hold {len(labelled)} labels, which would take {of_labels} columns"
+        said = (
+            f"{source}: observations hold {len(labelled)} labels, which would take"
+            f" {of_labels} columns"
+        )
         remedy = "flatten or embed them before recording, or record quantities as a Box"
         raise DataError(f"{said}, more than {MOST_COLUMNS}; {remedy}")
     return layout

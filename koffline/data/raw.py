@@ -1,4 +1,6 @@
-"""Shared parts of readers and writers: unchecked columns, the action space, and a file's description."""
+"""Shared parts of readers and writers: unchecked columns, the action space, and a
+file's description.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,18 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, counted
 from koffline.untrusted.limits import parse_json
 
-UNFOLLOWED = "the last step of an episode that did not terminate has no next observation"
+UNFOLLOWED = (
+    "the last step of an episode that did not terminate has no next observation"
+)
 GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
 STARTS = "starts: "  # beginning of a note on episodes whose beginning is missing
 SHARED = "units: "  # beginning of a note on rows that are not independent
-CAUTIONS = frozenset(kind.removesuffix(": ") for kind in (GAPS, ORDER, STARTS, SHARED))  # ask for care
-# Reads metadata from plain values by the names of its fields; other keys are ignored. Raises ValueError.
+CAUTIONS = frozenset(
+    kind.removesuffix(": ") for kind in (GAPS, ORDER, STARTS, SHARED)
+)  # ask for care
+# Reads metadata from plain values by the names of its fields; other keys are ignored.
+# Raises ValueError.
 METADATA = TypeAdapter(Metadata)
 # Undeclared whole-number actions count as discrete up to this number of choices.
 _MOST_ASSUMED = 10_000
@@ -33,10 +40,11 @@ _MOST_ASSUMED = 10_000
 
 @dataclass(frozen=True, eq=False)
 class RawLog:
-    """Columns named as in ``Transitions``, with aligned rows of equal number and unchecked values.
+    """Columns named as in ``Transitions``, with aligned rows of equal number and
+    unchecked values.
 
-    ``labels``: values of a table's column ``by`` at the first row of each episode (each row, without
-    episodes).
+    ``labels``: values of a table's column ``by`` at the first row of each episode (each
+    row, without episodes).
     """
 
     columns: Mapping[str, np.ndarray]
@@ -45,8 +53,13 @@ class RawLog:
     labels: np.ndarray | None = None
 
     def transitions(self) -> Transitions:
-        """Check the columns and build the record. Raises DataError for the first error."""
-        return Transitions(**self.columns, action_space=self.action_space, metadata=self.metadata)
+        """Check the columns and build the record.
+
+        Raises DataError for the first error.
+        """
+        return Transitions(
+            **self.columns, action_space=self.action_space, metadata=self.metadata
+        )
 
 
 def shaped_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
@@ -54,7 +67,9 @@ def shaped_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
     if isinstance(space, Discrete) and actions.shape[1:] == (1,):
         return actions.reshape(-1)
     needs_side = isinstance(space, Continuous) and space.k == 1 and actions.ndim == 1
-    return actions.reshape(-1, 1) if needs_side else actions
+    if needs_side:
+        return actions.reshape(-1, 1)
+    return actions
 
 
 def settle_space(
@@ -62,43 +77,67 @@ def settle_space(
 ) -> tuple[ActionSpace, tuple[str, ...]]:
     """The requested action space, else the file's, else an assumed one, with notes.
 
-    actions: (N, ...). Without a space, integers are taken as Discrete(largest + 1), other numbers as
-    unbounded Continuous(k). Raises DataError if integers cannot be discrete actions.
+    actions: (N, ...). Without a space, integers are taken as Discrete(largest + 1),
+    other numbers as unbounded Continuous(k). Raises DataError if integers cannot be
+    discrete actions.
     """
     asked = bounded(asked, actions.shape[1:])
     if asked is not None:
         differs = declared not in (None, asked)
-        return asked, (f"action space {asked} as asked, the file declares {declared}",) if differs else ()
+        return asked, (
+            (f"action space {asked} as asked, the file declares {declared}",)
+            if differs
+            else ()
+        )
     if declared is not None:
         return declared, ()
     space = _assumed_space(actions, source)
     remedy = "--discrete N, or --continuous LOW HIGH for quantities, declares it"
-    said = f"the file declares no action space; assumed {space} from the actions ({remedy})"
+    said = (
+        f"the file declares no action space; assumed {space} from the actions"
+        f" ({remedy})"
+    )
     return space, (said,)
 
 
 def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace | None:
-    """The requested space; Bounds become Continuous for actions of shape (N, *shape)."""
+    """The requested space; Bounds become Continuous for actions of shape (N,
+    *shape).
+    """
     k = max(1, math.prod(shape))
-    return Continuous(k, asked.low, asked.high) if isinstance(asked, Bounds) else asked
+    if isinstance(asked, Bounds):
+        return Continuous(k, asked.low, asked.high)
+    return asked
 
 
 def _assumed_space(actions: Any, source: str) -> ActionSpace:
     if actions.dtype.kind == "f":
         return Continuous(max(1, math.prod(actions.shape[1:])))
-    least, greatest = int(actions.min()), int(actions.max())
+    least = int(actions.min())
+    greatest = int(actions.max())
     if actions.shape[1:] not in ((), (1,)) or least < 0 or greatest >= _MOST_ASSUMED:
-        said = f"{source}: actions (N, …) = {actions.shape} are whole numbers from {least} up to {greatest}"
-        remedy = "declare quantities (--continuous LOW HIGH), or choices 0, 1, 2, … (--discrete N)"
+        said = (
+            f"{source}: actions (N, …) = {actions.shape} are whole numbers from {least}"
+            f" up to {greatest}"
+        )
+        remedy = (
+            "declare quantities (--continuous LOW HIGH), or choices 0, 1, 2, …"
+            " (--discrete N)"
+        )
         raise DataError(f"{said}, and the file declares no action space; {remedy}")
     return Discrete(greatest + 1)
 
 
 def space_to_json(space: ActionSpace) -> dict[str, Any]:
-    """{"type": "discrete", "n"} or {"type": "continuous", "k", "low", "high"}; null: an infinite bound."""
+    """{"type": "discrete", "n"} or {"type": "continuous", "k", "low", "high"}; null: an
+    infinite bound.
+    """
     if isinstance(space, Discrete):
         return {"type": "discrete", "n": space.n}
-    low, high = ([b if math.isfinite(b) else None for b in side] for side in (space.low, space.high))
+    low, high = (
+        [b if math.isfinite(b) else None for b in side]
+        for side in (space.low, space.high)
+    )
     return {"type": "continuous", "k": space.k, "low": low, "high": high}
 
 
@@ -113,29 +152,47 @@ def space_from_json(value: Any) -> ActionSpace:
             return Continuous(value["k"], low, high)
     except (KeyError, TypeError, IndexError):
         pass
-    raise DataError(f"the file's action space is {value!r}, which koffline cannot read; declare the space")
+    raise DataError(
+        f"the file's action space is {value!r}, which koffline cannot read; declare the"
+        " space"
+    )
 
 
 def describe_log(log: Transitions) -> str:
-    """Description of a log for its file, as JSON: format, space, episodes, digest, metadata."""
+    """Description of a log for its file, as JSON: format, space, episodes, digest,
+    metadata.
+    """
     metadata = dataclasses.replace(log.metadata, sha256=log.sha256)
     return describe_columns(log.action_space, log.has_episodes, metadata)
 
 
 def describe_columns(space: ActionSpace, has_episodes: bool, metadata: Metadata) -> str:
-    """Description of a log whose rows are not in memory; the digest is taken from the metadata, if any."""
-    described = {"format": 1, "action_space": space_to_json(space), "episodes": has_episodes}
-    return json.dumps(described | metadata_to_json(metadata), sort_keys=True, default=str)
+    """Description of a log whose rows are not in memory; the digest is taken from the
+    metadata, if any.
+    """
+    described = {
+        "format": 1,
+        "action_space": space_to_json(space),
+        "episodes": has_episodes,
+    }
+    return json.dumps(
+        described | metadata_to_json(metadata), sort_keys=True, default=str
+    )
 
 
 def metadata_to_json(metadata: Metadata) -> dict[str, Any]:
     """The metadata as plain values by field name."""
-    return vars(metadata) | {"extra": dict(metadata.extra), "notes": list(metadata.notes)}
+    return vars(metadata) | {
+        "extra": dict(metadata.extra),
+        "notes": list(metadata.notes),
+    }
 
 
 @dataclass(frozen=True)
 class FileDescription:
-    """Description of a file, as written by ``describe_log``; without one, the defaults."""
+    """Description of a file, as written by ``describe_log``; without one, the
+    defaults.
+    """
 
     action_space: ActionSpace | None = None
     episodes: bool = True
@@ -143,17 +200,26 @@ class FileDescription:
 
 
 def read_description(text: str | bytes | None) -> FileDescription | None:
-    """Parse the text of ``describe_log``; None if there is none. Raises DataError if broken or newer."""
+    """Parse the text of ``describe_log``; None if there is none.
+
+    Raises DataError if broken or newer.
+    """
     if text is None:
         return None
     try:
         described = parse_json(text)
         if (version := described["format"]) != 1:
-            raise DataError(f"the file has koffline format {version}, known is 1; update koffline")
+            raise DataError(
+                f"the file has koffline format {version}, known is 1; update koffline"
+            )
         space = space_from_json(described["action_space"])
-        return FileDescription(space, bool(described["episodes"]), METADATA.validate_python(described))
+        return FileDescription(
+            space, bool(described["episodes"]), METADATA.validate_python(described)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        raise DataError("the file's koffline description is damaged; write the file again") from None
+        raise DataError(
+            "the file's koffline description is damaged; write the file again"
+        ) from None
 
 
 def raw_log(
@@ -164,7 +230,8 @@ def raw_log(
     notes: Sequence[str] = (),
     lost: bool = False,
 ) -> RawLog:
-    """Build a reader's RawLog: settle the action space, and append notes to those of the file.
+    """Build a reader's RawLog: settle the action space, and append notes to those of
+    the file.
 
     lost: whether last rows were left out.
     """
@@ -173,7 +240,9 @@ def raw_log(
     columns["actions"] = shaped_actions(actions, space)
     notes = (*described.metadata.notes, *notes, *settled)
     lost = lost or described.metadata.lost_last_rows
-    about = dataclasses.replace(described.metadata, source=source, notes=notes, lost_last_rows=lost)
+    about = dataclasses.replace(
+        described.metadata, source=source, notes=notes, lost_last_rows=lost
+    )
     return RawLog(columns, space, about)
 
 
@@ -183,9 +252,11 @@ def episodic_log(
     asked: SpaceRequest | None,
     source: str,
 ) -> RawLog:
-    """Build a RawLog from episodes (columns (T, ...)) with one observation per step and no next observations.
+    """Build a RawLog from episodes (columns (T, ...)) with one observation per step and
+    no next observations.
 
-    In files with our description, an unfinished episode ends with an extra step that is no row.
+    In files with our description, an unfinished episode ends with an extra step that is
+    no row.
     """
     columns = join_episodes(episodes, source)
     notes, lost = follow(columns, source)
@@ -196,51 +267,79 @@ def episodic_log(
     return raw_log(columns, described, asked, source)
 
 
-def followed(log: Mapping[str, np.ndarray], last: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
-    """Columns with next observations taken from the next rows of episodes, and the number of rows left out.
+def followed(
+    log: Mapping[str, np.ndarray], last: np.ndarray
+) -> tuple[dict[str, np.ndarray], int]:
+    """Columns with next observations taken from the next rows of episodes, and the
+    number of rows left out.
 
-    The ``last`` row of an episode has no next row. If terminal, its own observation is used; otherwise it is
-    left out, and if it was truncated, the row before it becomes the truncated one.
+    The ``last`` row of an episode has no next row. If terminal, its own observation is
+    used; otherwise it is left out, and if it was truncated, the row before it becomes
+    the truncated one.
     """
-    truncated, lost = log["truncated"] == 1, last & (log["terminated"] != 1)
+    truncated = log["truncated"] == 1
+    lost = last & (log["terminated"] != 1)
     moved = np.append(lost[1:] & truncated[1:] & ~last[:-1], False)
     kept = np.flatnonzero(~lost)
-    found = {name: column[kept] for name, column in {**log, "truncated": truncated | moved}.items()}
-    return found | {"next_observations": log["observations"][kept + ~last[kept]]}, int(lost.sum())
+    found = {
+        name: column[kept]
+        for name, column in {**log, "truncated": truncated | moved}.items()
+    }
+    return found | {"next_observations": log["observations"][kept + ~last[kept]]}, int(
+        lost.sum()
+    )
 
 
 def follow(log: dict[str, np.ndarray], source: str) -> tuple[list[str], bool]:
-    """Add next observations in place, as `followed` does; return notes, and whether rows were left out.
+    """Add next observations in place, as `followed` does; return notes, and whether
+    rows were left out.
 
     Raises DataError if no row is left.
     """
     found, lost = followed(log, checks.last_rows(log))
     log.update(found)
     if not len(log["rewards"]):
-        raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
+        raise DataError(
+            f"{source}: no row has a next observation; export the log with"
+            " next_observations"
+        )
     said = f"{counted(lost, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
     notes = [said] if lost else []
     if (checks.last_rows(log) & (log["terminated"] == 1)).any():
-        notes.append("terminal rows hold their own observation as next observation (it has no influence)")
+        notes.append(
+            "terminal rows hold their own observation as next observation (it has no"
+            " influence)"
+        )
     return notes, lost > 0
 
 
-def join_episodes(episodes: Iterable[Mapping[str, np.ndarray]], source: str) -> dict[str, np.ndarray]:
-    """Concatenate episodes, each given as columns (T, ...), and add ``episode_ids``; empty ones are skipped.
+def join_episodes(
+    episodes: Iterable[Mapping[str, np.ndarray]], source: str
+) -> dict[str, np.ndarray]:
+    """Concatenate episodes, each given as columns (T, ...), and add ``episode_ids``;
+    empty ones are skipped.
 
-    Raises DataError if no episode has rows, or if the columns of an episode differ in length.
+    Raises DataError if no episode has rows, or if the columns of an episode differ in
+    length.
     """
     kept = []
     for i, episode in enumerate(episodes):
         steps = len(episode["rewards"])
         for name, column in episode.items():
             if len(column) != steps:
-                said = f"{source}: episode {i} has {name} for {len(column)} of {steps} rewards"
+                said = (
+                    f"{source}: episode {i} has {name} for {len(column)} of {steps}"
+                    " rewards"
+                )
                 raise DataError(f"{said}; record it again")
         kept += [episode] if steps else []
     if not kept:
-        raise DataError(f"{source} has no steps; give a log with at least one transition")
-    joined = {name: np.concatenate([episode[name] for episode in kept]) for name in kept[0]}
+        raise DataError(
+            f"{source} has no steps; give a log with at least one transition"
+        )
+    joined = {
+        name: np.concatenate([episode[name] for episode in kept]) for name in kept[0]
+    }
     lengths = [len(episode["rewards"]) for episode in kept]
     return {**joined, "episode_ids": np.repeat(np.arange(len(kept)), lengths)}
 
@@ -248,17 +347,25 @@ def join_episodes(episodes: Iterable[Mapping[str, np.ndarray]], source: str) -> 
 def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
     """Row ranges of the episodes; single rows if there are no episodes.
 
-    Raises DataError if a next observation inside an episode differs from the observation of the next row,
-    which an episodic file cannot store.
+    Raises DataError if a next observation inside an episode differs from the
+    observation of the next row, which an episodic file cannot store.
     """
     is_last = checks.last_rows(log.columns)
     for block in checks.blocks(len(log) - 1):
         below = log.observations[block.start + 1 : block.stop + 1]
-        differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
+        differs = (
+            (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
+        )
         broken = differs & ~is_last[block]
         if broken.any():
             row = block.start + int(np.argmax(broken))
-            said = f"the next observation of row {row} is not the observation of the row below"
-            raise DataError(f"{target} keeps one observation per step, but {said}; write hdf5 or npz")
+            said = (
+                f"the next observation of row {row} is not the observation of the row"
+                " below"
+            )
+            raise DataError(
+                f"{target} keeps one observation per step, but {said}; write hdf5"
+                " or npz"
+            )
     for start, stop in pairwise([0, *(np.flatnonzero(is_last) + 1).tolist()]):
         yield slice(start, stop)

@@ -1,4 +1,6 @@
-"""Files and folders by path or URL: any scheme that fsspec knows (``s3://``, ``gs://``, ``memory://``, …)."""
+"""Files and folders by path or URL: any scheme that fsspec knows (``s3://``, ``gs://``,
+``memory://``, …).
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,25 @@ def is_url(name: str) -> bool:
 
 def joined(folder: str, name: str) -> str:
     """The path or URL of a file in a folder."""
-    return f"{folder.rstrip('/')}/{name}" if is_url(folder) else str(Path(folder) / name)
+    if is_url(folder):
+        return f"{folder.rstrip('/')}/{name}"
+    return str(Path(folder) / name)
 
 
 def local_path(name: str) -> Path | None:
     """The local path of a file, also of a file:// URL; None for a file elsewhere."""
     if name.startswith(("file://", "local://")):
         return Path(name.partition("://")[2])
-    return None if is_url(name) else Path(name)
+    if is_url(name):
+        return None
+    return Path(name)
 
 
 def exists(name: str) -> bool:
-    """Whether the file or folder exists. Raises DataError if the storage cannot be reached."""
+    """Whether the file or folder exists.
+
+    Raises DataError if the storage cannot be reached.
+    """
     return bool(_told(name, os.path.exists, "exists"))
 
 
@@ -73,7 +82,9 @@ def read_bytes(name: str, limit: int) -> bytes:
     limit = min(limit, size(name))  # a reader allocates all the bytes it is asked for
     with storage_faults(name):
         here = local_path(name)
-        if here is not None:  # also of file:// URLs, whose storage would wait for a pipe
+        if (
+            here is not None
+        ):  # also of file:// URLs, whose storage would wait for a pipe
             check_regular(here)
     if is_url(name):
         with storage(name) as (system, path), system.open(path, "rb") as file:
@@ -84,20 +95,28 @@ def read_bytes(name: str, limit: int) -> bytes:
 
 @contextlib.contextmanager
 def local_file(name: str) -> Iterator[Path]:
-    """A local path to the file: its own, or that of a temporary copy, which is removed afterwards."""
+    """A local path to the file: its own, or that of a temporary copy, which is removed
+    afterwards.
+    """
     if (path := local_path(name)) is not None:
         yield path
         return
     with temporary_folder() as folder:
         copy = folder / Path(name).name
-        with storage(name) as (system, place), system.open(place, "rb") as source, copy.open("wb") as target:
+        with (
+            storage(name) as (system, place),
+            system.open(place, "rb") as source,
+            copy.open("wb") as target,
+        ):
             shutil.copyfileobj(source, target, _COPIED_AT_ONCE)
         yield copy
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A temporary folder, removed afterwards; leftovers of killed processes are removed first."""
+    """A temporary folder, removed afterwards; leftovers of killed processes are removed
+    first.
+    """
     beside = Path(tempfile.gettempdir()) / "koffline-copy"
     remove_abandoned(beside)
     folder = temporary_beside(beside)
@@ -110,7 +129,9 @@ def temporary_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def storage(name: str) -> Iterator[tuple[Any, str]]:
-    """File system of a URL and the path in it; errors of the storage become DataErrors."""
+    """File system of a URL and the path in it; errors of the storage become
+    DataErrors.
+    """
     with storage_faults(name):
         import fsspec
 
@@ -120,7 +141,10 @@ def storage(name: str) -> Iterator[tuple[Any, str]]:
 @contextlib.contextmanager
 def storage_faults(name: str) -> Iterator[None]:
     """Turn any error of a storage into a DataError."""
-    remedy = "check the address, the network, and that the package which fsspec needs for it is installed"
+    remedy = (
+        "check the address, the network, and that the package which fsspec needs for it"
+        " is installed"
+    )
     with one_line_errors(name, "cannot be read", remedy):
         try:
             yield

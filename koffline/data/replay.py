@@ -1,4 +1,6 @@
-"""The bridge to d3rlpy: a replay buffer over columns, for d3rlpy's algorithms, evaluators and scalers."""
+"""The bridge to d3rlpy: a replay buffer over columns, for d3rlpy's algorithms,
+evaluators and scalers.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,21 @@ from koffline.errors import DataError
 d3rlpy = import_d3rlpy()
 _dataset = d3rlpy.dataset
 
-_WINDOW_ROWS = 1024  # rows that stand alone come in windows of as many, which is what evaluators batch by
-# Evaluators count their batches by the length: the added step must not make an empty one.
-_Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget})
+# rows that stand alone come in windows of as many, which is what evaluators batch by
+_WINDOW_ROWS = 1024
+# Evaluators count their batches by the length: the added step must not make an empty
+# one.
+_Episode: Any = type(
+    "Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget}
+)
 
 
 class _LazySequence(Sequence[Any]):
     """``count`` items, each made anew whenever it is read."""
 
     def __init__(self, count: int, make: Callable[[int], Any]) -> None:
-        self._count, self._make = count, make
+        self._count = count
+        self._make = make
 
     def __len__(self) -> int:
         return self._count
@@ -49,33 +56,50 @@ def _refused(reason: str) -> Callable[..., NoReturn]:
     return method
 
 
-_refuse_alone = _refused("returns-to-go and trajectories need episodes, this log has none")
+_refuse_alone = _refused(
+    "returns-to-go and trajectories need episodes, this log has none"
+)
 _refuse_whole = _refused(
-    "trajectories, returns-to-go and dumps need whole episodes in memory, this log stays on disk; "
-    "load it (data.lazy=false)"
+    "trajectories, returns-to-go and dumps need whole episodes in memory, this log"
+    " stays on disk; load it (data.lazy=false)"
 )
 
 
 class ColumnarReplayBuffer(_dataset.ReplayBuffer):
-    """A d3rlpy replay buffer that shows ``Transitions``; it copies nothing and cannot grow.
+    """A d3rlpy replay buffer that shows ``Transitions``; it copies nothing and cannot
+    grow.
 
-    Intended differences from d3rlpy's own buffer: every row can be drawn, also the last row of a cut episode.
-    The next observation of a terminal row is the logged one instead of zeros (it has no influence). The next
-    action of an episode's last row is its own action, because none was logged. Rows are drawn in proportion
-    to ``weights`` if the log has them. Without ``seed`` the draws follow ``d3rlpy.seed``. Rows without
-    episodes come in windows of 1024; evaluators that only use first rows (InitialStateValueEstimation) then
-    use one row in 1024, and trajectories do not exist. ``transitions`` is the log behind the buffer. Raises
-    DataError for a log on disk.
+    Intended differences from d3rlpy's own buffer: every row can be drawn, also the last
+    row of a cut episode. The next observation of a terminal row is the logged one
+    instead of zeros (it has no influence). The next action of an episode's last row is
+    its own action, because none was logged. Rows are drawn in proportion to ``weights``
+    if the log has them. Without ``seed`` the draws follow ``d3rlpy.seed``. Rows without
+    episodes come in windows of 1024; evaluators that only use first rows
+    (InitialStateValueEstimation) then use one row in 1024, and trajectories do not
+    exist. ``transitions`` is the log behind the buffer. Raises DataError for a log on
+    disk.
     """
 
-    def __init__(self, transitions: Transitions, seed: int | np.random.Generator | None = None) -> None:
+    def __init__(
+        self, transitions: Transitions, seed: int | np.random.Generator | None = None
+    ) -> None:
         check_in_memory(transitions)
         self.transitions = transitions
-        self._actions = transitions.actions.reshape(len(transitions), -1)  # (N, 1) indices or (N, k) vectors
-        self._goes_on = ~last_rows(transitions.columns)  # whether the row below is the episode's next step
+        self._actions = transitions.actions.reshape(
+            len(transitions), -1
+        )  # (N, 1) indices or (N, k) vectors
+        self._goes_on = ~last_rows(
+            transitions.columns
+        )  # whether the row below is the episode's next step
         weights = transitions.weights
-        total = None if weights is None else np.cumsum(weights, dtype=np.float64)
-        self._thresholds = None if total is None else total / total[-1]
+        if weights is None:
+            total = None
+        else:
+            total = np.cumsum(weights, dtype=np.float64)
+        if total is None:
+            self._thresholds = None
+        else:
+            self._thresholds = total / total[-1]
         if seed is None:  # seeded from NumPy's global generator, which d3rlpy.seed sets
             seed = int(np.random.randint(2**31))  # noqa: NPY002
         self._generator = np.random.default_rng(seed)
@@ -83,9 +107,16 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows with replacement."""
         rows = self._draw(batch_size)
-        columns = {name: _gather(getattr(self.transitions, name), rows) for name in DRAWN}
-        columns["next_actions"] = _gather(self.transitions.actions, rows + self._goes_on.take(rows))
-        transition = self._transition if self.transitions.has_episodes else _refuse_alone
+        columns = {
+            name: _gather(getattr(self.transitions, name), rows) for name in DRAWN
+        }
+        columns["next_actions"] = _gather(
+            self.transitions.actions, rows + self._goes_on.take(rows)
+        )
+        if self.transitions.has_episodes:
+            transition = self._transition
+        else:
+            transition = _refuse_alone
         return mini_batch(columns, lambda i: transition(int(rows[i])))
 
     def sample_transition(self) -> Any:
@@ -93,7 +124,9 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
         return self._transition(int(self._draw(1)[0]))
 
     def sample_trajectory(self, length: int) -> Any:
-        """Draw a row and return the ``length`` steps up to it, padded in front if the episode is shorter."""
+        """Draw a row and return the ``length`` steps up to it, padded in front if the
+        episode is shorter.
+        """
         if not self.transitions.has_episodes:
             _refuse_alone()
         row = int(self._draw(1)[0])
@@ -111,13 +144,19 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     @cached_property
     def _dataset_info(self) -> Any:
         """Shapes, dtypes and the declared action space."""
-        space, kinds = self.transitions.action_space, d3rlpy.ActionSpace
-        observations, actions = self.transitions.observations, self._actions
+        space = self.transitions.action_space
+        kinds = d3rlpy.ActionSpace
+        observations = self.transitions.observations
+        actions = self._actions
         return _dataset.DatasetInfo(
-            observation_signature=_dataset.Signature([observations.dtype], [observations.shape[1:]]),
+            observation_signature=_dataset.Signature(
+                [observations.dtype], [observations.shape[1:]]
+            ),
             action_signature=_dataset.Signature([actions.dtype], [actions.shape[1:]]),
             reward_signature=_dataset.Signature([np.dtype(np.float32)], [(1,)]),
-            action_space=kinds.DISCRETE if isinstance(space, Discrete) else kinds.CONTINUOUS,
+            action_space=(
+                kinds.DISCRETE if isinstance(space, Discrete) else kinds.CONTINUOUS
+            ),
             action_size=space.n if isinstance(space, Discrete) else space.k,
         )
 
@@ -135,20 +174,25 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 
     @property
     def _buffer(self) -> Any:
-        """The buffer itself, as d3rlpy's BufferProtocol: a sequence of episodes that cannot grow."""
+        """The buffer itself, as d3rlpy's BufferProtocol: a sequence of episodes that
+        cannot grow.
+        """
         return self
 
     def dump(self, f: BinaryIO) -> None:
         """Write a dump that ``ReplayBuffer.load`` reads."""
-        _dataset.io.dump([_stock_episode(steps) for steps in d3rlpy_steps(self.transitions)], f)
+        _dataset.io.dump(
+            [_stock_episode(steps) for steps in d3rlpy_steps(self.transitions)], f
+        )
 
     _trajectory_slicer = _dataset.BasicTrajectorySlicer()
     append = append_episode = clip_episode = _refused(
-        "a ColumnarReplayBuffer shows a finished log and cannot grow; for online training use "
-        "koffline.data.replay.to_d3rlpy(transitions)"
+        "a ColumnarReplayBuffer shows a finished log and cannot grow; for online"
+        " training use koffline.data.replay.to_d3rlpy(transitions)"
     )
     # d3rlpy's own buffers, as its interface says; for ours use open_transitions
-    load, from_episode_generator = _dataset.ReplayBuffer.load, _dataset.ReplayBuffer.from_episode_generator
+    load = _dataset.ReplayBuffer.load
+    from_episode_generator = _dataset.ReplayBuffer.from_episode_generator
 
     def state_dict(self) -> dict[str, Any]:
         """State of the random generator, as JSON values."""
@@ -161,7 +205,9 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     def _draw(self, count: int) -> np.ndarray:
         if self._thresholds is None:
             return self._generator.integers(len(self.transitions), size=count)
-        drawn = np.searchsorted(self._thresholds, self._generator.random(count), side="right")
+        drawn = np.searchsorted(
+            self._thresholds, self._generator.random(count), side="right"
+        )
         return np.minimum(drawn, len(self.transitions) - 1)
 
     def _episode_end(self, row: int) -> int:
@@ -171,15 +217,21 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 
     def _episode(self, start: int) -> Any:
         if self.transitions.has_episodes:
-            return _stock_episode(steps_of(self.transitions, slice(start, self._episode_end(start))))
-        rows, log = slice(start, start + _WINDOW_ROWS), self.transitions
-        window = _Episode(log.observations[rows], self._actions[rows], log.rewards[rows, None], True)
+            return _stock_episode(
+                steps_of(self.transitions, slice(start, self._episode_end(start)))
+            )
+        rows = slice(start, start + _WINDOW_ROWS)
+        log = self.transitions
+        window = _Episode(
+            log.observations[rows], self._actions[rows], log.rewards[rows, None], True
+        )
         object.__setattr__(window, "start", start)  # for the picker
         return window
 
     def _transition(self, row: int) -> Any:
         """d3rlpy's Transition of one row; its rewards to go end with the episode."""
-        log, end = self.transitions, self._episode_end(row)
+        log = self.transitions
+        end = self._episode_end(row)
         rewards = np.asarray(log.rewards[row:end], dtype=np.float32)
         return _dataset.Transition(
             observation=log.observations[row],
@@ -196,18 +248,24 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 class LazyReplayBuffer(ColumnarReplayBuffer):
     """A d3rlpy replay buffer over a log on disk; it cannot grow.
 
-    ``sample_transition_batch`` draws from all rows through a ``BlockSampler``: each row once per epoch, while
-    a buffer in memory draws with replacement. ``episodes``, ``transitions`` and everything that evaluators
-    read come from ``sample``, a sample of episodes that fits into memory. Trajectories, returns-to-go and
-    dumps raise DataError, because they need all rows of an episode at once.
+    ``sample_transition_batch`` draws from all rows through a ``BlockSampler``: each row
+    once per epoch, while a buffer in memory draws with replacement. ``episodes``,
+    ``transitions`` and everything that evaluators read come from ``sample``, a sample
+    of episodes that fits into memory. Trajectories, returns-to-go and dumps raise
+    DataError, because they need all rows of an episode at once.
     """
 
-    def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogTally) -> None:
+    def __init__(
+        self, sampler: BlockSampler, sample: Transitions, statistics: LogTally
+    ) -> None:
         super().__init__(sample, seed=0)
-        self._sampler, self.statistics = sampler, statistics
+        self._sampler = sampler
+        self.statistics = statistics
 
     def sample_transition_batch(self, batch_size: int) -> Any:
-        """Draw a mini-batch of ``batch_size`` rows; each row is drawn once per epoch."""
+        """Draw a mini-batch of ``batch_size`` rows; each row is drawn once per
+        epoch.
+        """
         return mini_batch(self._sampler.draw(batch_size), _refuse_whole)
 
     sample_trajectory = sample_trajectory_batch = dump = _refuse_whole
@@ -229,9 +287,10 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
 def to_d3rlpy(transitions: Transitions) -> Any:
     """d3rlpy's own, growable buffer with every transition of the log.
 
-    An episode that did not terminate gets one more step, with reward 0, that holds its last observation. Rows
-    without episodes become episodes of one row. Raises DataError if a next observation inside an episode
-    differs from the observation of the next row.
+    An episode that did not terminate gets one more step, with reward 0, that holds its
+    last observation. Rows without episodes become episodes of one row. Raises DataError
+    if a next observation inside an episode differs from the observation of the next
+    row.
     """
     episodes = [_stock_episode(steps) for steps in d3rlpy_steps(transitions)]
     info = vars(ColumnarReplayBuffer(transitions, seed=0).dataset_info)
@@ -239,15 +298,21 @@ def to_d3rlpy(transitions: Transitions) -> Any:
 
 
 def from_d3rlpy(buffer: Any) -> Transitions:
-    """The transitions of any d3rlpy buffer, without the last step of cut episodes (no next observation)."""
+    """The transitions of any d3rlpy buffer, without the last step of cut episodes (no
+    next observation).
+    """
     if isinstance(buffer, LazyReplayBuffer):
         _refuse_whole()
     if isinstance(buffer, ColumnarReplayBuffer):
         return buffer.transitions
-    episodes, info, source = [], buffer.dataset_info, "the replay buffer"
+    episodes = []
+    info = buffer.dataset_info
+    source = "the replay buffer"
     for episode in buffer.episodes:
         if not isinstance(episode.observations, np.ndarray):
-            raise DataError(f"{source} holds tuple observations; flatten them into one array")
+            raise DataError(
+                f"{source} holds tuple observations; flatten them into one array"
+            )
         ending = np.asarray(episode.rewards), bool(episode.terminated)
         episodes.append(episode_rows(episode.observations, episode.actions, *ending))
     is_discrete = info.action_space == d3rlpy.ActionSpace.DISCRETE
@@ -256,13 +321,21 @@ def from_d3rlpy(buffer: Any) -> Transitions:
 
 
 def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows of a column; ``take`` is twice as fast, but it would copy a column that is not contiguous."""
-    return column.take(rows, axis=0) if column.flags.c_contiguous else column[rows]
+    """Rows of a column; ``take`` is twice as fast, but it would copy a column that is
+    not contiguous.
+    """
+    if column.flags.c_contiguous:
+        return column.take(rows, axis=0)
+    return column[rows]
 
 
-def mini_batch(columns: dict[str, np.ndarray], transition_of: Callable[[int], Any]) -> Any:
+def mini_batch(
+    columns: dict[str, np.ndarray], transition_of: Callable[[int], Any]
+) -> Any:
     """d3rlpy's mini-batch of rows, as float32, the only dtype that it accepts."""
-    held = {name: column.astype(np.float32, copy=False) for name, column in columns.items()}
+    held = {
+        name: column.astype(np.float32, copy=False) for name, column in columns.items()
+    }
     count = len(held["rewards"])
     for name in ("actions", "next_actions", "rewards", "terminated"):
         held[name] = held[name].reshape(count, -1)

@@ -17,7 +17,14 @@ from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
 from koffline.data.disk.writer import ShardWriter, open_lazy
 from koffline.data.flat import read_flat, write_hdf5, write_npz
-from koffline.data.kinds import HDF5, NPZ, data_folder, is_shard_folder, is_table_source, kind_of
+from koffline.data.kinds import (
+    HDF5,
+    NPZ,
+    data_folder,
+    is_shard_folder,
+    is_table_source,
+    kind_of,
+)
 from koffline.data.minari import read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
@@ -41,44 +48,67 @@ SUFFIXES = {f".{name}": name for name in ("hdf5", "npz", "parquet", "arrow", "cs
 SUFFIXES |= {".h5": "hdf5", ".feather": "arrow"}
 _START_NAMES = ("initial_observations", "observations")
 _READABLE = (
-    "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder of "
-    "shards, a Minari folder or minari:<id>"
+    "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV"
+    " table, a folder of shards, a Minari folder or minari:<id>"
 )
 _NOT_FLAT = "--one-step is for tables and flat HDF5 or NPZ files"
 
 
 @overload
 def open_transitions(
-    source: LogSource, action_space: _Space = None, *, lazy: Literal[False] = False, mapping: _Mapping = None
+    source: LogSource,
+    action_space: _Space = None,
+    *,
+    lazy: Literal[False] = False,
+    mapping: _Mapping = None,
 ) -> Transitions: ...
 @overload
 def open_transitions(
-    source: LogSource, action_space: _Space = None, *, lazy: Literal[True], mapping: _Mapping = None
+    source: LogSource,
+    action_space: _Space = None,
+    *,
+    lazy: Literal[True],
+    mapping: _Mapping = None,
 ) -> LazyTransitions: ...
 def open_transitions(
-    source: LogSource, action_space: _Space = None, *, lazy: bool = False, mapping: _Mapping = None
+    source: LogSource,
+    action_space: _Space = None,
+    *,
+    lazy: bool = False,
+    mapping: _Mapping = None,
 ) -> AnyLog:
-    """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and not by its name.
+    """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and
+    not by its name.
 
-    ``action_space`` overrides what the log declares; without either, the reader assumes one and says so in
-    ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. With ``lazy`` the rows of a folder of
-    shards, at a path or URL, stay on disk. ``mapping`` (a TableMapping, a dict, or a YAML file) says what the
-    columns of a table are; ``{"one_step": True}`` makes every row of any flat file an episode, and
-    ``{"encode": {"observations": "one-hot"}}`` says that numbers in arrays are labels. Raises DataError in
-    one line.
+    ``action_space`` overrides what the log declares; without either, the reader assumes
+    one and says so in ``metadata.notes``. ``metadata.sha256`` is the digest of the
+    rows. With ``lazy`` the rows of a folder of shards, at a path or URL, stay on disk.
+    ``mapping`` (a TableMapping, a dict, or a YAML file) says what the columns of a
+    table are; ``{"one_step": True}`` makes every row of any flat file an episode, and
+    ``{"encode": {"observations": "one-hot"}}`` says that numbers in arrays are labels.
+    Raises DataError in one line.
     """
     if isinstance(source, Transitions):
         if lazy or mapping is not None:
-            raise DataError("the log is in memory already; give its path (a mapping is for tables)")
+            raise DataError(
+                "the log is in memory already; give its path (a mapping is for tables)"
+            )
         if action_space is None:
             return source
         space, _ = settle_space(source.actions, action_space, None, "the log")
-        return source.replace(actions=shaped_actions(source.actions, space), action_space=space)
+        return source.replace(
+            actions=shaped_actions(source.actions, space), action_space=space
+        )
     if isinstance(source, LazyTransitions):
         declared = source.declared_anew(action_space)
-        return declared if lazy else declared.load()
+        if lazy:
+            return declared
+        return declared.load()
     if lazy and mapping is not None:
-        remedy = "make shards of it with `koffline data convert … --shard-rows N` and open those lazily"
+        remedy = (
+            "make shards of it with `koffline data convert … --shard-rows N` and open"
+            " those lazily"
+        )
         raise DataError(f"a table is read into memory; {remedy}")
     if lazy:
         return open_lazy(source, action_space)
@@ -88,10 +118,11 @@ def open_transitions(
 def open_labelled(
     source: Location, action_space: _Space, mapping: TableMapping, by: str
 ) -> tuple[Transitions, str | dict[str, np.ndarray]]:
-    """A log from a table, and its groups by the column ``by``: {name: value at each episode's first row}.
+    """A log from a table, and its groups by the column ``by``: {name: value at each
+    episode's first row}.
 
-    Without episodes there is one value per row. For a column among the observations, only its name is
-    returned. Raises DataError.
+    Without episodes there is one value per row. For a column among the observations,
+    only its name is returned. Raises DataError.
     """
     raw = open_raw(source, action_space, mapping.model_copy(update={"by": by}))
     return _digested(raw.transitions()), by if raw.labels is None else {by: raw.labels}
@@ -99,13 +130,18 @@ def open_labelled(
 
 def _digested(log: Transitions) -> Transitions:
     """The log with the digest of its rows in its metadata."""
-    recorded, metadata = log.metadata.sha256, log.metadata
+    recorded = log.metadata.sha256
+    metadata = log.metadata
     if recorded not in (None, log.sha256):
-        metadata = metadata.with_notes("the rows are not those the file was written with: it was edited")
+        metadata = metadata.with_notes(
+            "the rows are not those the file was written with: it was edited"
+        )
     return log.with_metadata(replace(metadata, sha256=log.sha256))
 
 
-def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = None) -> RawLog:
+def open_raw(
+    source: Location, action_space: _Space = None, mapping: _Mapping = None
+) -> RawLog:
     """Open a log with unchecked values, to list all of its errors. Raises DataError."""
     if not isinstance(source, (str, os.PathLike)):
         raise no_log(source)
@@ -117,8 +153,11 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
     asked = dict(mapping) if isinstance(mapping, Mapping) else {}
     if "encode" in asked:
         others = {"one_step": True} if "one_step" in asked else None
-        return with_labels(open_raw(source, action_space, others), asked["encode"], name)
-    of_minari, one_step = name.startswith(MINARI), mapping is not None
+        return with_labels(
+            open_raw(source, action_space, others), asked["encode"], name
+        )
+    of_minari = name.startswith(MINARI)
+    one_step = mapping is not None
     if one_step and (of_minari or remote.is_folder(name)):
         raise DataError(f"{name} holds episodes; {_NOT_FLAT}")
     if of_minari:
@@ -145,7 +184,9 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
 
 
 def _is_table(name: str, mapping: _Mapping) -> bool:
-    """Whether to read a log as a table: it is one, or its mapping has more than arrays understand."""
+    """Whether to read a log as a table: it is one, or its mapping has more than arrays
+    understand.
+    """
     if is_table_source(name):
         return True
     if not isinstance(mapping, Mapping):
@@ -157,40 +198,57 @@ def _is_table(name: str, mapping: _Mapping) -> bool:
 def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
     kind = kind_of(str(path), is_table=True)
     if kind not in (HDF5, NPZ):
-        raise DataError(f"{path} is no data file that koffline knows, whatever its name says; {_READABLE}")
+        raise DataError(
+            f"{path} is no data file that koffline knows, whatever its name says;"
+            f" {_READABLE}"
+        )
     if kind == NPZ:
         return read_flat(path, kind, action_space, one_step)
     with reading(path, kind), h5py.File(path, "r") as opened:
-        names = set(opened)  # names alone: `name in opened` would open the file that an external link names
+        names = set(
+            opened
+        )  # names alone: `name in opened` would open the file that an external link names
     is_dump = {"columns", "num_episodes"} <= names
     is_minari = "episode_0" in names
     if one_step and (is_dump or is_minari):
         raise DataError(f"{path} holds episodes; {_NOT_FLAT}")
     if is_dump:
         return read_d3rlpy_dump(path, action_space)
-    if is_minari and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
+    if (
+        is_minari and data_folder(path.parent) == path.parent
+    ):  # Minari's main_data.hdf5 itself
         return read_minari(path.parent, str(path), action_space)
     return read_flat(path, kind, action_space, one_step)
 
 
 def write_transitions(
-    transitions: Transitions, target: Location, format: str | None = None, force: bool = False
+    transitions: Transitions,
+    target: Location,
+    format: str | None = None,
+    force: bool = False,
 ) -> str:
     """Write a log atomically and return the format used.
 
-    format: ``hdf5``, ``minari``, ``npz``, ``d3rlpy``, ``parquet``, ``arrow`` or ``csv``. By default the
-    target decides: ``minari:<id>`` is Minari, .hdf5 and .h5 our HDF5, .npz NPZ, .parquet Parquet, .arrow and
-    .feather Arrow, .csv CSV (which stores the rows but no action space and no metadata). Minari takes a
-    folder or ``minari:<id>``. Raises DataError, also if the target exists without ``force``.
+    format: ``hdf5``, ``minari``, ``npz``, ``d3rlpy``, ``parquet``, ``arrow`` or
+    ``csv``. By default the target decides: ``minari:<id>`` is Minari, .hdf5 and .h5 our
+    HDF5, .npz NPZ, .parquet Parquet, .arrow and .feather Arrow, .csv CSV (which stores
+    the rows but no action space and no metadata). Minari takes a folder or
+    ``minari:<id>``. Raises DataError, also if the target exists without ``force``.
     """
     check_in_memory(transitions)
     name = os.fspath(target)
     chosen = target_format(name, format)
     if chosen == "minari":
-        folder, identifier = Path(name), Path(name).name
+        folder = Path(name)
+        identifier = Path(name).name
         if name.startswith(MINARI):
-            folder, identifier = minari_folder(name), name.removeprefix(MINARI)
-        with parents_made(folder) if name.startswith(MINARI) else contextlib.nullcontext():
+            folder = minari_folder(name)
+            identifier = name.removeprefix(MINARI)
+        with (
+            parents_made(folder)
+            if name.startswith(MINARI)
+            else contextlib.nullcontext()
+        ):
             write_minari(transitions, folder, identifier, force)
     elif chosen in _WRITERS:
         _WRITERS[chosen](transitions, Path(name), force)
@@ -203,13 +261,26 @@ def write_transitions(
 
 def target_format(target: str, asked: str | None) -> str:
     """The requested format, else the one of the target's name. Raises DataError."""
-    guessed = "minari" if target.startswith(MINARI) else SUFFIXES.get(Path(target).suffix.lower())
+    guessed = (
+        "minari"
+        if target.startswith(MINARI)
+        else SUFFIXES.get(Path(target).suffix.lower())
+    )
     chosen = asked or guessed
     if chosen not in FORMATS:
-        said = f"format {asked!r} is unknown" if asked else f"{target} does not tell its format"
-        raise DataError(f"{said}; choose one of {', '.join(FORMATS)} (ending, or data convert --format)")
+        if asked:
+            said = f"format {asked!r} is unknown"
+        else:
+            said = f"{target} does not tell its format"
+        raise DataError(
+            f"{said}; choose one of {', '.join(FORMATS)} (ending, or data convert"
+            " --format)"
+        )
     if target.startswith(MINARI) and chosen != "minari":
-        raise DataError(f"{target} names a Minari dataset but the format is {chosen}; give a file name")
+        raise DataError(
+            f"{target} names a Minari dataset but the format is {chosen}; give a file"
+            " name"
+        )
     return chosen
 
 
@@ -221,7 +292,8 @@ def convert_to_shards(
     action_space: _Space = None,
     mapping: _Mapping = None,
 ) -> LazyTransitions:
-    """Write ``source`` as a folder of shards and open it; tables and shards are read piece by piece.
+    """Write ``source`` as a folder of shards and open it; tables and shards are read
+    piece by piece.
 
     Raises DataError, also if source and target are the same.
     """
@@ -231,7 +303,8 @@ def convert_to_shards(
         if _is_table(name, mapping):
             from koffline.data.table.reading import TableStream
 
-            # whatever the order of the table; what was done to the rows is known at the end
+            # whatever the order of the table; what was done to the rows is known at the
+            # end
             table = TableStream(source, mapping, action_space)
             for piece in table:
                 writer.append(piece)
@@ -247,28 +320,40 @@ def convert_to_shards(
     return open_lazy(target)
 
 
-def read_initial_states(source: str, mapping: Any = None, features: Any = None) -> np.ndarray:
+def read_initial_states(
+    source: str, mapping: Any = None, features: Any = None
+) -> np.ndarray:
     """Start states (E, …) from a .npy array, an .npz, or a log.
 
-    An .npz holds ``initial_observations`` or ``observations``. A log (with ``rewards``) gives the first
-    observations of its episodes; a table is read with the log's ``mapping``, its categories numbered as in
-    the log's ``features``. Raises DataError.
+    An .npz holds ``initial_observations`` or ``observations``. A log (with ``rewards``)
+    gives the first observations of its episodes; a table is read with the log's
+    ``mapping``, its categories numbered as in the log's ``features``. Raises DataError.
     """
     path = Path(source)
     if not source.startswith(MINARI) and not path.exists():
         raise DataError(f"initial states {source} do not exist; check the path")
     with reading(f"initial states {path}", "NumPy"):
-        magic = remote.read_bytes(source, 8) if path.is_file() else b""
+        if path.is_file():
+            magic = remote.read_bytes(source, 8)
+        else:
+            magic = b""
         if magic.startswith(b"\x93NUMPY"):
             return read_array(path)
         if magic.startswith(b"PK"):
             with open_npz(path) as archive:
                 if "rewards" not in archive:
-                    if name := next((name for name in _START_NAMES if name in archive), None):
+                    if name := next(
+                        (name for name in _START_NAMES if name in archive), None
+                    ):
                         return archive.arrays([name])[name]
                     shown = listed(archive.datasets, 12)
-                    raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
+                    raise DataError(
+                        f"initial states {path} hold {shown}; name the array"
+                        f" {_START_NAMES[0]}"
+                    )
     mapping = mapping if is_table_source(source) else None
     if features is not None and hasattr(mapping, "encode"):
-        mapping = mapping.model_copy(update={"encode": {**mapping.encode, **features.encodings}})
+        mapping = mapping.model_copy(
+            update={"encode": {**mapping.encode, **features.encodings}}
+        )
     return open_transitions(source, mapping=mapping).initial_observations()

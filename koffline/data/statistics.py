@@ -1,4 +1,6 @@
-"""Statistics of rows and episodes, added block by block in bounded memory; the summary of a log."""
+"""Statistics of rows and episodes, added block by block in bounded memory; the summary
+of a log.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Tally:
     """Base of statistics that can be merged with those of other rows."""
 
     def merge(self, other: Any) -> None:
-        """Add the statistics of later rows: numbers are added, lists extended, tallies merged."""
+        """Add the statistics of later rows: numbers are added, lists extended, tallies
+        merged.
+        """
         for name, value in vars(other).items():
             if isinstance(value, Tally):
                 getattr(self, name).merge(value)
@@ -30,15 +34,18 @@ class Tally:
 
 
 class ColumnStatistics(Tally):
-    """Mean, standard deviation (of the population), smallest and largest of the rows (B, ...) of a column.
+    """Mean, standard deviation (of the population), smallest and largest of the rows
+    (B, ...) of a column.
 
     (Chan, Golub and LeVeque 1983, the pairwise update)
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.count = 0
-        self.mean, self._squares = np.zeros(shape), np.zeros(shape)
-        self.minimum, self.maximum = np.full(shape, np.inf), np.full(shape, -np.inf)
+        self.mean = np.zeros(shape)
+        self._squares = np.zeros(shape)
+        self.minimum = np.full(shape, np.inf)
+        self.maximum = np.full(shape, -np.inf)
 
     @classmethod
     def of(cls, column: np.ndarray) -> ColumnStatistics:
@@ -60,19 +67,34 @@ class ColumnStatistics(Tally):
 
     @property
     def effective_count(self) -> float:
-        """Effective count (Σx)² / Σx² of a scalar column: the count if all x are equal, 0 without any."""
+        """Effective count (Σx)² / Σx² of a scalar column: the count if all x are equal,
+        0 without any.
+        """
         total = float(self._squares + self.count * self.mean**2)
-        return float(self.count * self.mean) ** 2 / total if total > 0.0 else 0.0
+        if total > 0.0:
+            return float(self.count * self.mean) ** 2 / total
+        return 0.0
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of the mean of a scalar column; None for fewer than two rows."""
-        return float(np.sqrt(self._squares / (self.count - 1) / self.count)) if self.count > 1 else None
+        """Standard error of the mean of a scalar column; None for fewer than two
+        rows.
+        """
+        if self.count > 1:
+            return float(np.sqrt(self._squares / (self.count - 1) / self.count))
+        return None
 
     def spreads(self) -> list[dict[str, float]]:
-        """Smallest, mean and largest value (``min``, ``mean``, ``max``) of each number of a row."""
-        each = (found.ravel().tolist() for found in (self.minimum, self.mean, self.maximum))
-        return [dict(zip(("min", "mean", "max"), found, strict=True)) for found in zip(*each, strict=True)]
+        """Smallest, mean and largest value (``min``, ``mean``, ``max``) of each number
+        of a row.
+        """
+        each = (
+            found.ravel().tolist() for found in (self.minimum, self.mean, self.maximum)
+        )
+        return [
+            dict(zip(("min", "mean", "max"), found, strict=True))
+            for found in zip(*each, strict=True)
+        ]
 
     def add(self, values: np.ndarray) -> None:
         """Add rows (B, ...)."""
@@ -83,7 +105,8 @@ class ColumnStatistics(Tally):
             block.mean = seen.mean(axis=0)
             with np.errstate(over="ignore"):
                 block._squares = np.square(seen - block.mean).sum(axis=0)
-            block.minimum, block.maximum = seen.min(axis=0), seen.max(axis=0)
+            block.minimum = seen.min(axis=0)
+            block.maximum = seen.max(axis=0)
             self.merge(block)
 
     def __add__(self, other: ColumnStatistics) -> ColumnStatistics:
@@ -119,18 +142,27 @@ class EpisodeTally(Tally):
 
     def add(self, block: Transitions) -> None:
         """Add the episodes of a block."""
-        episode, last = block.units - block.units[0], block.episode_ends
-        lengths, terminated, truncated = block.episode_lengths, block.terminated[last], block.truncated[last]
-        # bincount adds in row order, so that returns do not depend on the cuts between blocks
+        episode = block.units - block.units[0]
+        last = block.episode_ends
+        lengths = block.episode_lengths
+        terminated = block.terminated[last]
+        truncated = block.truncated[last]
+        # bincount adds in row order, so that returns do not depend on the cuts between
+        # blocks
         self.returns.add(np.bincount(episode, weights=block.rewards))
         self.lengths.add(lengths)
         self.cuts.add(lengths[truncated & ~terminated])
         self.unfinished += int(np.sum(~(terminated | truncated)))
 
     def time_limit(self, lost: bool) -> int | None:
-        """Steps of all cut episodes, if equal, and no episode has more; lost: without last rows."""
-        least, most = self.cuts.minimum + lost, self.cuts.maximum + lost
-        return int(most) if least == most >= self.lengths.maximum else None
+        """Steps of all cut episodes, if equal, and no episode has more; lost: without
+        last rows.
+        """
+        least = self.cuts.minimum + lost
+        most = self.cuts.maximum + lost
+        if least == most >= self.lengths.maximum:
+            return int(most)
+        return None
 
 
 class LogTally(Tally):
@@ -139,13 +171,22 @@ class LogTally(Tally):
     observation_shape: None leaves out the observations, which take most of the time.
     """
 
-    def __init__(self, space: ActionSpace, observation_shape: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, space: ActionSpace, observation_shape: tuple[int, ...] | None = None
+    ) -> None:
         self.rows = self.terminated = self.truncated = 0
         self.rewards = ColumnStatistics(())
-        self.observations = None if observation_shape is None else ColumnStatistics(observation_shape)
+        if observation_shape is None:
+            self.observations = None
+        else:
+            self.observations = ColumnStatistics(observation_shape)
         self.episodes = EpisodeTally()
-        self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
-        self.actions = ColumnStatistics((space.k,) if isinstance(space, Continuous) else ())
+        self.action_counts = (
+            np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
+        )
+        self.actions = ColumnStatistics(
+            (space.k,) if isinstance(space, Continuous) else ()
+        )
 
     def add(self, block: Transitions) -> None:
         """Add the next rows of a shard, in whole units."""
@@ -154,7 +195,9 @@ class LogTally(Tally):
         self.truncated += int(np.sum(block.truncated & ~block.terminated))
         self.rewards.add(block.rewards)
         if self.action_counts is not None:
-            self.action_counts += np.bincount(block.actions, minlength=len(self.action_counts))
+            self.action_counts += np.bincount(
+                block.actions, minlength=len(self.action_counts)
+            )
         self.actions.add(block.actions)
         if self.observations is not None:
             self.observations.add(block.observations)
@@ -164,17 +207,23 @@ class LogTally(Tally):
     def add_shard(self, log: AnyLog, shard: int, part: Part | None) -> None:
         """Add all rows of a shard, or those of ``part``. Raises DataError."""
         for block in in_whole_units(log.shard_blocks(shard)):
-            self.add(block if part is None else block.part(part.holds(shard, block.units)))
+            self.add(
+                block if part is None else block.part(part.holds(shard, block.units))
+            )
 
     @property
     def returns(self) -> tuple[float, float] | None:
         """Smallest and largest return of the episodes; None without episodes."""
         returns = self.episodes.returns
-        return (float(returns.minimum), float(returns.maximum)) if returns.count else None
+        if returns.count:
+            return (float(returns.minimum), float(returns.maximum))
+        return None
 
 
 class _SummaryTally(LogTally):
-    """Statistics of a log without those of its observations, and the structure of its parts."""
+    """Statistics of a log without those of its observations, and the structure of its
+    parts.
+    """
 
     def __init__(self, log: AnyLog) -> None:
         super().__init__(log.action_space)
@@ -192,7 +241,10 @@ _Tally = TypeVar("_Tally", bound=LogTally)
 
 
 def statistics_of(log: LazyTransitions, part: Part | None = None) -> LogTally:
-    """Statistics of a log on disk in one pass; with ``part``, of its units only. Raises DataError."""
+    """Statistics of a log on disk in one pass; with ``part``, of its units only.
+
+    Raises DataError.
+    """
     return tally_of(log, LogTally(log.action_space, log.observation_shape), part)
 
 
@@ -203,13 +255,18 @@ def tally_of(
     settings: PassSettings | None = None,
     progress: bool = False,
 ) -> _Tally:
-    """A copy of ``empty`` with all rows, or those of ``part``, added in one pass of bounded memory.
+    """A copy of ``empty`` with all rows, or those of ``part``, added in one pass of
+    bounded memory.
 
     settings: where the pass over the shards of a log on disk runs. Raises DataError.
     """
-    names, total, passes = log.shard_names, copy.deepcopy(empty), settings or PassSettings()
+    names = log.shard_names
+    total = copy.deepcopy(empty)
+    passes = settings or PassSettings()
     shared = (log, empty, part)
-    for found in passes.map(_tally_shard, range(len(names)), shared, names.__getitem__, progress):
+    for found in passes.map(
+        _tally_shard, range(len(names)), shared, names.__getitem__, progress
+    ):
         total.merge(found)
     return total
 
@@ -221,17 +278,24 @@ def _tally_shard(shared: tuple[AnyLog, _Tally, Part | None], shard: int) -> _Tal
     return found
 
 
-def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool = False) -> dict[str, Any]:
-    """Summary as plain values: rows, episodes, spaces, returns, ends, coverage of actions, source.
+def summarise(
+    log: AnyLog, settings: PassSettings | None = None, progress: bool = False
+) -> dict[str, Any]:
+    """Summary as plain values: rows, episodes, spaces, returns, ends, coverage of
+    actions, source.
 
-    ``time_limit``: the steps of all cut episodes, with a last row that was left out, if no episode has more.
-    ``action_counts`` (n): for discrete actions; ``action_ranges`` (k): for continuous ones. Returns are
-    undiscounted, of whole episodes as logged. ``structure``: signs that the log is not what it says, with
-    remedies. ``shards``: number of files, if more than one. One pass in bounded memory; settings: where it
-    runs. Raises DataError.
+    ``time_limit``: the steps of all cut episodes, with a last row that was left out, if
+    no episode has more.
+    ``action_counts`` (n): for discrete actions; ``action_ranges`` (k): for continuous
+    ones. Returns are undiscounted, of whole episodes as logged. ``structure``: signs
+    that the log is not what it says, with remedies. ``shards``: number of files, if
+    more than one. One pass in bounded memory; settings: where it runs. Raises
+    DataError.
     """
     tally = tally_of(log, _SummaryTally(log), settings=settings, progress=progress)
-    counts, episodes, shards = tally.action_counts, tally.episodes, len(log.shard_names)
+    counts = tally.action_counts
+    episodes = tally.episodes
+    shards = len(log.shard_names)
     return {
         "source": log.metadata.source,
         "sha256": log.sha256,
@@ -255,6 +319,8 @@ def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool 
         "gamma": log.metadata.gamma,
         "extra": dict(log.metadata.extra),
         "notes": log.metadata.notes,
-        "structure": [symptom.text for symptom in symptoms_of_log(log, parts=tally.structures)],
+        "structure": [
+            symptom.text for symptom in symptoms_of_log(log, parts=tally.structures)
+        ],
         **({"shards": shards} if shards > 1 else {}),
     }

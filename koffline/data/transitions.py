@@ -1,4 +1,6 @@
-"""The record that every part of koffline works on: logged transitions as columns, validated once."""
+"""The record that every part of koffline works on: logged transitions as columns,
+validated once.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,24 @@ from koffline.data.columns import order_rows
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, Features
 from koffline.errors import DataError, counted
 
-__all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "order_rows"]
+__all__ = [
+    "ActionSpace",
+    "Continuous",
+    "Discrete",
+    "Metadata",
+    "Transitions",
+    "order_rows",
+]
 
 
 @dataclass(frozen=True)
 class Metadata:
     """Source of a log and notes on it; they do not change the meaning of the rows.
 
-    ``sha256``: digest of the rows as they were read. ``gamma``: a hint in (0, 1). ``extra``: other entries of
-    the file. ``notes``: what the reader assumed, derived or left out. ``lost_last_rows``: whether the reader
-    left out last rows of episodes that did not terminate, so that terminations are too frequent.
+    ``sha256``: digest of the rows as they were read. ``gamma``: a hint in (0, 1).
+    ``extra``: other entries of the file. ``notes``: what the reader assumed, derived or
+    left out. ``lost_last_rows``: whether the reader left out last rows of episodes that
+    did not terminate, so that terminations are too frequent.
     """
 
     source: str | None = None
@@ -37,11 +47,16 @@ class Metadata:
 
     def __post_init__(self) -> None:
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:
-            raise DataError(f"metadata: gamma is {self.gamma!r}; give a discount inside (0, 1), or None")
+            raise DataError(
+                f"metadata: gamma is {self.gamma!r}; give a discount inside (0, 1), or"
+                " None"
+            )
 
     @property
     def features(self) -> Features | None:
-        """Names of an observation's numbers, and its categories, if the log comes from a table."""
+        """Names of an observation's numbers, and its categories, if the log comes from
+        a table.
+        """
         return Features.from_extra(self.extra)
 
     def with_notes(self, *notes: str) -> Metadata:
@@ -54,24 +69,42 @@ if TYPE_CHECKING:
     _Space: TypeAlias = ActionSpace
 else:  # any array-like; the constructor checks it
     _Array = _Space = Any
-REQUIRED_COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilities", "weights", "clusters")
+REQUIRED_COLUMNS = (
+    "observations",
+    "actions",
+    "rewards",
+    "next_observations",
+    "terminated",
+    "truncated",
+)
+COLUMNS = (
+    *REQUIRED_COLUMNS,
+    "episode_ids",
+    "steps",
+    "behavior_log_probabilities",
+    "weights",
+    "clusters",
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transitions:
     """N logged transitions (s, a, r, s') as read-only columns.
 
-    Arrays of a suitable dtype are used without a copy: do not write into them afterwards. Other array-likes
-    are cast exactly. A row may be ``terminated`` (the world ended: no future value), ``truncated`` (recording
-    stopped: the future goes on, ``next_observations`` holds the state reached), both (terminated wins), or
-    neither. With ``episode_ids`` the rows of an episode are contiguous and in time order, ``steps`` count
-    them 0, 1, 2, … and only the last row may be terminated or truncated. Without ids every row stands alone;
-    with ``steps`` only, an episode begins wherever they are 0. ``clusters``: numbers that link dependent
-    episodes (or rows), such as those of one user; intervals resample a cluster as a whole.
+    Arrays of a suitable dtype are used without a copy: do not write into them
+    afterwards. Other array-likes are cast exactly. A row may be ``terminated`` (the
+    world ended: no future value), ``truncated`` (recording
+    stopped: the future goes on, ``next_observations`` holds the state reached), both
+    (terminated wins), or neither. With ``episode_ids`` the rows of an episode are
+    contiguous and in time order, ``steps`` count them 0, 1, 2, … and only the last row
+    may be terminated or truncated. Without ids every row stands alone; with ``steps``
+    only, an episode begins wherever they are 0. ``clusters``: numbers that link
+    dependent episodes (or rows), such as those of one user; intervals resample a
+    cluster as a whole.
 
-    Shapes: observations and next_observations (N, ...) float32, float64 or uint8; actions (N,) int64 or (N,
-    k) float; all else (N,). Raises DataError naming the column, the row and the remedy.
+    Shapes: observations and next_observations (N, ...) float32, float64 or uint8;
+    actions (N,) int64 or (N, k) float; all else (N,). Raises DataError naming the
+    column, the row and the remedy.
     """
 
     observations: _Array
@@ -89,38 +122,69 @@ class Transitions:
     metadata: Metadata = field(default_factory=Metadata)
 
     def __post_init__(self) -> None:
-        kept = [name for name in COLUMNS if name in REQUIRED_COLUMNS or getattr(self, name) is not None]
-        self._set(columns.log_columns({name: getattr(self, name) for name in kept}, self.action_space))
+        kept = [
+            name
+            for name in COLUMNS
+            if name in REQUIRED_COLUMNS or getattr(self, name) is not None
+        ]
+        self._set(
+            columns.log_columns(
+                {name: getattr(self, name) for name in kept}, self.action_space
+            )
+        )
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     def __repr__(self) -> str:
-        episodes = counted(self.n_episodes, "episode") if self.has_episodes else "no episodes"
-        shape = f"observations {self.observation_shape} {self.columns['observations'].dtype}"
-        where = f" in {counted(len(self.shard_names), 'shard')}" if type(self) is not Transitions else ""
+        if self.has_episodes:
+            episodes = counted(self.n_episodes, "episode")
+        else:
+            episodes = "no episodes"
+        shape = (
+            f"observations {self.observation_shape}"
+            f" {self.columns['observations'].dtype}"
+        )
+        if type(self) is not Transitions:
+            where = f" in {counted(len(self.shard_names), 'shard')}"
+        else:
+            where = ""
         rows = f"{type(self).__name__}({counted(len(self), 'row')}{where}"
         return f"{rows}, {episodes}, {shape}, {self.action_space})"
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
         """The columns this log has, by name."""
-        return {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
+        return {
+            name: getattr(self, name)
+            for name in COLUMNS
+            if getattr(self, name) is not None
+        }
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Number (N,) of each row's independent unit: its episode, or the row itself without episodes."""
-        return np.arange(len(self)) if self.steps is None else np.cumsum(self.steps == 0) - 1
+        """Number (N,) of each row's independent unit: its episode, or the row itself
+        without episodes.
+        """
+        if self.steps is None:
+            return np.arange(len(self))
+        return np.cumsum(self.steps == 0) - 1
 
     @property
     def unit_starts(self) -> np.ndarray:
-        """First row (U,) of each unit: of each episode, or every row without episodes."""
-        return self.episode_starts if self.has_episodes else np.arange(len(self))
+        """First row (U,) of each unit: of each episode, or every row without
+        episodes.
+        """
+        if self.has_episodes:
+            return self.episode_starts
+        return np.arange(len(self))
 
     @property
     def row_weights(self) -> np.ndarray:
         """The ``weights`` (N,) in float64; ones if there are none."""
-        return np.ones(len(self)) if self.weights is None else np.asarray(self.weights, dtype=np.float64)
+        if self.weights is None:
+            return np.ones(len(self))
+        return np.asarray(self.weights, dtype=np.float64)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -129,8 +193,12 @@ class Transitions:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of an observation's numbers; empty unless the log comes from a table."""
-        return features.names if (features := self.metadata.features) else ()
+        """Names of an observation's numbers; empty unless the log comes from a
+        table.
+        """
+        if features := self.metadata.features:
+            return features.names
+        return ()
 
     @property
     def row_bytes(self) -> int:
@@ -165,27 +233,38 @@ class Transitions:
         return self.episode_starts + self.episode_lengths - 1
 
     def initial_observations(self) -> np.ndarray:
-        """Observations (E, ...) of the first step of each episode; without episodes all observations."""
-        return self.observations[self.episode_starts] if self.has_episodes else self.observations
+        """Observations (E, ...) of the first step of each episode; without episodes all
+        observations.
+        """
+        if self.has_episodes:
+            return self.observations[self.episode_starts]
+        return self.observations
 
     def returns(self, gamma: float = 1.0) -> np.ndarray:
-        """Return (E,) of each episode as logged, Σ γ^t r_t. Raises DataError without episodes."""
+        """Return (E,) of each episode as logged, Σ γ^t r_t.
+
+        Raises DataError without episodes.
+        """
         return self.returns_to_go(gamma)[self.episode_starts]
 
     def returns_to_go(self, gamma: float = 1.0) -> np.ndarray:
-        """Return to go (N,) of each row i: Σ γ^(t−i) r_t over t ≥ i in its episode; float64.
+        """Return to go (N,) of each row i: Σ γ^(t−i) r_t over t ≥ i in its episode;
+        float64.
 
-        Computed by doubling: after j rounds each row holds the discounted sum over its next 2^j rows. Raises
-        DataError without episodes, or for γ outside [0, 1].
+        Computed by doubling: after j rounds each row holds the discounted sum over its
+        next 2^j rows. Raises DataError without episodes, or for γ outside [0, 1].
         """
         if self.steps is None:
-            raise DataError("returns need episodes, this log has none; add episode_ids or steps")
+            raise DataError(
+                "returns need episodes, this log has none; add episode_ids or steps"
+            )
         if not 0.0 <= gamma <= 1.0:
             raise DataError(f"gamma is {gamma!r}; give a discount in [0, 1]")
         lengths = np.asarray(self.episode_lengths)
         rows_left = np.repeat(lengths, lengths) - np.asarray(self.steps)
         total = np.asarray(self.rewards, dtype=np.float64).copy()
-        reach, longest = 1, int(lengths.max())
+        reach = 1
+        longest = int(lengths.max())
         while reach < longest:
             inside = rows_left[:-reach] > reach
             total[:-reach] += np.where(inside, gamma**reach * total[reach:], 0.0)
@@ -195,8 +274,9 @@ class Transitions:
     def select(self, rows: Any) -> Transitions:
         """The given rows (indices or a mask), in the given order.
 
-        Episodes are kept if each selected one begins with its first step and has no gap; otherwise all
-        selected rows stand alone. Raises DataError for no rows or rows out of range.
+        Episodes are kept if each selected one begins with its first step and has no
+        gap; otherwise all selected rows stand alone. Raises DataError for no rows or
+        rows out of range.
         """
         chosen = columns.row_indices(rows, len(self))
         picked = {name: array[chosen] for name, array in self.columns.items()}
@@ -204,16 +284,27 @@ class Transitions:
             try:
                 columns.episode_columns(picked["episode_ids"], picked["steps"])
             except DataError:
-                picked = {name: array for name, array in picked.items() if name not in columns.COUNTED}
+                picked = {
+                    name: array
+                    for name, array in picked.items()
+                    if name not in columns.COUNTED
+                }
         return self.of_whole_units(picked, self.action_space, self.metadata)
 
     def select_episodes(self, episodes: Any) -> Transitions:
-        """Whole episodes by position 0 … E − 1 (or a mask), repeats allowed; new ids count from 0."""
+        """Whole episodes by position 0 … E − 1 (or a mask), repeats allowed; new ids
+        count from 0.
+        """
         if not self.has_episodes:
-            raise DataError("episodes cannot be selected, this log has none; use select(rows)")
+            raise DataError(
+                "episodes cannot be selected, this log has none; use select(rows)"
+            )
         chosen = columns.row_indices(episodes, self.n_episodes)
-        lengths, starts = self.episode_lengths[chosen], self.episode_starts[chosen]
-        steps = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        lengths = self.episode_lengths[chosen]
+        starts = self.episode_starts[chosen]
+        steps = np.arange(lengths.sum()) - np.repeat(
+            np.cumsum(lengths) - lengths, lengths
+        )
         rows = np.repeat(starts, lengths) + steps
         picked = {name: array[rows] for name, array in self.columns.items()}
         picked["episode_ids"] = np.repeat(np.arange(len(chosen)), lengths)
@@ -224,33 +315,46 @@ class Transitions:
         return dataclasses.replace(self, **changes)
 
     def with_metadata(self, metadata: Metadata) -> Transitions:
-        """Log of the same rows with other metadata; nothing is copied or checked again."""
+        """Log of the same rows with other metadata; nothing is copied or checked
+        again.
+        """
         changed = copy.copy(self)
         vars(changed)["metadata"] = metadata
         return changed
 
     @cached_property
     def sha256(self) -> str:
-        """Hex digest of the rows: the same data has the same digest, whatever the file format.
+        """Hex digest of the rows: the same data has the same digest, whatever the file
+        format.
 
-        Covers values (as float64, except uint8), shapes, flags and where episodes begin; not the names of
-        episodes, the declared action space or the metadata.
+        Covers values (as float64, except uint8), shapes, flags and where episodes
+        begin; not the names of episodes, the declared action space or the metadata.
         """
         return columns.digest_columns(
-            (name, array.shape, array.dtype, (array[block] for block in columns.blocks(len(array))))
+            (
+                name,
+                array.shape,
+                array.dtype,
+                (array[block] for block in columns.blocks(len(array))),
+            )
             for name, array in sorted(self.columns.items())
             if name != "episode_ids"
         )
 
     @classmethod
     def of_checked(
-        cls, checked: Mapping[str, Any], space: Any, units: Any = None, metadata: Metadata | None = None
+        cls,
+        checked: Mapping[str, Any],
+        space: Any,
+        units: Any = None,
+        metadata: Metadata | None = None,
     ) -> Transitions:
-        """Make a record from checked columns; ``units`` number the episodes if there are no ids.
+        """Make a record from checked columns; ``units`` number the episodes if there
+        are no ids.
 
-        Without ``units`` the rows are whole episodes, or stand alone. With ``units`` (N,) they may be a part
-        of a log that begins and ends inside episodes: ``units`` and ``steps`` then continue from part to
-        part.
+        Without ``units`` the rows are whole episodes, or stand alone. With ``units``
+        (N,) they may be a part of a log that begins and ends inside episodes: ``units``
+        and ``steps`` then continue from part to part.
         """
         made = object.__new__(cls)
         vars(made).update(action_space=space, metadata=metadata or Metadata())
@@ -262,8 +366,12 @@ class Transitions:
         return made
 
     @classmethod
-    def of_whole_units(cls, checked: Mapping[str, Any], space: Any, metadata: Metadata) -> Transitions:
-        """Whole episodes, or rows that stand alone, from checked columns; some weight must be positive."""
+    def of_whole_units(
+        cls, checked: Mapping[str, Any], space: Any, metadata: Metadata
+    ) -> Transitions:
+        """Whole episodes, or rows that stand alone, from checked columns; some weight
+        must be positive.
+        """
         made = cls.of_checked(checked, space, metadata=metadata)
         if made.weights is not None:
             columns.check_some_weight(made.weights)
@@ -276,9 +384,13 @@ class Transitions:
         return (self.part(rows) for rows in columns.blocks(len(self)))
 
     def part(self, rows: slice | np.ndarray) -> Transitions:
-        """Some rows, which may begin inside an episode: a slice gives views, a mask copies."""
+        """Some rows, which may begin inside an episode: a slice gives views, a mask
+        copies.
+        """
         picked = {name: column[rows] for name, column in self.columns.items()}
-        return self.of_checked(picked, self.action_space, self.units[rows], self.metadata)
+        return self.of_checked(
+            picked, self.action_space, self.units[rows], self.metadata
+        )
 
     def _set(self, checked: Mapping[str, np.ndarray]) -> None:
         held = {name: columns.read_only(column) for name, column in checked.items()}
@@ -293,5 +405,11 @@ def check_in_memory(log: Any) -> None:
 
 def no_log(log: object) -> DataError:
     """Error that says which function makes a log in memory of something else."""
-    open_it = "koffline.open_transitions(path, lazy=False), koffline.data.replay.from_d3rlpy(buffer)"
-    return DataError(f"the log is a {type(log).__name__}; {open_it} or koffline.Transitions(…) makes one")
+    open_it = (
+        "koffline.open_transitions(path, lazy=False),"
+        " koffline.data.replay.from_d3rlpy(buffer)"
+    )
+    return DataError(
+        f"the log is a {type(log).__name__}; {open_it} or koffline.Transitions(…)"
+        " makes one"
+    )

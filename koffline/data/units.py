@@ -1,7 +1,8 @@
 """Units of a log (episodes, or rows without episodes): hashes, samples and splits.
 
-A sample consists of the units with the smallest hashes. It therefore does not depend on reading order, shards
-or machine, and a smaller sample with the same seed is part of a larger one.
+A sample consists of the units with the smallest hashes. It therefore does not depend on
+reading order, shards or machine, and a smaller sample with the same seed is part of a
+larger one.
 """
 
 from __future__ import annotations
@@ -25,21 +26,27 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
-# Keys of the hashes that sample and split units; they are independent of other random numbers.
-_UNITS, _HELD_OUT, _ENDS = 0x65706973, 0x68656C64, 0x656E6473
+# Keys of the hashes that sample and split units; they are independent of other random
+# numbers.
+_UNITS = 0x65706973
+_HELD_OUT = 0x68656C64
+_ENDS = 0x656E6473
 _HASHED_AT_ONCE = 2**20
-# Distribution of a Poisson number of mean one, which is larger than 19 once in 10^19 draws.
+# Distribution of a Poisson number of mean one, which is larger than 19 once in 10^19
+# draws.
 _POISSON = np.cumsum([math.exp(-1.0) / math.factorial(count) for count in range(20)])
 _WHOLE = " (in the whole log)"
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
 
 def unit_hash(seed: int, shard: int, units: Any) -> np.ndarray:
-    """Hash (B,) uint64 of units: uniform, independent between units, and a function of its arguments alone.
+    """Hash (B,) uint64 of units: uniform, independent between units, and a function of
+    its arguments alone.
 
-    units: (B,) numbers within the shard (``units`` of a block). The result does not depend on block size,
-    order or machine. Divide by 2**64 for uniform numbers in [0, 1), or take ``% n`` for one of n groups.
-    (Steele, Lea and Flood 2014, SplitMix64: its output function, applied three times)
+    units: (B,) numbers within the shard (``units`` of a block). The result does not
+    depend on block size, order or machine. Divide by 2**64 for uniform numbers in [0,
+    1), or take ``% n`` for one of n groups. (Steele, Lea and Flood 2014, SplitMix64:
+    its output function, applied three times)
     """
     with np.errstate(over="ignore"):  # words of 64 bits wrap around
         key = _mix(_mix(np.uint64(seed & _MASK) + _GAMMA) ^ np.uint64(shard & _MASK))
@@ -55,20 +62,27 @@ def _mix(state: Any) -> Any:
         return state ^ (state >> np.uint64(31))
 
 
-def poisson_counts(seed: int, streams: Iterable[int], units: Any) -> Int[np.ndarray, "stream unit"]:
-    """How often each resampled log counts each unit: independent Poisson numbers of mean one.
+def poisson_counts(
+    seed: int, streams: Iterable[int], units: Any
+) -> Int[np.ndarray, "stream unit"]:
+    """How often each resampled log counts each unit: independent Poisson numbers of
+    mean one.
 
-    Each depends only on the seed, the stream (the number of a resampled log) and the unit's number, so a log
-    is resampled in the same way wherever it is stored.
+    Each depends only on the seed, the stream (the number of a resampled log) and the
+    unit's number, so a log is resampled in the same way wherever it is stored.
     (Hanley & MacGibbon 2006; Chamandy, Muralidharan, Najmi & Naidu 2012)
     """
     drawn = [unit_hash(seed, stream, units) * 2.0**-64 for stream in streams]
-    found = np.searchsorted(_POISSON, np.reshape(drawn, (len(drawn), len(units))), side="right")
+    found = np.searchsorted(
+        _POISSON, np.reshape(drawn, (len(drawn), len(units))), side="right"
+    )
     return found.astype(np.int64)
 
 
 def cluster_sums(clusters: Any, values: Any) -> np.ndarray:
-    """Sums (C, …) of unit values (U, …) by cluster number (U,), in the order of the numbers."""
+    """Sums (C, …) of unit values (U, …) by cluster number (U,), in the order of the
+    numbers.
+    """
     _, place = np.unique(clusters, return_inverse=True)
     sums = np.zeros((int(place.max(initial=-1)) + 1, *values.shape[1:]))
     np.add.at(sums, place, values)
@@ -76,9 +90,12 @@ def cluster_sums(clusters: Any, values: Any) -> np.ndarray:
 
 
 def hash_rows(
-    block: Transitions, names: tuple[str, ...] = ROW_NUMBERS, precision: type = np.float64
+    block: Transitions,
+    names: tuple[str, ...] = ROW_NUMBERS,
+    precision: type = np.float64,
 ) -> np.ndarray:
-    """Hash (B,) uint64 of each row's rounded numbers in the named columns, from two random sums.
+    """Hash (B,) uint64 of each row's rounded numbers in the named columns, from two
+    random sums.
 
     Equal rows have equal hashes; different rows almost never do.
     """
@@ -96,9 +113,11 @@ def hash_rows(
 
 @dataclass(frozen=True)
 class Part:
-    """One side of a split of a log on disk by whole units: those ``held_out``, or all others.
+    """One side of a split of a log on disk by whole units: those ``held_out``, or all
+    others.
 
-    Units with hashes up to ``largest`` are held out. firsts: number in the log of each shard's first unit.
+    Units with hashes up to ``largest`` are held out. firsts: number in the log of each
+    shard's first unit.
     """
 
     seed: int
@@ -108,54 +127,82 @@ class Part:
 
     def holds(self, shard: int, units: np.ndarray) -> np.ndarray:
         """Whether units (B,) of a shard are in this part."""
-        out = unit_hash(self.seed ^ _UNITS, 0, units + self.firsts[shard]) <= np.uint64(self.largest)
-        return out if self.held_out else ~out
+        out = unit_hash(self.seed ^ _UNITS, 0, units + self.firsts[shard]) <= np.uint64(
+            self.largest
+        )
+        if self.held_out:
+            return out
+        return ~out
 
 
 def stop_shares(log: Transitions) -> np.ndarray | None:
-    """Share (T,) of episodes that lost their row at each step, among those whose world went on there.
+    """Share (T,) of episodes that lost their row at each step, among those whose world
+    went on there.
 
     None unless the reader left out such rows.
     """
     if not (log.has_episodes and log.metadata.lost_last_rows):
         return None
-    ends, lengths = log.episode_ends, np.asarray(log.episode_lengths)
+    ends = log.episode_ends
+    lengths = np.asarray(log.episode_lengths)
     weights = log.row_weights[ends]
-    ended, size = np.asarray(log.terminated)[ends], int(lengths.max()) + 1
+    ended = np.asarray(log.terminated)[ends]
+    size = int(lengths.max()) + 1
     lost = np.bincount(lengths[~ended], weights[~ended], minlength=size)
-    went_on = np.bincount(lengths - ended, weights, minlength=size)  # by number of rows that went on
+    went_on = np.bincount(
+        lengths - ended, weights, minlength=size
+    )  # by number of rows that went on
     kept = went_on.sum() - np.cumsum(went_on)
     return np.asarray(lost / np.where(lost + kept > 0.0, lost + kept, 1.0))
 
 
-def without_late_ends(log: Transitions, units: Any = None, stops: Any = None) -> Transitions:
-    """Remove some last rows of terminated episodes, which would be too frequent; the row before is then cut.
+def without_late_ends(
+    log: Transitions, units: Any = None, stops: Any = None
+) -> Transitions:
+    """Remove some last rows of terminated episodes, which would be too frequent; the
+    row before is then cut.
 
-    If recording stops and the world goes on, the last row is left out; had the world ended, it would be
-    there. To balance this, each terminal row is removed with the probability that recording stopped there
-    (``stops`` (T,), else `stop_shares`), decided by the hash of its unit's number (``units`` (U,), else all
-    units).
+    If recording stops and the world goes on, the last row is left out; had the world
+    ended, it would be there. To balance this, each terminal row is removed with the
+    probability that recording stopped there (``stops`` (T,), else `stop_shares`),
+    decided by the hash of its unit's number (``units`` (U,), else all units).
     """
     if (stops := stop_shares(log) if stops is None else stops) is None:
         return log
-    ends, lengths = log.episode_ends, np.asarray(log.episode_lengths)
-    drawn = unit_hash(_ENDS, 0, np.arange(len(ends)) if units is None else units).astype(np.float64) / 2.0**64
+    ends = log.episode_ends
+    lengths = np.asarray(log.episode_lengths)
+    drawn = (
+        unit_hash(_ENDS, 0, np.arange(len(ends)) if units is None else units).astype(
+            np.float64
+        )
+        / 2.0**64
+    )
     share = np.append(stops, 0.0)[np.minimum(lengths - 1, len(stops))]
     gone = ends[np.asarray(log.terminated)[ends] & (lengths > 1) & (drawn < share)]
     cut = np.array(log.truncated)
     cut[gone - 1] = True
     left = np.delete(np.arange(len(log)), gone)
-    found = {name: column[left] for name, column in {**log.columns, "truncated": cut}.items()}
+    found = {
+        name: column[left] for name, column in {**log.columns, "truncated": cut}.items()
+    }
     metadata = dataclasses.replace(log.metadata, lost_last_rows=False)
     if len(gone):
-        said = f"{counted(len(gone), 'last row', 'was', 'were')} left out of episodes that terminated: where"
-        metadata = metadata.with_notes(f"{said} recording stops they would be too frequent")
+        said = (
+            f"{counted(len(gone), 'last row', 'was', 'were')} left out of episodes that"
+            " terminated: where"
+        )
+        metadata = metadata.with_notes(
+            f"{said} recording stops they would be too frequent"
+        )
     return Transitions.of_checked(found, log.action_space, metadata=metadata)
 
 
 @dataclass(frozen=True, eq=False)
 class UnitSample:
-    """Sampled units of a log, in order. ``units (U,)``: their numbers. ``is_all``: it is the whole log."""
+    """Sampled units of a log, in order.
+
+    ``units (U,)``: their numbers. ``is_all``: it is the whole log.
+    """
 
     transitions: Transitions
     units: Int[np.ndarray, " unit"]
@@ -163,12 +210,18 @@ class UnitSample:
 
 
 def sample_units(
-    log: AnyLog, rows: int, seed: int, part: Part | None = None, *, settings: PassSettings | None = None
+    log: AnyLog,
+    rows: int,
+    seed: int,
+    part: Part | None = None,
+    *,
+    settings: PassSettings | None = None,
 ) -> UnitSample:
-    """Draw units uniformly without replacement, at least one, with about ``rows`` rows in total.
+    """Draw units uniformly without replacement, at least one, with about ``rows`` rows
+    in total.
 
-    part: draw only from that side of a split of a log on disk. settings: where the passes run. Raises
-    DataError.
+    part: draw only from that side of a split of a log on disk. settings: where the
+    passes run. Raises DataError.
     """
     total = log.n_episodes if log.has_episodes else len(log)
     wanted = max(1, round(rows * total / len(log)))
@@ -176,22 +229,40 @@ def sample_units(
         if wanted >= total:
             return UnitSample(log, np.arange(total), is_all=True)
         units = _smallest([total], wanted, seed)
-        chosen = log.select_episodes(units) if log.has_episodes else log.select(units)
+        if log.has_episodes:
+            chosen = log.select_episodes(units)
+        else:
+            chosen = log.select(units)
         return UnitSample(chosen, units, is_all=False)
     sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
-    units, ends = _smallest(sizes, wanted, seed, part), np.cumsum(sizes)
+    units = _smallest(sizes, wanted, seed, part)
+    ends = np.cumsum(sizes)
     shard_of = np.searchsorted(ends, units, side="right")
-    items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
+    items = [
+        (int(i), units[shard_of == i] - int(ends[i] - sizes[i]))
+        for i in np.unique(shard_of)
+    ]
     passes = settings or PassSettings()
-    pieces = list(passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name))
-    columns = {name: column for name, column in joined(pieces).columns.items() if name != "episode_ids"}
+    pieces = list(
+        passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name)
+    )
+    columns = {
+        name: column
+        for name, column in joined(pieces).columns.items()
+        if name != "episode_ids"
+    }
     found = Transitions.of_whole_units(columns, log.action_space, log.metadata)
     return UnitSample(found, units, len(units) == sum(sizes))
 
 
-def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None) -> Int[np.ndarray, " unit"]:
-    """Numbers of the ``count`` units with the smallest hashes, in order. sizes: units of each shard."""
-    numbers, hashes = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
+def _smallest(
+    sizes: list[int], count: int, seed: int, part: Part | None = None
+) -> Int[np.ndarray, " unit"]:
+    """Numbers of the ``count`` units with the smallest hashes, in order. sizes: units
+    of each shard.
+    """
+    numbers = np.zeros(0, dtype=np.int64)
+    hashes = np.zeros(0, dtype=np.uint64)
     first = 0
     for shard, size in enumerate(sizes):
         for start in range(0, size, _HASHED_AT_ONCE):
@@ -202,7 +273,8 @@ def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None)
             hashes = np.append(hashes, unit_hash(seed ^ _UNITS, 0, within + first))
             if len(hashes) > count:
                 kept = np.argpartition(hashes, count - 1)[:count]
-                numbers, hashes = numbers[kept], hashes[kept]
+                numbers = numbers[kept]
+                hashes = hashes[kept]
         first += size
     return np.sort(numbers)
 
@@ -210,23 +282,39 @@ def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None)
 def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> Transitions:
     """All rows of the given units of a shard, in order."""
     shard, units = item
-    return joined([block.part(np.isin(block.units, units)) for block in log.shard_blocks(shard)])
+    return joined(
+        [block.part(np.isin(block.units, units)) for block in log.shard_blocks(shard)]
+    )
 
 
 def split_transitions(
     log: Transitions, held_out: float = 0.3, seed: int = 0
 ) -> tuple[Transitions, Transitions]:
-    """Split a log in two; the second part has the share ``held_out`` of its clusters, episodes or rows.
+    """Split a log in two; the second part has the share ``held_out`` of its clusters,
+    episodes or rows.
 
-    Clusters and episodes stay whole; those with the smallest hashes for the seed are held out. Notes with
-    numbers then say that they are about the whole log. Raises ConfigError.
+    Clusters and episodes stay whole; those with the smallest hashes for the seed are
+    held out. Notes with numbers then say that they are about the whole log. Raises
+    ConfigError.
     """
-    if not (isinstance(log, Transitions) and isinstance(held_out, Real) and 0.0 < held_out < 1.0):
+    if not (
+        isinstance(log, Transitions)
+        and isinstance(held_out, Real)
+        and 0.0 < held_out < 1.0
+    ):
         given = f"a {type(log).__name__} and a share of {held_out!r}"
-        raise ConfigError(f"to split is {given}; give a log in memory and a share between 0 and 1")
-    said = (n.removesuffix(_WHOLE) + _WHOLE * any(map(str.isdigit, n)) for n in log.metadata.notes)
+        raise ConfigError(
+            f"to split is {given}; give a log in memory and a share between 0 and 1"
+        )
+    said = (
+        n.removesuffix(_WHOLE) + _WHOLE * any(map(str.isdigit, n))
+        for n in log.metadata.notes
+    )
     log = log.with_metadata(dataclasses.replace(log.metadata, notes=tuple(said)))
-    unit_of = log.units if log.clusters is None else np.unique(log.clusters, return_inverse=True)[1]
+    if log.clusters is None:
+        unit_of = log.units
+    else:
+        unit_of = np.unique(log.clusters, return_inverse=True)[1]
     return _divide(log, unit_of, held_out, seed)
 
 
@@ -237,14 +325,26 @@ def _divide(
     return log.select(~out), log.select(out)
 
 
-def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
-    """Training and held-out part, without late ends, one episode (row) or more each. Raises ConfigError."""
+def split_log(
+    log: Transitions, held_out: float, seed: int
+) -> tuple[Transitions, Transitions | None]:
+    """Training and held-out part, without late ends, one episode (row) or more each.
+
+    Raises ConfigError.
+    """
     log = without_late_ends(log)
-    return (log, None) if held_out == 0.0 else _divide(log, log.units, held_out, seed)
+    if held_out == 0.0:
+        return (log, None)
+    return _divide(log, log.units, held_out, seed)
 
 
-def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part | None, Part | None]:
-    """The same split for a log on disk, without removing late ends. Raises ConfigError."""
+def split_shards(
+    log: LazyTransitions, held_out: float, seed: int
+) -> tuple[Part | None, Part | None]:
+    """The same split for a log on disk, without removing late ends.
+
+    Raises ConfigError.
+    """
     if held_out == 0.0:
         return None, None
     sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
@@ -255,7 +355,15 @@ def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part
 
 
 def _held_out_units(count: int, share: float, seed: int) -> Int[np.ndarray, " unit"]:
-    """Numbers of the units with the smallest hashes. Raises ConfigError for a log of one unit."""
+    """Numbers of the units with the smallest hashes.
+
+    Raises ConfigError for a log of one unit.
+    """
     if count < 2:
-        raise ConfigError(f"held_out is {share:g}, the log has one episode or cluster; give more to split it")
-    return _smallest([count], min(max(1, round(share * count)), count - 1), seed ^ _HELD_OUT)
+        raise ConfigError(
+            f"held_out is {share:g}, the log has one episode or cluster; give more to"
+            " split it"
+        )
+    return _smallest(
+        [count], min(max(1, round(share * count)), count - 1), seed ^ _HELD_OUT
+    )

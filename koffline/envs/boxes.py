@@ -1,8 +1,10 @@
-"""The paper's policy-evaluation worlds with box-shaped state spaces: Puddle World, pole, Mountain Car.
+"""The paper's policy-evaluation worlds with box-shaped state spaces: Puddle World,
+pole, Mountain Car.
 
-A world is n copies of one task, advanced together: every array has the copies on its first axis. Time limits
-are left to the writers of logs. A policy here is a callable from observations to probabilities (N, n) for
-discrete actions, or an object with ``sample(observations, generator) -> (N, k)``.
+A world is n copies of one task, advanced together: every array has the copies on its
+first axis. Time limits are left to the writers of logs. A policy here is a callable
+from observations to probabilities (N, n) for discrete actions, or an object with
+``sample(observations, generator) -> (N, k)``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from jaxtyping import Bool, Float, Float32, Int, Shaped
 
 from koffline.errors import ConfigError
 
-States = Shaped[np.ndarray, "copy *state"]  # (n, d) float64; (n,) state numbers of a finite process
+States = Shaped[
+    np.ndarray, "copy *state"
+]  # (n, d) float64; (n,) state numbers of a finite process
 Observations = Float32[np.ndarray, "copy *observation"]
 Actions = Shaped[np.ndarray, "copy *action"]  # (n,) whole numbers or (n, k)
 Rewards = Float[np.ndarray, " copy"]
@@ -33,7 +37,9 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tuples:
-    """Independent transitions: states, actions, rewards, next states and terminations."""
+    """Independent transitions: states, actions, rewards, next states and
+    terminations.
+    """
 
     states: States
     actions: Actions
@@ -44,18 +50,24 @@ class Tuples:
 
 Pair = tuple[float, float]
 MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, down, left
-PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # centre lines of the puddles
+PUDDLES = (
+    ((0.10, 0.75), (0.45, 0.75)),
+    ((0.45, 0.40), (0.45, 0.80)),
+)  # centre lines of the puddles
 RADIUS = 0.1
 PUDDLE_GOAL = 1.9  # episodes end where x + y reaches it
-GRAVITY, HALF_LENGTH = 9.8, 0.5
+GRAVITY = 9.8
+HALF_LENGTH = 0.5
 FASTEST = 4.0  # radians per second, the poles' usual bound on the velocity
 
 
 @dataclass(frozen=True)
 class BoxWorld:
-    """A world with states (n, d) in a box; observations are the states themselves, in native units.
+    """A world with states (n, d) in a box; observations are the states themselves, in
+    native units.
 
-    low, high: its corners. grid: cells per axis of the grid on which the paper computes true values.
+    low, high: its corners. grid: cells per axis of the grid on which the paper computes
+    true values.
     reward_scale: divisor of rewards in training, so that values are of order one.
     """
 
@@ -69,7 +81,9 @@ class BoxWorld:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.noise < math.inf:
-            raise ConfigError(f"noise is {self.noise}; give a number that is not negative")
+            raise ConfigError(
+                f"noise is {self.noise}; give a number that is not negative"
+            )
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         """Draw n start states."""
@@ -83,7 +97,9 @@ class BoxWorld:
         """Advance every copy by one step, given actions and noise."""
         raise NotImplementedError
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+    def step(
+        self, state: States, action: Actions, generator: np.random.Generator
+    ) -> Outcome:
         """Advance every copy by one step."""
         return self.move(state, action, self.draw_noise(len(state), generator))
 
@@ -100,8 +116,9 @@ class BoxWorld:
 class PuddleWorld(BoxWorld):
     """Walk to the upper right corner of the unit square, around two puddles.
 
-    State (x, y); ``noise``: standard deviation of each step, per axis. Reward −1 per step, and −400 per unit
-    of depth in a puddle. (Boyan & Moore 1995; the reward is that of the new state, as in Sutton 1996)
+    State (x, y); ``noise``: standard deviation of each step, per axis. Reward −1 per
+    step, and −400 per unit of depth in a puddle. (Boyan & Moore 1995; the reward is
+    that of the new state, as in Sutton 1996)
     """
 
     noise: float = 0.01
@@ -125,7 +142,11 @@ class PuddleWorld(BoxWorld):
     def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
         """Move one noisy step; walls stop the move."""
         following = np.clip(state + np.asarray(MOVES)[action] + noise, 0.0, 1.0)
-        return Outcome(following, -1.0 - 400.0 * puddle_depth(following), self.is_terminal(following))
+        return Outcome(
+            following,
+            -1.0 - 400.0 * puddle_depth(following),
+            self.is_terminal(following),
+        )
 
     def is_terminal(self, state: States) -> Flags:
         """Whether the goal is reached."""
@@ -138,19 +159,24 @@ def puddle_depth(state: Float[np.ndarray, "row 2"]) -> Float[np.ndarray, " row"]
     for start, end in np.asarray(PUDDLES):
         along = end - start
         share = np.clip((state - start) @ along / (along @ along), 0.0, 1.0)
-        depth = np.maximum(depth, RADIUS - np.linalg.norm(state - start - share[:, None] * along, axis=1))
+        depth = np.maximum(
+            depth,
+            RADIUS - np.linalg.norm(state - start - share[:, None] * along, axis=1),
+        )
     return depth
 
 
 @dataclass(frozen=True)
 class NoisyPole(BoxWorld):
-    """Balance a pole with three forces on its cart: the paper's "CartPole", two-dimensional.
+    """Balance a pole with three forces on its cart: the paper's "CartPole",
+    two-dimensional.
 
-    State (angle, angular velocity) in radians and seconds, angle 0 upright; the pole falls at ± π/2.
-    ``noise``: half-width in newtons of a uniform force added to every push. ``reward``: "fall" gives −1 for
-    the fall only, "balance" +1 for every step before it. ``fastest``: bound on the velocity, in radians per
-    second; the task as published has none, and a box needs one.
-    (Lagoudakis & Parr 2003, the inverted pendulum)
+    State (angle, angular velocity) in radians and seconds, angle 0 upright; the pole
+    falls at ± π/2.
+    ``noise``: half-width in newtons of a uniform force added to every push. ``reward``:
+    "fall" gives −1 for the fall only, "balance" +1 for every step before it.
+    ``fastest``: bound on the velocity, in radians per second; the task as published has
+    none, and a box needs one. (Lagoudakis & Parr 2003, the inverted pendulum)
     """
 
     noise: float = 10.0
@@ -162,12 +188,18 @@ class NoisyPole(BoxWorld):
     forces: ClassVar[tuple[float, ...]] = (-50.0, 0.0, 50.0)  # newtons
     masses: ClassVar[Pair] = (2.0, 8.0)  # of pole and cart, kilograms
     seconds: ClassVar[float] = 0.1  # of a step
-    rewards: ClassVar[dict[str, Pair]] = {"fall": (-1.0, 0.0), "balance": (0.0, 1.0)}  # at a fall, before
+    rewards: ClassVar[dict[str, Pair]] = {
+        "fall": (-1.0, 0.0),
+        "balance": (0.0, 1.0),
+    }  # at a fall, before
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 < self.fastest < math.inf:
-            raise ConfigError(f"fastest is {self.fastest}; give a positive number of radians per second")
+            raise ConfigError(
+                f"fastest is {self.fastest}; give a positive number of radians per"
+                " second"
+            )
 
     @property
     def low(self) -> Pair:  # type: ignore[override]
@@ -182,28 +214,39 @@ class NoisyPole(BoxWorld):
     @property
     def reward_scale(self) -> float:  # type: ignore[override]
         """Divisor of rewards: 1 for reward "fall", 20 for "balance"."""
-        return 1.0 if self.reward == "fall" else 20.0
+        if self.reward == "fall":
+            return 1.0
+        return 20.0
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
-        """Draw n states nearly upright and at rest: both coordinates uniform in ±0.05."""
+        """Draw n states nearly upright and at rest: both coordinates uniform in
+        ±0.05.
+        """
         return generator.uniform(-0.05, 0.05, size=(n, 2))
 
     def draw_noise(self, n: int, generator: np.random.Generator) -> np.ndarray:
         """Uniform forces."""
-        return generator.uniform(-self.noise, self.noise, size=n) if self.noise else np.zeros(n)
+        if self.noise:
+            return generator.uniform(-self.noise, self.noise, size=n)
+        return np.zeros(n)
 
     def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
         """One Euler step."""
         angle, velocity = state.T
         force = np.asarray(self.forces)[action] + noise
-        pole, share = self.masses[0], 1.0 / sum(self.masses)
+        pole = self.masses[0]
+        share = 1.0 / sum(self.masses)
         swing = share * pole * HALF_LENGTH * velocity**2 * np.sin(2.0 * angle) / 2.0
         drive = GRAVITY * np.sin(angle) - swing - share * np.cos(angle) * force
-        inertia = 4.0 * HALF_LENGTH / 3.0 - share * pole * HALF_LENGTH * np.cos(angle) ** 2
+        inertia = (
+            4.0 * HALF_LENGTH / 3.0 - share * pole * HALF_LENGTH * np.cos(angle) ** 2
+        )
         following_angle = angle + self.seconds * velocity
         following_velocity = velocity + self.seconds * (drive / inertia)
         fallen = np.abs(following_angle) > self.widest
-        following = np.clip(np.stack([following_angle, following_velocity], axis=1), self.low, self.high)
+        following = np.clip(
+            np.stack([following_angle, following_velocity], axis=1), self.low, self.high
+        )
         return Outcome(following, np.where(fallen, *self.rewards[self.reward]), fallen)
 
     def is_terminal(self, state: States) -> Flags:
@@ -213,9 +256,11 @@ class NoisyPole(BoxWorld):
 
 @dataclass(frozen=True)
 class GymnasiumPole(NoisyPole):
-    """The pole of Gymnasium's CartPole: light, steps of 0.02 s, a fall at ± 12°; the cart has no limits.
+    """The pole of Gymnasium's CartPole: light, steps of 0.02 s, a fall at ± 12°; the
+    cart has no limits.
 
-    Push left (0) or right (1) with 10 N; the noise is the same share of the push as in `NoisyPole`.
+    Push left (0) or right (1) with 10 N; the noise is the same share of the push as in
+    `NoisyPole`.
     """
 
     noise: float = 2.0
@@ -230,8 +275,9 @@ class GymnasiumPole(NoisyPole):
 class NoisyMountainCar(BoxWorld):
     """Leave a valley by swinging in a weak car, with noise on its velocity.
 
-    State (position, velocity); push left (0), coast (1), push right (2); reward −1 per step until position ≥
-    0.5. ``noise``: standard deviation of a Gaussian added to the velocity at each step. (Gymnasium's task)
+    State (position, velocity); push left (0), coast (1), push right (2); reward −1 per
+    step until position ≥ 0.5. ``noise``: standard deviation of a Gaussian added to the
+    velocity at each step. (Gymnasium's task)
     """
 
     noise: float = 0.001
@@ -247,17 +293,25 @@ class NoisyMountainCar(BoxWorld):
 
     def draw_noise(self, n: int, generator: np.random.Generator) -> np.ndarray:
         """Normal jolts."""
-        return self.noise * generator.standard_normal(n) if self.noise else np.zeros(n)
+        if self.noise:
+            return self.noise * generator.standard_normal(n)
+        return np.zeros(n)
 
     def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
-        """One step; the left wall stops the car, the right end is the goal at any speed."""
+        """One step; the left wall stops the car, the right end is the goal at any
+        speed.
+        """
         position, velocity = state.T
-        velocity = velocity + (action - 1) * 0.001 - 0.0025 * np.cos(3 * position) + noise
+        velocity = (
+            velocity + (action - 1) * 0.001 - 0.0025 * np.cos(3 * position) + noise
+        )
         velocity = np.clip(velocity, -0.07, 0.07)
         position = np.clip(position + velocity, -1.2, 0.6)
         velocity = np.where((position == -1.2) & (velocity < 0), 0.0, velocity)
         following = np.stack([position, velocity], axis=1)
-        return Outcome(following, np.full(len(state), -1.0), self.is_terminal(following))
+        return Outcome(
+            following, np.full(len(state), -1.0), self.is_terminal(following)
+        )
 
     def is_terminal(self, state: States) -> Flags:
         """Whether the car has left the valley."""
@@ -270,25 +324,44 @@ WORLDS: dict[str, type[BoxWorld]] = {
     "gymnasium_pole": GymnasiumPole,
     "mountain_car": NoisyMountainCar,
 }
-GYMNASIUM_IDS = {name: f"koffline/{world.__name__}-v0" for name, world in WORLDS.items()}
-NAMES = {name: name for name in WORLDS} | {identifier: name for name, identifier in GYMNASIUM_IDS.items()}
-TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "gymnasium_pole": 500, "mountain_car": 300}  # steps
+GYMNASIUM_IDS = {
+    name: f"koffline/{world.__name__}-v0" for name, world in WORLDS.items()
+}
+NAMES = {name: name for name in WORLDS} | {
+    identifier: name for name, identifier in GYMNASIUM_IDS.items()
+}
+TIME_LIMITS = {
+    "puddle_world": 300,
+    "cart_pole": 500,
+    "gymnasium_pole": 500,
+    "mountain_car": 300,
+}  # steps
 
 
 def make_world(name: str) -> BoxWorld:
-    """The world with this name or Gymnasium id, with its default noise. Raises ConfigError."""
+    """The world with this name or Gymnasium id, with its default noise.
+
+    Raises ConfigError.
+    """
     return WORLDS[world_name(name)]()  # type: ignore[call-arg]
 
 
 def world_name(name: str) -> str:
     """The name of a world from its name or Gymnasium id. Raises ConfigError."""
     if name not in NAMES:
-        known = f"{', '.join(GYMNASIUM_IDS.values())} (any environment: koffline build rollouts)"
-        raise ConfigError(f"there is no world '{name}' that can start in any state; known are {known}")
+        known = (
+            f"{', '.join(GYMNASIUM_IDS.values())} (any environment: koffline build"
+            " rollouts)"
+        )
+        raise ConfigError(
+            f"there is no world '{name}' that can start in any state; known are {known}"
+        )
     return NAMES[name]
 
 
-def uniform_states(world: BoxWorld, n: int, generator: np.random.Generator) -> Float[np.ndarray, "copy d"]:
+def uniform_states(
+    world: BoxWorld, n: int, generator: np.random.Generator
+) -> Float[np.ndarray, "copy d"]:
     """n states uniform over the non-terminal part of the box."""
     found = np.empty((0, len(world.low)))
     while len(found) < n:
@@ -307,7 +380,9 @@ def draw_categories(
     return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
 
 
-def draw_actions(policy: Any, observations: Observations, generator: np.random.Generator) -> Actions:
+def draw_actions(
+    policy: Any, observations: Observations, generator: np.random.Generator
+) -> Actions:
     """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
     if hasattr(policy, "sample"):
         return policy.sample(observations, generator)

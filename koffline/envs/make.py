@@ -1,7 +1,9 @@
-"""Any Gymnasium environment: its errors in one line, its spaces as ours (arrays, indices, flat vectors).
+"""Any Gymnasium environment: its errors in one line, its spaces as ours (arrays,
+indices, flat vectors).
 
-Gymnasium's own vector environments reset a copy automatically one step after its end, which gives rows that
-belong to no episode. In `Copies` an ended copy stops, and its last observation is available.
+Gymnasium's own vector environments reset a copy automatically one step after its end,
+which gives rows that belong to no episode. In `Copies` an ended copy stops, and its
+last observation is available.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from koffline.untrusted.user_code import current_folder, user_code, user_modules
 
 _log = logging.getLogger(__name__)
 _EXACT_IN_FLOAT32 = 2**24  # largest whole number that float32 holds exactly
-_playing = partial(user_code, remedy="try it alone with gymnasium.make", kind=ConfigError)
+_playing = partial(
+    user_code, remedy="try it alone with gymnasium.make", kind=ConfigError
+)
 
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
@@ -37,12 +41,17 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
         with contextlib.suppress(ImportError):
             import mujoco
 
-            # Its warnings go to the log instead of stderr and a file in the current folder.
+            # Its warnings go to the log instead of stderr and a file in the current
+            # folder.
             if mujoco.get_mju_user_warning() is None:  # type: ignore[attr-defined, unused-ignore]
                 mujoco.set_mju_user_warning(_log.debug)  # type: ignore[attr-defined, unused-ignore]
     here = current_folder()  # ours: user code may have moved to another one
-    name, remedy = f"the environment '{identifier}'", "check its name and what it needs"
-    with user_code(name, "it cannot be made", remedy, ConfigError), warnings.catch_warnings():
+    name = f"the environment '{identifier}'"
+    remedy = "check its name and what it needs"
+    with (
+        user_code(name, "it cannot be made", remedy, ConfigError),
+        warnings.catch_warnings(),
+    ):
         # "CartPole" is the newest of its versions, as was meant
         warnings.filterwarnings("ignore", ".*Using the latest versioned environment")
         try:
@@ -50,14 +59,22 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
                 return gymnasium.make(identifier, **options)
         except gymnasium.error.NameNotFound:
             known = {name.lower(): name for name in (*WORLDS, *gymnasium.registry)}
-            near = [known[name] for name in get_close_matches(f"{identifier.lower()}-v", known, 1)]
-            hint = f"did you mean {near[0]}?" if near else "check it, or write package:name to import it"
+            near = [
+                known[name]
+                for name in get_close_matches(f"{identifier.lower()}-v", known, 1)
+            ]
+            if near:
+                hint = f"did you mean {near[0]}?"
+            else:
+                hint = "check it, or write package:name to import it"
             raise ConfigError(f"there is none of this name; {hint}") from None
 
 
 @contextlib.contextmanager
 def _modules_of(identifier: str, folder: str | None) -> Iterator[None]:
-    """Context in which modules of a folder are found: that of ``module:name``, and that of its class."""
+    """Context in which modules of a folder are found: that of ``module:name``, and that
+    of its class.
+    """
     module, colon, name = identifier.partition(":")
     if not colon:
         yield
@@ -67,12 +84,16 @@ def _modules_of(identifier: str, folder: str | None) -> Iterator[None]:
         importlib.import_module(module)  # registers the environment
         spec = gymnasium.registry.get(name)
         entry = spec.entry_point if spec is not None else None
-        with user_modules.named(*[entry] if isinstance(entry, str) else [], folder=folder):
+        with user_modules.named(
+            *[entry] if isinstance(entry, str) else [], folder=folder
+        ):
             yield
 
 
 class CopiesStep(NamedTuple):
-    """One step of n copies: observations (n, …), rewards (n,), terminated flags, truncated flags."""
+    """One step of n copies: observations (n, …), rewards (n,), terminated flags,
+    truncated flags.
+    """
 
     observations: np.ndarray
     rewards: np.ndarray
@@ -81,58 +102,91 @@ class CopiesStep(NamedTuple):
 
 
 class Copies:
-    """Copies of any Gymnasium environment, made when first needed; nothing is reset automatically.
+    """Copies of any Gymnasium environment, made when first needed; nothing is reset
+    automatically.
 
-    Observations of boxes keep their shape and type (uint8 or float); others are flattened as in Gymnasium
-    (discrete ones become one-hot). ``name``: the full Gymnasium id; ``action_dtype``: precision of received
-    actions; ``time_limit``: steps after which episodes are truncated (None: decided by the environment);
-    ``notes``: changes of observations. Raises ConfigError if the environment is unknown, fails, returns
-    numbers that are not finite, or has unsupported spaces.
+    Observations of boxes keep their shape and type (uint8 or float); others are
+    flattened as in Gymnasium (discrete ones become one-hot). ``name``: the full
+    Gymnasium id; ``action_dtype``: precision of received actions; ``time_limit``: steps
+    after which episodes are truncated (None: decided by the environment);
+    ``notes``: changes of observations. Raises ConfigError if the environment is
+    unknown, fails, returns numbers that are not finite, or has unsupported spaces.
     """
 
     usual_number = 16  # default number of copies
 
     def __init__(self, identifier: str, **options: Any) -> None:
-        self._identifier, self._options = identifier, {"disable_env_checker": True, **options}
+        self._identifier = identifier
+        self._options = {"disable_env_checker": True, **options}
         first = make_env(identifier, **self._options)
         self._envs = [first]
-        self.name = identifier if first.spec is None else first.spec.id
-        self.time_limit = None if first.spec is None else first.spec.max_episode_steps
+        if first.spec is None:
+            self.name = identifier
+        else:
+            self.name = first.spec.id
+        if first.spec is None:
+            self.time_limit = None
+        else:
+            self.time_limit = first.spec.max_episode_steps
         self._spaces = observation, action = first.observation_space, first.action_space
         self.notes: tuple[str, ...] = ()
         box = observation
         if not isinstance(box, spaces.Box):
             box = _flattened(self.name, observation)
-            self.notes = (f"observations of {observation} were flattened; discrete parts are one-hot",)
-        self.observation_shape, self._dtype = box.shape or (1,), _number_type(box)
+            self.notes = (
+                (
+                    f"observations of {observation} were flattened; discrete parts are"
+                    " one-hot"
+                ),
+            )
+        self.observation_shape = box.shape or (1,)
+        self._dtype = _number_type(box)
         self.action_space = _action_space(self.name, action)
-        self.action_dtype = np.dtype(np.int64 if isinstance(action, spaces.Discrete) else action.dtype)
+        self.action_dtype = np.dtype(
+            np.int64 if isinstance(action, spaces.Discrete) else action.dtype
+        )
 
-    def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
-        """Start an episode in the given copies (default: the first), one per seed; observations (n, …)."""
+    def reset(
+        self, seeds: Sequence[int], copies: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """Start an episode in the given copies (default: the first), one per seed;
+        observations (n, …).
+        """
         places = range(len(seeds)) if copies is None else copies
         while len(self._envs) <= max(places):
             self._envs.append(make_env(self._identifier, **self._options))
         with _playing(self.name, "failed in reset"):
             pairs = zip(places, seeds, strict=True)
-            first = self._translated([self._envs[copy].reset(seed=seed)[0] for copy, seed in pairs])
+            first = self._translated(
+                [self._envs[copy].reset(seed=seed)[0] for copy, seed in pairs]
+            )
         return self._finite("an observation", first)
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the running copies; actions (n,) or (n, k) of the action space."""
+        """One step of the running copies; actions (n,) or (n, k) of the action
+        space.
+        """
         native = self._native(actions)
         with _playing(self.name, "failed in step"):
-            steps = [self._envs[copy].step(action) for copy, action in zip(running, native, strict=True)]
+            steps = [
+                self._envs[copy].step(action)
+                for copy, action in zip(running, native, strict=True)
+            ]
             observations, rewards, ended, cut, _ = zip(*steps, strict=True)
             terminated = np.asarray(ended, dtype=bool)
             truncated = np.asarray(cut, dtype=bool) & ~terminated
             numbers = np.asarray(rewards, dtype=np.float64)
             following = self._translated(observations)
         self._finite("an observation", following)
-        return CopiesStep(following, self._finite("a reward", numbers), terminated, truncated)
+        return CopiesStep(
+            following, self._finite("a reward", numbers), terminated, truncated
+        )
 
     def close(self) -> None:
-        """Close every environment. One that fails costs a warning, because the work is done."""
+        """Close every environment.
+
+        One that fails costs a warning, because the work is done.
+        """
         for env in self._envs:
             try:
                 with _playing(self.name, "failed in close"):
@@ -141,11 +195,16 @@ class Copies:
                 _log.warning("%s", error)
 
     def _translated(self, values: Sequence[Any]) -> np.ndarray:
-        """Copy observations to (n, …) as uint8, float32 or float64. Raises TypeError for other types."""
+        """Copy observations to (n, …) as uint8, float32 or float64.
+
+        Raises TypeError for other types.
+        """
         if not isinstance(self._spaces[0], spaces.Box):
             values = [spaces.flatten(self._spaces[0], value) for value in values]
         stacked = np.stack([np.asarray(value) for value in values])
-        return stacked.reshape(len(values), *self.observation_shape).astype(self._dtype, casting="same_kind")
+        return stacked.reshape(len(values), *self.observation_shape).astype(
+            self._dtype, casting="same_kind"
+        )
 
     def _native(self, actions: np.ndarray) -> Sequence[Any]:
         """Actions in the form of the environment's `step`, one per row."""
@@ -156,11 +215,12 @@ class Copies:
         return list(actions.astype(space.dtype).reshape(-1, *space.shape))
 
     def _finite(self, what: str, numbers: np.ndarray) -> np.ndarray:
-        # One sum tells whether any is not finite, ten times faster than looking at each.
+        # One sum tells whether any is not finite, ten times faster than looking at
+        # each.
         if not np.isfinite(numbers.sum()) and not np.isfinite(numbers).all():
             raise ConfigError(
-                f"{self.name} gave {what} that is not a finite number; mend the environment, or end the "
-                "episode before it breaks"
+                f"{self.name} gave {what} that is not a finite number; mend the"
+                " environment, or end the episode before it breaks"
             )
         return numbers
 
@@ -170,7 +230,10 @@ def _flattened(name: str, space: spaces.Space[Any]) -> spaces.Box:
     with contextlib.suppress(NotImplementedError, ValueError):
         flat = spaces.flatten_space(space)
     if not isinstance(flat, spaces.Box) or not math.prod(flat.shape):
-        raise ConfigError(f"{name} has observations of {space}; wrap it so that they are arrays of numbers")
+        raise ConfigError(
+            f"{name} has observations of {space}; wrap it so that they are arrays of"
+            " numbers"
+        )
     return flat
 
 
@@ -178,9 +241,14 @@ def _action_space(name: str, space: spaces.Space[Any]) -> ActionSpace:
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        low, high = (tuple(float(x) for x in corner.reshape(-1)) for corner in (space.low, space.high))
+        low, high = (
+            tuple(float(x) for x in corner.reshape(-1))
+            for corner in (space.low, space.high)
+        )
         return Continuous(len(low), low, high)
-    raise ConfigError(f"{name} has actions of {space}; koffline takes Discrete and Box actions")
+    raise ConfigError(
+        f"{name} has actions of {space}; koffline takes Discrete and Box actions"
+    )
 
 
 def _number_type(box: spaces.Box) -> np.dtype[Any]:
@@ -189,5 +257,8 @@ def _number_type(box: spaces.Box) -> np.dtype[Any]:
         return np.dtype(box.dtype)
     if np.issubdtype(box.dtype, np.floating):
         return np.dtype(np.float32 if np.dtype(box.dtype).itemsize <= 2 else np.float64)
-    small = np.abs([box.low.astype(float), box.high.astype(float)]).max() <= _EXACT_IN_FLOAT32
+    small = (
+        np.abs([box.low.astype(float), box.high.astype(float)]).max()
+        <= _EXACT_IN_FLOAT32
+    )
     return np.dtype(np.float32 if small else np.float64)

@@ -1,12 +1,14 @@
-"""Ablation of the K-loss: one change at a time from a base setting, on all three worlds.
+"""Ablation of the K-loss: one change at a time from a base setting, on all three
+worlds.
 
-Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale, the
-best of these combined, GTD2's second learning rate, transition noise (K-loss and RG), and the pole's reward.
-Three seeds (ten for the statistic), two learning rates, half the epochs of the figures. The figure has a
-panel per group and world and shows errors as fractions of the variance of V.
+Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch
+size, reward scale, the best of these combined, GTD2's second learning rate, transition
+noise (K-loss and RG), and the pole's reward. Three seeds (ten for the statistic), two
+learning rates, half the epochs of the figures. The figure has a panel per group and
+world and shows errors as fractions of the variance of V.
 
-The experiment `memory` compares the kernel loss with memory to the mini-batch one, at the usual and at four
-times the transition noise.
+The experiment `memory` compares the kernel loss with memory to the mini-batch one, at
+the usual and at four times the transition noise.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _KERNELS: dict[str, Any] = {
 }
 _OBJECTIVES = {**OBJECTIVES, "kloss": KernelLoss(_KERNELS["gaussian"])}
 _MEDIAN_DISTANCE = 0.512  # between two uniform points in the unit square
-_RATES, _SEEDS = (0.003, 0.001), 3
+_RATES = (0.003, 0.001)
+_SEEDS = 3
 Variant = tuple[str, str, Cell]  # group, name, cell
 _TITLES = {
     "statistic": "weight of the diagonal",
@@ -46,25 +49,34 @@ _TITLES = {
     "noise": "transition noise",
     "reward": "reward of the pole",
 }
-_NARROWEST, _WIDEST = 0.02, 10.0  # axis limits, as shares of the variance; worse errors are drawn at the edge
+# axis limits, as shares of the variance; worse errors are drawn at the edge
+_NARROWEST = 0.02
+_WIDEST = 10.0
 
 
 def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows of all variants; there are no curves."""
     found = variants(run.name, run.scale)
     finished = zip(found, run.train([cell for *_, cell in found]), strict=True)
-    rows = [rows_of(cell, result, group=group, variant=name) for (group, name, _), (cell, result) in finished]
+    rows = [
+        rows_of(cell, result, group=group, variant=name)
+        for (group, name, _), (cell, result) in finished
+    ]
     return {"rows": tuple(itertools.chain.from_iterable(rows))}, {}
 
 
 def variants(experiment: str, scale: Scale) -> list[Variant]:
-    """All cells of `ablation` or `memory`, by group; variants that equal the base share its cell."""
+    """All cells of `ablation` or `memory`, by group; variants that equal the base share
+    its cell.
+    """
     found: list[Variant] = []
     for world in WORLDS:
         # A coarser truth, two learning rates and half the epochs of the figures.
         problem = replace(scale.problem(world), truth_repeats=20 if scale.quick else 50)
         whole = scale.training(world)
-        training = replace(whole, learning_rates=_RATES, epochs=max(1, whole.epochs // 2))
+        training = replace(
+            whole, learning_rates=_RATES, epochs=max(1, whole.epochs // 2)
+        )
         cell = Cell(problem, "kloss", _OBJECTIVES["kloss"], training)
         found += _memory(cell) if experiment == "memory" else _ablation(cell)
     return found
@@ -72,37 +84,61 @@ def variants(experiment: str, scale: Scale) -> list[Variant]:
 
 def _ablation(whole: Cell) -> Iterator[Variant]:
     """Variants with few seeds, except where the claims need as many as the figures."""
-    world, rows, base = whole.problem.build_world(), whole.problem.rows, _trained(whole, seeds=_SEEDS)
+    world = whole.problem.build_world()
+    rows = whole.problem.rows
+    base = _trained(whole, seeds=_SEEDS)
     for width in (0.05, 0.1, 0.25, 0.5, 1.0):
         yield "bandwidth", str(width), _learning(base, KernelLoss(Gaussian(width)))
     yield "bandwidth", "median", _learning(base, KernelLoss(Gaussian(_MEDIAN_DISTANCE)))
     for name, kernel in _KERNELS.items():
         yield "kernel", name, _learning(base, KernelLoss(kernel))
-    paper = {"U": 0.0, "mixture 0.5": mixture_diag_weight(0.5, rows), "L_KV": mixture_diag_weight(1.0, rows)}
+    paper = {
+        "U": 0.0,
+        "mixture 0.5": mixture_diag_weight(0.5, rows),
+        "L_KV": mixture_diag_weight(1.0, rows),
+    }
     batch = {f"V of {whole.training.batch_size} rows": None}
     others = {"0.05": 0.05, "0.25": 0.25, "residual gradient": 1.0}
     for name, weight in (paper | batch | others).items():
         yield "statistic", name, _learning(whole, KernelLoss(Gaussian(0.5), weight))
     for size in (50, 150, 500):
         yield "batch_size", str(size), _trained(base, batch_size=size)
-    factors = {"unscaled": 1.0 / world.reward_scale, "scaled": 1.0, "scaled_by_10_more": 10.0}
+    factors = {
+        "unscaled": 1.0 / world.reward_scale,
+        "scaled": 1.0,
+        "scaled_by_10_more": 10.0,
+    }
     for name, factor in factors.items():
         yield "reward_scale", name, _trained(base, reward_factor=factor)
     # The best variants combined, and the resulting default.
-    square = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))  # uniform states
+    square = torch.rand(
+        rows, 2, generator=torch.Generator().manual_seed(0)
+    )  # uniform states
     yield "combined", "default", _learning(base, objectives.default_kernel_loss(square))
     yield "combined", "laplacian", _learning(base, KernelLoss(_KERNELS["laplacian"]))
     for name in ("laplacian", "gaussian"):
-        yield "combined", f"{name}, weight 0.05", _learning(base, KernelLoss(_KERNELS[name], 0.05))
+        yield (
+            "combined",
+            f"{name}, weight 0.05",
+            _learning(base, KernelLoss(_KERNELS[name], 0.05)),
+        )
     for factor in (0.1, 1.0, 10.0):
         yield "gtd2_rate", f"{factor:g}x", _learning(base, GradientTD2(factor), "gtd2")
     for factor, method in itertools.product((0.0, 0.5, 1.0, 2.0, 4.0), ("kloss", "rg")):
-        yield "noise", f"{factor:g}x {method}", _learning(_noisy(base, factor), _OBJECTIVES[method], method)
+        yield (
+            "noise",
+            f"{factor:g}x {method}",
+            _learning(_noisy(base, factor), _OBJECTIVES[method], method),
+        )
     if base.problem.world == "cart_pole":
         balance = replace(base.problem, overrides=(("reward", "balance"),))
         paid = {"fall": base, "balance": replace(base, problem=balance)}
         for reward, method in itertools.product(paid, ("kloss", "rg", "fvi")):
-            yield "reward", f"{reward} {method}", _learning(paid[reward], _OBJECTIVES[method], method)
+            yield (
+                "reward",
+                f"{reward} {method}",
+                _learning(paid[reward], _OBJECTIVES[method], method),
+            )
 
 
 def _memory(whole: Cell) -> Iterator[Variant]:
@@ -117,7 +153,11 @@ def _memory(whole: Cell) -> Iterator[Variant]:
         "rg rg": _OBJECTIVES["rg"],
     }
     for factor, (name, objective) in itertools.product((1.0, 4.0), compared.items()):
-        yield f"noise {factor:g}x", name, _learning(_noisy(whole, factor), objective, name.split()[-1])
+        yield (
+            f"noise {factor:g}x",
+            name,
+            _learning(_noisy(whole, factor), objective, name.split()[-1]),
+        )
 
 
 def _learning(base: Cell, objective: Any, method: str = "kloss") -> Cell:
@@ -130,23 +170,39 @@ def _trained(base: Cell, **changes: Any) -> Cell:
 
 def _noisy(base: Cell, factor: float) -> Cell:
     """The cell with its world's noise multiplied by ``factor``."""
-    noise = None if factor == 1.0 else factor * base.problem.build_world().noise
+    if factor == 1.0:
+        noise = None
+    else:
+        noise = factor * base.problem.build_world().noise
     return replace(base, problem=replace(base.problem, noise=noise))
 
 
 def draw_ablation(results: Results, curves: Curves) -> Figure:
-    """Panels with groups in rows and worlds in columns: error against Monte Carlo, best learning rate."""
+    """Panels with groups in rows and worlds in columns: error against Monte Carlo, best
+    learning rate.
+    """
     rows = results.select(truth="monte_carlo", best_by_truth=True)
-    by_panel, by_group = grouped(rows, "group", "world"), grouped(rows, "group")
+    by_panel = grouped(rows, "group", "world")
+    by_group = grouped(rows, "group")
     worlds = [world for world in style.WORLD_NAMES if world in grouped(rows, "world")]
     # Height of each group in lines of text, title included.
     lines = [
-        1.2 + len(grouped(part, "variant_name")) * (1.0 + 0.35 * (len(grouped(part, "method")) - 1))
+        1.2
+        + len(grouped(part, "variant_name"))
+        * (1.0 + 0.35 * (len(grouped(part, "method")) - 1))
         for part in by_group.values()
     ]
-    figure = Figure(figsize=(3.3 * len(worlds) + 1.6, 0.185 * sum(lines) + 1.0), layout="constrained")
+    figure = Figure(
+        figsize=(3.3 * len(worlds) + 1.6, 0.185 * sum(lines) + 1.0),
+        layout="constrained",
+    )
     panels = figure.subplots(
-        len(by_group), len(worlds), squeeze=False, sharex="col", sharey="row", height_ratios=lines
+        len(by_group),
+        len(worlds),
+        squeeze=False,
+        sharex="col",
+        sharey="row",
+        height_ratios=lines,
     )
     for line, (group, part) in zip(panels, by_group.items(), strict=True):
         names = list(grouped(part, "variant_name"))
@@ -164,7 +220,10 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
 
 
 def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Draw errors with intervals, one line per variant. Open markers: diverged, or beyond the edge."""
+    """Draw errors with intervals, one line per variant.
+
+    Open markers: diverged, or beyond the edge.
+    """
     if not rows:
         axes.grid(visible=False)
         axes.tick_params(which="both", left=False, bottom=False)
@@ -175,38 +234,71 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
     for row in rows:
         look = style.line_look(row.method)
         # Methods of the same variant are drawn below each other.
-        y = names.index(row.variant_name) + 0.24 * (methods.index(row.method) - (len(methods) - 1) / 2)
-        mean, low, high = (_WIDEST if end is None else min(max(end, 1e-6), _WIDEST) for end in row.shares)
-        axes.plot([low, high], [y, y], color=look["color"], lw=1.6, alpha=0.45, solid_capstyle="butt")
+        y = names.index(row.variant_name) + 0.24 * (
+            methods.index(row.method) - (len(methods) - 1) / 2
+        )
+        mean, low, high = (
+            _WIDEST if end is None else min(max(end, 1e-6), _WIDEST)
+            for end in row.shares
+        )
+        axes.plot(
+            [low, high],
+            [y, y],
+            color=look["color"],
+            lw=1.6,
+            alpha=0.45,
+            solid_capstyle="butt",
+        )
         inside = "white" if mean == _WIDEST else look["color"]
         axes.plot(mean, y, **look, mfc=inside, ms=4.5, ls="", clip_on=False)
 
 
 def ablation_tables(results: Results) -> Iterator[str]:
-    """Variants in rows, worlds in columns: MSE over Var V, at each method's best learning rate."""
+    """Variants in rows, worlds in columns: MSE over Var V, at each method's best
+    learning rate.
+    """
     seeds = " and ".join(map(str, sorted({row.seeds for row in results.rows})))
     is_memory = results.name == "memory"
-    yield f"Half the epochs of the figures, two learning rates, {seeds} seeds: compare within a table. " + (
-        "Without a diagonal: w is 0, else 0.003 (`koffline.objectives.MemoryLoss`); a mini-batch has 1/150."
-        if is_memory
-        else "The default that comes out is `koffline.objectives.default_kernel_loss` (group combined); "
-        "the figures keep the paper's kernel."
+    yield (
+        f"Half the epochs of the figures, two learning rates, {seeds} seeds: compare"
+        " within a table. "
+        + (
+            "Without a diagonal: w is 0, else 0.003 (`koffline.objectives.MemoryLoss`);"
+            " a mini-batch has 1/150."
+            if is_memory
+            else (
+                "The default that comes out is"
+                " `koffline.objectives.default_kernel_loss` (group combined); the"
+                " figures keep the paper's kernel."
+            )
+        )
     )
     for group, rows in grouped(results.rows, "group").items():
         best = [row for row in rows if row.truth == "monte_carlo" and row.best_by_truth]
-        worlds, names = list(grouped(rows, "world")), grouped(rows, "variant_name")
+        worlds = list(grouped(rows, "world"))
+        names = grouped(rows, "variant_name")
         several = len(grouped(rows, "variant_name", "method")) > len(names)
-        found, lines = grouped(best, "variant_name", "method", "world"), []
+        found = grouped(best, "variant_name", "method", "world")
+        lines = []
         for name, method in grouped(best, "variant_name", "method"):
             line = [f"{name}, {style.LABELS[method]}" if several else name]
             for world in worlds:
-                # Methods are compared at the same variant, variants of one method with each other.
-                rivals = [r for r in best if r.world == world and (not several or r.variant_name == name)]
+                # Methods are compared at the same variant, variants of one method with
+                # each other.
+                rivals = [
+                    r
+                    for r in best
+                    if r.world == world and (not several or r.variant_name == name)
+                ]
                 (row,) = found[name, method, world]
                 line.append(_share_cell(row, rivals))
             lines.append(line)
-        title, bold = group.replace("_", " "), "of the methods in bold" if several else "in bold"
-        note = f"MSE / Var V against Monte Carlo at the best learning rate of each; the smallest {bold}."
+        title = group.replace("_", " ")
+        bold = "of the methods in bold" if several else "in bold"
+        note = (
+            "MSE / Var V against Monte Carlo at the best learning rate of each; the"
+            f" smallest {bold}."
+        )
         header = " | ".join((title, *(style.LONG_NAMES[world] for world in worlds)))
         yield style.section(f"## {title.capitalize()}", note, header, lines)
 
@@ -216,4 +308,6 @@ def _share_cell(row: Row, rivals: Sequence[Row]) -> str:
         return f"diverged ({row.diverged}/{row.seeds})"
     text = style.interval_text(Interval(*row.shares))
     others = [other for rival in rivals if (other := rival.shares[0]) is not None]
-    return f"**{text}**" if share == min(others) else text
+    if share == min(others):
+        return f"**{text}**"
+    return text

@@ -1,7 +1,8 @@
-"""One cell of a benchmark: a method on a problem, with all learning rates and seeds trained at once.
+"""One cell of a benchmark: a method on a problem, with all learning rates and seeds
+trained at once.
 
-A cell's result is one file, written atomically and named by a digest of everything it depends on. A cell
-whose file exists is not computed again.
+A cell's result is one file, written atomically and named by a digest of everything it
+depends on. A cell whose file exists is not computed again.
 """
 
 from __future__ import annotations
@@ -16,24 +17,43 @@ import torch
 from jaxtyping import Float, Int, Shaped
 
 from koffline.experiments import ENVIRONMENTS, PARTS, STAGES, WORLDS
-from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings, as_table
+from koffline.experiments.problem import (
+    FORMAT,
+    GAMMA,
+    MEASURES,
+    Metrics,
+    Problem,
+    ProblemSettings,
+    as_table,
+)
 from koffline.experiments.results import digest_of, is_result, read_result, write_result
 from koffline.fitting import FitRecord, FitSettings, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
 from koffline.replicas import ReplicaPlan, StackedMLP
 
-LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise
-EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "gymnasium_pole": 2000, "mountain_car": 3000}
+LAST_RECORDS = (
+    5  # number of records averaged into a seed's final number, to reduce noise
+)
+EPOCHS = {
+    "puddle_world": 2000,
+    "cart_pole": 2000,
+    "gymnasium_pole": 2000,
+    "mountain_car": 3000,
+}
 # (Feng et al. 2019, sec:exp_eval)
 TRUTHS = {"paper": "mse_paper", "monte_carlo": "mse_monte_carlo"}
 _FAR = 10.0
-_QUICK_SHARE, _QUICK_SEEDS = 20, 3  # divisor of the epochs, and seeds
+# divisor of the epochs, and seeds
+_QUICK_SHARE = 20
+_QUICK_SEEDS = 3
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The paper's settings, except that rewards are divided by ``reward_factor`` times the world's scale."""
+    """The paper's settings, except that rewards are divided by ``reward_factor`` times
+    the world's scale.
+    """
 
     learning_rates: tuple[float, ...] = (0.003, 0.001, 0.0003)
     seeds: int = 10
@@ -46,9 +66,11 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Scale:
-    """Full: the paper's epochs and ten seeds. Quick: a twentieth of the epochs, three seeds.
+    """Full: the paper's epochs and ten seeds. Quick: a twentieth of the epochs, three
+    seeds.
 
-    half_epochs: half the epochs on the poles and Mountain Car, in the experiment `choices` only.
+    half_epochs: half the epochs on the poles and Mountain Car, in the experiment
+    `choices` only.
     """
 
     quick: bool = False
@@ -57,12 +79,16 @@ class Scale:
 
     def problem(self, world: str) -> ProblemSettings:
         """The world's problem; a quick run uses fewer rollouts for the true values."""
-        return ProblemSettings(world, truth_repeats=20 if self.quick else 200, seed=self.seed)
+        return ProblemSettings(
+            world, truth_repeats=20 if self.quick else 200, seed=self.seed
+        )
 
     def training(self, world: str) -> TrainingSettings:
         """The paper's settings for the world."""
         if self.quick:
-            return TrainingSettings(epochs=EPOCHS[world] // _QUICK_SHARE, seeds=_QUICK_SEEDS, probe_every=5)
+            return TrainingSettings(
+                epochs=EPOCHS[world] // _QUICK_SHARE, seeds=_QUICK_SEEDS, probe_every=5
+            )
         return TrainingSettings(epochs=EPOCHS[world])
 
 
@@ -83,10 +109,12 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class CellResult:
-    """Curves (T, L, S) by measure at ``epochs`` (T,); L learning rates, S seeds, in native reward units.
+    """Curves (T, L, S) by measure at ``epochs`` (T,); L learning rates, S seeds, in
+    native reward units.
 
-    objective: mean training loss since the last record. diverged_at (L, S): step at which a number became
-    non-finite; −1 if none did. held_out (L, S): final kernel loss on held-out tuples.
+    objective: mean training loss since the last record. diverged_at (L, S): step at
+    which a number became non-finite; −1 if none did. held_out (L, S): final kernel loss
+    on held-out tuples.
     """
 
     epochs: Int[np.ndarray, " time"]
@@ -99,11 +127,14 @@ class CellResult:
     largest_return: float  # largest |V| that the log's rewards allow: max |r| / (1 − γ)
 
     def final(self, curve: str) -> Float[np.ndarray, "rate seed"]:
-        """Mean of the last records of a curve, per learning rate and seed; NaN if the seed diverged."""
+        """Mean of the last records of a curve, per learning rate and seed; NaN if the
+        seed diverged.
+        """
         return self.curve[curve][-LAST_RECORDS:].mean(axis=0, dtype=np.float64)
 
     def best_by_truth(self, truth: str) -> int:
-        """Index of the learning rate with the smallest mean error against a truth (the paper's rule).
+        """Index of the learning rate with the smallest mean error against a truth (the
+        paper's rule).
 
         Rates with a diverged seed rank last.
         (Feng et al. 2019, sec:exp_eval)
@@ -111,7 +142,9 @@ class CellResult:
         return _smallest(self.final(TRUTHS[truth]))
 
     def best_without_truth(self) -> int:
-        """Index of the learning rate with the smallest kernel loss on held-out tuples."""
+        """Index of the learning rate with the smallest kernel loss on held-out
+        tuples.
+        """
         return _smallest(self.held_out)
 
     def best_errors(self) -> Float[np.ndarray, " seed"]:
@@ -119,8 +152,12 @@ class CellResult:
         return self.final(TRUTHS["monte_carlo"])[self.best_by_truth("monte_carlo")]
 
     def diverged(self) -> Shaped[np.ndarray, "rate seed"]:
-        """Whether a number became non-finite, or |V| exceeded ten times the largest possible return."""
-        largest = np.nan_to_num(self.curve["largest_value"], nan=0.0, posinf=np.inf).max(axis=0)
+        """Whether a number became non-finite, or |V| exceeded ten times the largest
+        possible return.
+        """
+        largest = np.nan_to_num(
+            self.curve["largest_value"], nan=0.0, posinf=np.inf
+        ).max(axis=0)
         return (self.diverged_at >= 0) | (largest > _FAR * self.largest_return)
 
 
@@ -136,7 +173,8 @@ def _smallest(errors: Shaped[np.ndarray, "rate seed"]) -> int:
 class Run:
     """One call of `koffline reproduce`.
 
-    environments, parts: those of figure-mujoco to run. worlds, stages: those of choices to run.
+    environments, parts: those of figure-mujoco to run. worlds, stages: those of choices
+    to run.
     only_finished: train nothing in choices, show what is finished.
     """
 
@@ -163,14 +201,20 @@ class Run:
         """Path of the result of a cell or of a problem."""
         return self.cells_folder / f"{part.name}.npz"
 
-    def work_off(self, parts: Iterable[Any], write: Callable[[Path, Any], None]) -> None:
+    def work_off(
+        self, parts: Iterable[Any], write: Callable[[Path, Any], None]
+    ) -> None:
         """Write the cells or problems whose files are missing."""
         distinct = {self.path(part): part for part in parts}.items()
-        jobs = [Job(path.stem.rpartition("-")[0], write, (part,), path, is_result) for path, part in distinct]
+        jobs = [
+            Job(path.stem.rpartition("-")[0], write, (part,), path, is_result)
+            for path, part in distinct
+        ]
         run_jobs(jobs, self.workers, self.ray, self.show_progress)
 
     def train(self, cells: Sequence[Cell]) -> Finished:
-        """Build the missing problems, train the missing cells, and read the results of all cells.
+        """Build the missing problems, train the missing cells, and read the results of
+        all cells.
 
         Raises ConfigError if a file is damaged.
         """
@@ -180,22 +224,28 @@ class Run:
 
 
 def write_cell(path: Path, cell: Cell) -> None:
-    """Train all replicas of a cell on its problem (file in the same folder) and write the result."""
+    """Train all replicas of a cell on its problem (file in the same folder) and write
+    the result.
+    """
     problem = Problem.load(path.with_name(f"{cell.problem.name}.npz"), cell.problem)
     write_result(path, vars(_train(cell, problem)))
 
 
 def _train(cell: Cell, problem: Problem) -> CellResult:
-    settings, scale = cell.training, problem.world.reward_scale * cell.training.reward_factor
+    settings = cell.training
+    scale = problem.world.reward_scale * cell.training.reward_factor
     plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
-    table, metrics = as_table(problem.log, problem.world, scale), Metrics(problem, scale)
+    table = as_table(problem.log, problem.world, scale)
+    metrics = Metrics(problem, scale)
     per_epoch = max(1, len(table) // settings.batch_size)
     record = fit(
         table,
         StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds),
         cell.objective,
         plan,
-        FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
+        FitSettings(
+            settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch
+        ),
         probe=metrics,
         probe_every=settings.probe_every * per_epoch,
     )
@@ -206,7 +256,9 @@ def _train(cell: Cell, problem: Problem) -> CellResult:
         curve=curves_of(record, *grid, scale),
         diverged_at=diverged_steps(record, *grid),
         held_out=metrics.held_out_loss(record.network).reshape(grid).T,
-        paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),
+        paper_noise=float(
+            np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)
+        ),
         value_variance=problem.monte_carlo.variance,
         largest_return=float(np.abs(problem.log.rewards).max()) / (1.0 - GAMMA),
     )
@@ -215,19 +267,32 @@ def _train(cell: Cell, problem: Problem) -> CellResult:
 def curves_of(
     record: FitRecord, seeds: int, rates: int, scale: float
 ) -> dict[str, Float[np.ndarray, "time rate seed"]]:
-    """Curves of `MEASURES` and of the training objective, for replicas ordered seed by seed.
+    """Curves of `MEASURES` and of the training objective, for replicas ordered seed by
+    seed.
 
-    scale: divisor of the rewards in training; the objective is given in native reward units.
+    scale: divisor of the rewards in training; the objective is given in native reward
+    units.
     """
-    seen = torch.stack(record.probes).numpy().reshape(-1, seeds, rates, len(MEASURES)).transpose(3, 0, 2, 1)
+    seen = (
+        torch.stack(record.probes)
+        .numpy()
+        .reshape(-1, seeds, rates, len(MEASURES))
+        .transpose(3, 0, 2, 1)
+    )
     curves = dict(zip(MEASURES, seen.astype(np.float32), strict=True))
     ends = np.searchsorted(record.loss_steps, record.probe_steps, side="right")
     means = [part.mean(axis=0) for part in np.split(record.losses.numpy(), ends)[:-1]]
-    objective = np.stack(means).reshape(-1, seeds, rates).transpose(0, 2, 1).astype(np.float32)
+    objective = (
+        np.stack(means).reshape(-1, seeds, rates).transpose(0, 2, 1).astype(np.float32)
+    )
     return {**curves, "objective": objective * np.float32(scale**2)}
 
 
-def diverged_steps(record: FitRecord, seeds: int, rates: int) -> Int[np.ndarray, "rate seed"]:
-    """Step at which a number became non-finite, −1 if none did, for replicas ordered seed by seed."""
+def diverged_steps(
+    record: FitRecord, seeds: int, rates: int
+) -> Int[np.ndarray, "rate seed"]:
+    """Step at which a number became non-finite, −1 if none did, for replicas ordered
+    seed by seed.
+    """
     steps = [-1 if step is None else step for step in record.diverged_at]
     return np.array(steps).reshape(seeds, rates).T

@@ -1,15 +1,18 @@
-"""choices: what the paper leaves open, varied, to see under which reading its figures come out.
+"""choices: what the paper leaves open, varied, to see under which reading its figures
+come out.
 
-Open are the target policy's temperature, the transition noise, the scaling of the inputs, the divisor of the
-rewards, the poles' velocity box, the truth (both are measured), and the weight of the diagonal in the K-loss
-of a mini-batch: 1/n is the batch's plain V-statistic, 1/5000 the estimate of all rows' V-statistic of
-Appendix B.1. Six methods and the second K-loss run in every setting, on five logs with two seeds each, so
-that intervals hold the spread over logs.
+Open are the target policy's temperature, the transition noise, the scaling of the
+inputs, the divisor of the rewards, the poles' velocity box, the truth (both are
+measured), and the weight of the diagonal in the K-loss of a mini-batch: 1/n is the
+batch's plain V-statistic, 1/5000 the estimate of all rows' V-statistic of Appendix B.1.
+Six methods and the second K-loss run in every setting, on five logs with two seeds
+each, so that intervals hold the spread over logs.
 
-A cell is one method in one setting, with all logs, seeds and learning rates in one stack of networks; five
-stacks of six networks take 2 to 3 times the time of one stack of thirty. The whole factorial takes days, and
-so the most telling settings come first, a killed run goes on, and the page shows whatever is finished.
-(Feng et al. 2019, sec:exp_eval)
+A cell is one method in one setting, with all logs, seeds and learning rates in one
+stack of networks; five stacks of six networks take 2 to 3 times the time of one stack
+of thirty. The whole factorial takes days, and so the most telling settings come first,
+a killed run goes on, and the page shows whatever is finished. (Feng et al. 2019,
+sec:exp_eval)
 """
 
 from __future__ import annotations
@@ -31,8 +34,20 @@ from koffline.batches import Table
 from koffline.builders.uniform import TEMPERATURES
 from koffline.envs.boxes import make_world
 from koffline.experiments import STAGES, WORLDS
-from koffline.experiments.cells import CellResult, Run, Scale, TrainingSettings, curves_of, diverged_steps
-from koffline.experiments.choices_traits import TraitsCell, TraitsResult, leading_share, write_traits
+from koffline.experiments.cells import (
+    CellResult,
+    Run,
+    Scale,
+    TrainingSettings,
+    curves_of,
+    diverged_steps,
+)
+from koffline.experiments.choices_traits import (
+    TraitsCell,
+    TraitsResult,
+    leading_share,
+    write_traits,
+)
 from koffline.experiments.evaluation import OBJECTIVES
 from koffline.experiments.problem import (
     FORMAT,
@@ -51,14 +66,18 @@ from koffline.kernels import Gaussian
 from koffline.objectives import CopyTarget, FittedIteration, KernelLoss, Objective
 from koffline.replicas import ReplicaPlan, StackedMLP
 
-LOGS, SEEDS = 5, 2  # two networks, of different seeds, on each log
-_QUICK_LOGS, _QUICK_SEEDS = 3, 1
+# two networks, of different seeds, on each log
+LOGS = 5
+SEEDS = 2
+_QUICK_LOGS = 3
+_QUICK_SEEDS = 1
 _TRUTH_REPEATS = 50  # rollouts per state; their noise is subtracted from the errors
 KERNEL = Gaussian(0.5)  # (Feng et al. 2019, sec:exp_eval)
 MIXTURE = "kloss_mixture"
 # The fast ones first, so that a setting says much early.
 METHODS = ("kloss", "rg", "fvi", "td0", MIXTURE, "gtd2", "sbeed")
-# Multiples of the world's usual temperature; on Puddle World 0.3, 1, 3 and the random policy.
+# Multiples of the world's usual temperature; on Puddle World 0.3, 1, 3 and the random
+# policy.
 _TEMPERATURES = (1.0, 10.0 / 3.0, 10.0, math.inf)
 _TELLING = (1.0, 10.0)  # those at which the other factors are changed one at a time
 _NOISES = (1.0, 5.0)  # multiples of the world's usual noise
@@ -71,8 +90,9 @@ ScalingName = Literal["unit", "z"]
 class Setting:
     """One reading of what the paper leaves open, in one world.
 
-    temperature: of the target policy, infinite for the random one. noise: the world's. scaling: of the inputs
-    of networks and kernels. reward_divisor: of the rewards in training. fastest: the poles' velocity box.
+    temperature: of the target policy, infinite for the random one. noise: the world's.
+    scaling: of the inputs of networks and kernels. reward_divisor: of the rewards in
+    training. fastest: the poles' velocity box.
     """
 
     world: str
@@ -84,9 +104,16 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """The setting without its world, for people: "T 3, noise 0.05, z-scores, rewards/1"."""
-        parts = [f"T {'random' if math.isinf(self.temperature) else format(self.temperature, 'g')}"]
-        parts += [f"noise {self.noise:g}", {"unit": "unit square", "z": "z-scores"}[self.scaling]]
+        """The setting without its world, for people: "T 3, noise 0.05, z-scores,
+        rewards/1".
+        """
+        parts = [
+            f"T {'random' if math.isinf(self.temperature) else format(self.temperature, 'g')}"
+        ]
+        parts += [
+            f"noise {self.noise:g}",
+            {"unit": "unit square", "z": "z-scores"}[self.scaling],
+        ]
         parts.append(f"rewards/{self.reward_divisor:g}")
         if self.fastest is not None:
             parts.append(f"velocity ±{self.fastest:g}")
@@ -101,7 +128,8 @@ class Chapter(NamedTuple):
 
 
 _SMALL_WORLDS = WORLDS[1:]
-# The order of the run. "temperature": all other factors as published. "single": one other factor changed.
+# The order of the run. "temperature": all other factors as published. "single": one
+# other factor changed.
 CHAPTERS = (
     Chapter("puddle_world", "temperature"),
     Chapter("puddle_world", "single"),
@@ -115,24 +143,36 @@ CHAPTERS = (
 
 
 def temperatures_of(world: str) -> list[float]:
-    """The world's temperatures from its usual one to infinity, rounded to four digits."""
+    """The world's temperatures from its usual one to infinity, rounded to four
+    digits.
+    """
     return [float(f"{TEMPERATURES[world] * factor:.4g}") for factor in _TEMPERATURES]
 
 
 def settings_of(chapter: Chapter) -> list[Setting]:
-    """The settings of a chapter; the three stages of a world share none, and together are its factorial."""
-    return [setting for setting in _factorial(chapter.world) if _stage_of(setting) == chapter.stage]
+    """The settings of a chapter; the three stages of a world share none, and together
+    are its factorial.
+    """
+    return [
+        setting
+        for setting in _factorial(chapter.world)
+        if _stage_of(setting) == chapter.stage
+    ]
 
 
 def _factorial(world: str) -> list[Setting]:
-    """All settings of a world, by temperature; the first of each factor is the published one."""
+    """All settings of a world, by temperature; the first of each factor is the
+    published one.
+    """
     usual = make_world(world)
     scale = usual.reward_scale
     divisors = (scale,) if scale == 1.0 else (scale, 1.0)
     boxes = _BOXES if hasattr(usual, "fastest") else (None,)
     noises = [float(f"{usual.noise * factor:.6g}") for factor in _NOISES]
     scalings: tuple[ScalingName, ...] = ("unit", "z")
-    factors = itertools.product(temperatures_of(world), noises, scalings, divisors, boxes)
+    factors = itertools.product(
+        temperatures_of(world), noises, scalings, divisors, boxes
+    )
     return [Setting(world, *factor) for factor in factors]
 
 
@@ -146,14 +186,19 @@ def _stage_of(setting: Setting) -> str:
     if not changed:
         return "temperature"
     telling = [round(usual.temperature * factor, 10) for factor in _TELLING]
-    # On the poles the wider box and z-scores belong together: both move the kernel's bandwidth on velocities.
+    # On the poles the wider box and z-scores belong together: both move the kernel's
+    # bandwidth on velocities.
     is_single = len(changed) == 1 or changed == {"scaling", "fastest"}
-    return "single" if is_single and round(setting.temperature, 10) in telling else "factorial"
+    if is_single and round(setting.temperature, 10) in telling:
+        return "single"
+    return "factorial"
 
 
 @dataclass(frozen=True)
 class ChoiceTraining(TrainingSettings):
-    """Training settings with the scaling of the inputs; ``seeds`` counts networks per log."""
+    """Training settings with the scaling of the inputs; ``seeds`` counts networks per
+    log.
+    """
 
     scaling: ScalingName = "unit"
 
@@ -170,16 +215,20 @@ class ChoiceCell:
     @property
     def name(self) -> str:
         """Short unique name: world, method and a digest of all settings."""
-        return f"choices-{self.problems[0].world}-{self.method}-{digest_of(FORMAT, self)}"
+        return (
+            f"choices-{self.problems[0].world}-{self.method}-{digest_of(FORMAT, self)}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class ChoiceResult:
-    """Curves (T, L, G, S) by measure; L learning rates, G logs, S seeds per log, in native reward units.
+    """Curves (T, L, G, S) by measure; L learning rates, G logs, S seeds per log, in
+    native reward units.
 
-    The fields are those of `CellResult`, with an axis of logs. final_values: the final V at P states of each
-    log, its first ones. leading_share: the share of the squared error at these states that lies in the
-    kernel's ten leading eigenvectors there. process_seconds: processor time of the cell.
+    The fields are those of `CellResult`, with an axis of logs. final_values: the final
+    V at P states of each log, its first ones. leading_share: the share of the squared
+    error at these states that lies in the kernel's ten leading eigenvectors there.
+    process_seconds: processor time of the cell.
     """
 
     epochs: Int[np.ndarray, " time"]
@@ -213,13 +262,19 @@ class ChoiceResult:
         return len(self.value_variance)
 
     def shares(self, curve: str) -> Float[np.ndarray, "rate log"]:
-        """Final errors as shares of Var V, means over the seeds of a log; NaN if a seed diverged."""
-        finals = [self.of_log(log).final(curve).mean(axis=1) for log in range(self.logs)]
+        """Final errors as shares of Var V, means over the seeds of a log; NaN if a seed
+        diverged.
+        """
+        finals = [
+            self.of_log(log).final(curve).mean(axis=1) for log in range(self.logs)
+        ]
         return np.stack(finals, axis=1) / self.value_variance
 
     def diverged(self) -> Shaped[np.ndarray, "rate log seed"]:
         """Which networks diverged, as in `CellResult`."""
-        return np.stack([self.of_log(log).diverged() for log in range(self.logs)], axis=1)
+        return np.stack(
+            [self.of_log(log).diverged() for log in range(self.logs)], axis=1
+        )
 
 
 class Finished(NamedTuple):
@@ -231,7 +286,9 @@ class Finished(NamedTuple):
 
 
 def problems_of(scale: Scale, setting: Setting) -> tuple[SoftmaxProblem, ...]:
-    """The setting's problems, one per log; they do not depend on the scalings of inputs and rewards."""
+    """The setting's problems, one per log; they do not depend on the scalings of inputs
+    and rewards.
+    """
     usual = scale.problem(setting.world)
     overrides = () if setting.fastest is None else (("fastest", setting.fastest),)
     first = SoftmaxProblem(
@@ -249,7 +306,9 @@ def problems_of(scale: Scale, setting: Setting) -> tuple[SoftmaxProblem, ...]:
 
 
 def training_of(scale: Scale, setting: Setting) -> ChoiceTraining:
-    """The setting's training: the figures' epochs, or half of them outside Puddle World if so asked."""
+    """The setting's training: the figures' epochs, or half of them outside Puddle World
+    if so asked.
+    """
     usual = scale.training(setting.world)
     is_halved = scale.half_epochs and setting.world != "puddle_world"
     factor = setting.reward_divisor / make_world(setting.world).reward_scale
@@ -268,7 +327,9 @@ def training_of(scale: Scale, setting: Setting) -> ChoiceTraining:
 def cell_of(scale: Scale, setting: Setting, method: str) -> ChoiceCell:
     """The cell of a method in a setting."""
     problems = problems_of(scale, setting)
-    objective = OBJECTIVES.get(method) or KernelLoss(KERNEL, mixture_diag_weight(1.0, problems[0].rows))
+    objective = OBJECTIVES.get(method) or KernelLoss(
+        KERNEL, mixture_diag_weight(1.0, problems[0].rows)
+    )
     return ChoiceCell(problems, method, objective, training_of(scale, setting))
 
 
@@ -289,12 +350,19 @@ def train_choices(run: Run) -> None:
         settings = settings_of(chapter)
         problems = [problems_of(run.scale, setting) for setting in settings]
         run.work_off(itertools.chain.from_iterable(problems), Problem.write)
-        run.work_off([traits_of(run.scale, setting) for setting in settings], write_traits)
+        run.work_off(
+            [traits_of(run.scale, setting) for setting in settings], write_traits
+        )
         asked = itertools.product(settings, METHODS)
-        run.work_off([cell_of(run.scale, setting, method) for setting, method in asked], write_choice)
+        run.work_off(
+            [cell_of(run.scale, setting, method) for setting, method in asked],
+            write_choice,
+        )
 
 
-def finished_choices(run: Run) -> tuple[list[Finished], dict[Setting, TraitsResult], list[str]]:
+def finished_choices(
+    run: Run,
+) -> tuple[list[Finished], dict[Setting, TraitsResult], list[str]]:
     """Finished cells and traits of all chapters, and what is missing, in words."""
     finished: list[Finished] = []
     traits: dict[Setting, TraitsResult] = {}
@@ -307,29 +375,42 @@ def finished_choices(run: Run) -> tuple[list[Finished], dict[Setting, TraitsResu
         for method in METHODS:
             cell = cell_of(run.scale, setting, method)
             if is_result(run.path(cell)):
-                finished.append(Finished(setting, cell, read_result(run.path(cell), ChoiceResult)))
+                finished.append(
+                    Finished(setting, cell, read_result(run.path(cell), ChoiceResult))
+                )
             else:
                 absent.append(method)
         if absent:
-            methods = "all methods" if len(absent) == len(METHODS) else ", ".join(absent)
+            if len(absent) == len(METHODS):
+                methods = "all methods"
+            else:
+                methods = ", ".join(absent)
             missing.append(f"{setting.world}: {setting.words}: {methods}")
     return finished, traits, missing
 
 
 def write_choice(path: Path, cell: ChoiceCell) -> None:
-    """Train all networks of a cell on its problems (files in the same folder) and write the result."""
-    problems = [Problem.load(path.with_name(f"{one.name}.npz"), one) for one in cell.problems]
+    """Train all networks of a cell on its problems (files in the same folder) and write
+    the result.
+    """
+    problems = [
+        Problem.load(path.with_name(f"{one.name}.npz"), one) for one in cell.problems
+    ]
     write_result(path, vars(train_on_logs(cell, problems)))
 
 
 def train_on_logs(cell: ChoiceCell, problems: Sequence[Problem]) -> ChoiceResult:
-    """Train seeds × learning rates on every log, as one stack that draws each network's rows from its log.
+    """Train seeds × learning rates on every log, as one stack that draws each network's
+    rows from its log.
 
-    Every log has seeds of its own, so that the means of two logs have nothing in common.
+    Every log has seeds of its own, so that the means of two logs have nothing in
+    common.
     """
     begun = time.process_time()
     settings = cell.training
-    rates, seeds, logs = settings.learning_rates, settings.seeds, len(problems)
+    rates = settings.learning_rates
+    seeds = settings.seeds
+    logs = len(problems)
     world = problems[0].world
     scale = world.reward_scale * settings.reward_factor
     scalings = [scaling_of(settings.scaling, problem) for problem in problems]
@@ -345,7 +426,9 @@ def train_on_logs(cell: ChoiceCell, problems: Sequence[Problem]) -> ChoiceResult
         StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds),
         _copied_every(cell.objective, per_epoch),
         plan,
-        FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
+        FitSettings(
+            settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch
+        ),
         probe=metrics,
         probe_every=settings.probe_every * per_epoch,
     )
@@ -357,17 +440,31 @@ def train_on_logs(cell: ChoiceCell, problems: Sequence[Problem]) -> ChoiceResult
     return ChoiceResult(
         epochs=np.asarray(record.probe_steps) // per_epoch,
         learning_rates=np.asarray(rates),
-        curve={name: curve.reshape(*curve.shape[:2], *shape) for name, curve in curves.items()},
-        diverged_at=diverged_steps(record, runs, len(rates)).reshape(len(rates), *shape),
+        curve={
+            name: curve.reshape(*curve.shape[:2], *shape)
+            for name, curve in curves.items()
+        },
+        diverged_at=diverged_steps(record, runs, len(rates)).reshape(
+            len(rates), *shape
+        ),
         held_out=held_out.reshape(*shape, len(rates)).transpose(2, 0, 1),
-        paper_noise=np.array([np.mean((one.paper.values - one.monte_carlo.values) ** 2) for one in problems]),
+        paper_noise=np.array(
+            [
+                np.mean((one.paper.values - one.monte_carlo.values) ** 2)
+                for one in problems
+            ]
+        ),
         value_variance=np.array([one.monte_carlo.variance for one in problems]),
-        largest_return=np.array([np.abs(one.log.rewards).max() / (1.0 - GAMMA) for one in problems]),
+        largest_return=np.array(
+            [np.abs(one.log.rewards).max() / (1.0 - GAMMA) for one in problems]
+        ),
         final_values=final_values.astype(np.float32),
         leading_share=np.stack(
             [
                 leading_share(final_values[:, log], problem, scaling, KERNEL)
-                for log, (problem, scaling) in enumerate(zip(problems, scalings, strict=True))
+                for log, (problem, scaling) in enumerate(
+                    zip(problems, scalings, strict=True)
+                )
             ],
             axis=1,
         ),
@@ -376,10 +473,15 @@ def train_on_logs(cell: ChoiceCell, problems: Sequence[Problem]) -> ChoiceResult
 
 
 def _plan(tables: Sequence[Table], seeds: int, rates: tuple[float, ...]) -> ReplicaPlan:
-    """Replicas log by log, seed by seed; those of a log draw from its rows of the joined table."""
+    """Replicas log by log, seed by seed; those of a log draw from its rows of the
+    joined table.
+    """
     logs = range(len(tables))
     ends = np.cumsum([len(table) for table in tables]).tolist()
-    row_sets = [torch.arange(end - len(table), end) for table, end in zip(tables, ends, strict=True)]
+    row_sets = [
+        torch.arange(end - len(table), end)
+        for table, end in zip(tables, ends, strict=True)
+    ]
     replicas = list(itertools.product(logs, range(seeds), rates))
     return ReplicaPlan(
         learning_rates=tuple(rate for _, _, rate in replicas),
@@ -392,11 +494,18 @@ def _plan(tables: Sequence[Table], seeds: int, rates: tuple[float, ...]) -> Repl
 def _joined(tables: Sequence[Table]) -> Table:
     """The rows of all logs, one log after the other."""
     names = [name for name, _ in tables[0].columns()]
-    return Table(**{name: torch.cat([getattr(table, name) for table in tables]) for name in names})
+    return Table(
+        **{
+            name: torch.cat([getattr(table, name) for table in tables])
+            for name in names
+        }
+    )
 
 
 def _copied_every(objective: Any, per_epoch: int) -> Any:
-    """The objective with FVI's target copied once per epoch of one log, not of the joined table."""
+    """The objective with FVI's target copied once per epoch of one log, not of the
+    joined table.
+    """
     if isinstance(objective, FittedIteration) and objective.target == CopyTarget():
         return replace(objective, target=CopyTarget(per_epoch))
     return objective
@@ -406,7 +515,11 @@ class _MetricsOfLogs:
     """The probe of a stack whose replicas lie log by log, ``replicas`` of each."""
 
     def __init__(
-        self, problems: Sequence[Problem], scale: float, scalings: Sequence[Scaling], replicas: int
+        self,
+        problems: Sequence[Problem],
+        scale: float,
+        scalings: Sequence[Scaling],
+        replicas: int,
     ) -> None:
         pairs = zip(problems, scalings, strict=True)
         self._metrics = [Metrics(problem, scale, scaling) for problem, scaling in pairs]
@@ -414,15 +527,21 @@ class _MetricsOfLogs:
 
     def __call__(self, step: int, network: StackedMLP) -> Tensor:
         """Measures (R, measures) of all replicas, each on its own log."""
-        return torch.cat([metrics(step, part) for metrics, part in self._parts(network)])
+        return torch.cat(
+            [metrics(step, part) for metrics, part in self._parts(network)]
+        )
 
     def at_end(
         self, network: StackedMLP
     ) -> tuple[Float[np.ndarray, " replica"], Float[np.ndarray, "replica state"]]:
         """Kernel losses on held-out tuples, and values at the states of the backups."""
         parts = list(self._parts(network))
-        losses = np.concatenate([metrics.held_out_loss(part) for metrics, part in parts])
-        return losses, np.concatenate([metrics.values_at_backups(part) for metrics, part in parts])
+        losses = np.concatenate(
+            [metrics.held_out_loss(part) for metrics, part in parts]
+        )
+        return losses, np.concatenate(
+            [metrics.values_at_backups(part) for metrics, part in parts]
+        )
 
     def _parts(self, network: StackedMLP) -> Iterator[tuple[Metrics, StackedMLP]]:
         for log, metrics in enumerate(self._metrics):

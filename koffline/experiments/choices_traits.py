@@ -1,14 +1,18 @@
-"""What the problems of `choices` are like, to explain who wins: noisy backups, conditioning, errors.
+"""What the problems of `choices` are like, to explain who wins: noisy backups,
+conditioning, errors.
 
 The traits of a setting do not depend on a trained network:
 
-- The variance of a state's backup r + γ V(s') over transitions, and over actions and transitions, as shares
-  of Var V. It is the bias of a method that squares single residuals (double sampling).
-- The conditioning of the losses. With the error e = V − V^π at n states, the kernel loss of infinitely many
-  tuples is eᵀ (I − γP)ᵀ K (I − γP) e / n² and the squared Bellman error eᵀ (I − γP)ᵀ (I − γP) e / n. Descent
-  removes the part of e in an eigenvector at a speed proportional to its eigenvalue. So beside the spread of
-  the eigenvalues stands the depth: by how many powers of ten the eigenvalues of the directions in which V
-  itself lies are below the largest, on average with V's squared parts as weights.
+- The variance of a state's backup r + γ V(s') over transitions, and over actions and
+  transitions, as shares of Var V. It is the bias of a method that squares single
+  residuals (double sampling).
+- The conditioning of the losses. With the error e = V − V^π at n states, the kernel
+  loss of infinitely many tuples is eᵀ (I − γP)ᵀ K (I − γP) e / n² and the squared
+  Bellman error eᵀ (I − γP)ᵀ (I − γP) e / n. Descent removes the part of e in an
+  eigenvector at a speed proportional to its eigenvalue. So beside the spread of the
+  eigenvalues stands the depth: by how many powers of ten the eigenvalues of the
+  directions in which V itself lies are below the largest, on average with V's squared
+  parts as weights.
 
 (Feng et al. 2019, thm:eigen)
 """
@@ -41,14 +45,18 @@ KERNEL = Gaussian(0.5)
 LEADING = 10  # eigenvectors that count as leading
 _FAR = 50  # number of the kernel loss's eigenvalue that is compared with its largest
 _ROUNDING = 1e-16  # least eigenvalue, as a share of the largest
-_FINE, _COARSE = (40, 40), (25, 20)  # cells per axis: for V at next states; for the matrices of the losses
+# cells per axis: for V at next states; for the matrices of the losses
+_FINE = (40, 40)
+_COARSE = (25, 20)
 _SAMPLES = 64  # transitions per cell
 _SEED = 20190534
 
 
 @dataclass(frozen=True)
 class TraitsCell:
-    """The problems of a setting, equal but for their seeds, and the scaling of the kernel's inputs."""
+    """The problems of a setting, equal but for their seeds, and the scaling of the
+    kernel's inputs.
+    """
 
     problems: tuple[SoftmaxProblem, ...]
     scaling: str
@@ -63,10 +71,12 @@ class TraitsCell:
 class TraitsResult:
     """Measures of a setting; those per log are (G,).
 
-    value_variance: Var V. transition_share, backup_share: mean variance of a backup over transitions, and
-    over actions and transitions, divided by Var V. grid_share: mean squared difference of the paper's grid
-    from Monte Carlo, divided by Var V. kernel_spread: largest eigenvalue of the kernel loss by its 50th; the
-    last ones are rounding. squared_spread: largest by smallest eigenvalue of the squared Bellman error.
+    value_variance: Var V. transition_share, backup_share: mean variance of a backup
+    over transitions, and over actions and transitions, divided by Var V. grid_share:
+    mean squared difference of the paper's grid from Monte Carlo, divided by Var V.
+    kernel_spread: largest eigenvalue of the kernel loss by its 50th; the last ones are
+    rounding. squared_spread: largest by smallest eigenvalue of the squared Bellman
+    error.
     kernel_depth, squared_depth: see the module, of V less its mean.
     """
 
@@ -82,7 +92,9 @@ class TraitsResult:
 
 def write_traits(path: Path, cell: TraitsCell) -> None:
     """Measure the traits of a setting, whose problems lie in the same folder."""
-    problems = [Problem.load(path.with_name(f"{one.name}.npz"), one) for one in cell.problems]
+    problems = [
+        Problem.load(path.with_name(f"{one.name}.npz"), one) for one in cell.problems
+    ]
     write_result(path, vars(measure_traits(problems, cell.scaling)))
 
 
@@ -91,12 +103,18 @@ def measure_traits(problems: Sequence[Problem], scaling: str) -> TraitsResult:
     first = problems[0]
     variances = np.array([problem.monte_carlo.variance for problem in problems])
     backups = np.array([backup_variances(problem) for problem in problems])
-    gaps = [np.mean((one.paper.values - one.monte_carlo.values) ** 2) for one in problems]
+    gaps = [
+        np.mean((one.paper.values - one.monte_carlo.values) ** 2) for one in problems
+    ]
     bellman, values, centres = _bellman_operator(first)
     gram = _gram(KERNEL, scaling_of(scaling, first)(centres))
     count = len(values)
-    kernel_eigenvalues, kernel_depth = conditioning(bellman.T @ gram @ bellman / count**2, values)
-    squared_eigenvalues, squared_depth = conditioning(bellman.T @ bellman / count, values)
+    kernel_eigenvalues, kernel_depth = conditioning(
+        bellman.T @ gram @ bellman / count**2, values
+    )
+    squared_eigenvalues, squared_depth = conditioning(
+        bellman.T @ bellman / count, values
+    )
     far = min(_FAR, count)
     return TraitsResult(
         value_variance=variances,
@@ -111,20 +129,28 @@ def measure_traits(problems: Sequence[Problem], scaling: str) -> TraitsResult:
 
 
 def backup_variances(problem: Problem) -> tuple[float, float]:
-    """Mean variance of r + γ V(s') given (s, a), averaged over π, and given s; V of a fine grid.
+    """Mean variance of r + γ V(s') given (s, a), averaged over π, and given s; V of a
+    fine grid.
 
-    The draws of an action are few: the variance of their mean is subtracted from the spread of the actions.
+    The draws of an action are few: the variance of their mean is subtracted from the
+    spread of the actions.
     """
     backups = problem.backups
     following = backups.next_states.reshape(-1, backups.next_states.shape[-1])
     values = _GridValues(problem)(following).reshape(backups.rewards.shape)
-    return variances_of(backups.rewards + GAMMA * np.where(backups.terminated, 0.0, values), backups.weights)
+    return variances_of(
+        backups.rewards + GAMMA * np.where(backups.terminated, 0.0, values),
+        backups.weights,
+    )
 
 
 def variances_of(
-    targets: Float[np.ndarray, "row action draw"], weights: Float[np.ndarray, "row action"]
+    targets: Float[np.ndarray, "row action draw"],
+    weights: Float[np.ndarray, "row action"],
 ) -> tuple[float, float]:
-    """Mean over rows of E_a Var[target | a], and of Var[target]; both unbiased. weights: π(a|s)."""
+    """Mean over rows of E_a Var[target | a], and of Var[target]; both unbiased.
+    weights: π(a|s).
+    """
     draws = targets.shape[2]
     within = targets.var(axis=2, ddof=1)
     means = targets.mean(axis=2)
@@ -136,11 +162,16 @@ def variances_of(
 
 
 def leading_share(
-    values: Float[np.ndarray, "rate seed state"], problem: Problem, scaling: Scaling, kernel: Kernel
+    values: Float[np.ndarray, "rate seed state"],
+    problem: Problem,
+    scaling: Scaling,
+    kernel: Kernel,
 ) -> Float[np.ndarray, "rate seed"]:
-    """Share of V's squared error at the log's first states in the kernel's ten leading eigenvectors.
+    """Share of V's squared error at the log's first states in the kernel's ten leading
+    eigenvectors.
 
-    The noise of the Monte Carlo values is subtracted from both squares. NaN for diverged networks.
+    The noise of the Monte Carlo values is subtracted from both squares. NaN for
+    diverged networks.
     """
     count = values.shape[-1]
     states = problem.backups.states
@@ -154,13 +185,17 @@ def leading_share(
 
 
 def _gram(kernel: Kernel, inputs: np.ndarray) -> Float[np.ndarray, "row row"]:
-    return kernel.gram(torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float64))).numpy()
+    return kernel.gram(
+        torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float64))
+    ).numpy()
 
 
 def conditioning(
     matrix: Float[np.ndarray, "row row"], values: Float[np.ndarray, " row"]
 ) -> tuple[Float[np.ndarray, " row"], float]:
-    """Eigenvalues of a loss, falling and at least a rounding error, and the depth of centred values in it."""
+    """Eigenvalues of a loss, falling and at least a rounding error, and the depth of
+    centred values in it.
+    """
     eigenvalues, vectors = np.linalg.eigh(matrix)
     falling = np.maximum(eigenvalues[::-1], _ROUNDING * eigenvalues[-1])
     parts = (vectors[:, ::-1].T @ (values - values.mean())) ** 2
@@ -171,9 +206,14 @@ class _GridValues:
     """V^π at any states: of a fine grid with interpolation, in native units."""
 
     def __init__(self, problem: Problem) -> None:
-        world, policy = problem.world, problem.settings.target_policy()
-        self._grid = discretise(world, _FINE, np.random.default_rng(_SEED), _SAMPLES, interpolate=True)
-        self._values = self._grid.mdp.state_values(_table(self._grid.centres, world, policy), GAMMA)
+        world = problem.world
+        policy = problem.settings.target_policy()
+        self._grid = discretise(
+            world, _FINE, np.random.default_rng(_SEED), _SAMPLES, interpolate=True
+        )
+        self._values = self._grid.mdp.state_values(
+            _table(self._grid.centres, world, policy), GAMMA
+        )
 
     def __call__(self, states: np.ndarray) -> Float[np.ndarray, " row"]:
         cells, weights = self._grid.weights_of(states)
@@ -181,9 +221,14 @@ class _GridValues:
 
 
 def _bellman_operator(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """I − γ P_π (n, n), V^π (n,) and the states (n, 2) of the cells that are not terminal."""
-    world, policy = problem.world, problem.settings.target_policy()
-    grid = discretise(world, _COARSE, np.random.default_rng(_SEED), _SAMPLES, interpolate=True)
+    """I − γ P_π (n, n), V^π (n,) and the states (n, 2) of the cells that are not
+    terminal.
+    """
+    world = problem.world
+    policy = problem.settings.target_policy()
+    grid = discretise(
+        world, _COARSE, np.random.default_rng(_SEED), _SAMPLES, interpolate=True
+    )
     table = _table(grid.centres, world, policy)
     alive = np.flatnonzero(~grid.mdp.terminal)
     moves = np.einsum("sa,sat->st", table, grid.mdp.transition)[np.ix_(alive, alive)]
@@ -191,8 +236,12 @@ def _bellman_operator(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndar
     return np.eye(len(alive)) - GAMMA * moves, values, grid.centres[alive]
 
 
-def _table(centres: np.ndarray, world: BoxWorld, policy: Probabilities) -> Float[np.ndarray, "state action"]:
-    """The policy at the cells' centres, and any action in the state of ended episodes."""
+def _table(
+    centres: np.ndarray, world: BoxWorld, policy: Probabilities
+) -> Float[np.ndarray, "state action"]:
+    """The policy at the cells' centres, and any action in the state of ended
+    episodes.
+    """
     table = np.asarray(policy(world.observe(centres)), dtype=np.float64)
     table = table / table.sum(axis=1, keepdims=True)
     return np.vstack([table, np.full((1, table.shape[1]), 1.0 / table.shape[1])])

@@ -1,8 +1,10 @@
-"""claims: the paper's empirical statements on policy evaluation, each with our measurement and a verdict.
+"""claims: the paper's empirical statements on policy evaluation, each with our
+measurement and a verdict.
 
-A comparison is a ratio of mean squared errors against Monte Carlo at each method's best learning rate, with
-an interval over seeds. It is decided if the interval lies on one side of 1, else undecided. The figure is a
-forest plot of these ratios; the table lists every statement.
+A comparison is a ratio of mean squared errors against Monte Carlo at each method's best
+learning rate, with an interval over seeds. It is decided if the interval lies on one
+side of 1, else undecided. The figure is a forest plot of these ratios; the table lists
+every statement.
 """
 
 from __future__ import annotations
@@ -17,25 +19,54 @@ from matplotlib.lines import Line2D
 from koffline.experiments import ablation, evaluation, style
 from koffline.experiments.cells import CellResult, Run
 from koffline.experiments.figure_toy import collect_toy, toy_tables
-from koffline.experiments.results import Claim, Correlation, Curves, Results, Row, grouped, read_results
-from koffline.experiments.statistics import FAILS, HOLDS, NO_NUMBER, UNDECIDED, Interval, ratio_of_means
+from koffline.experiments.results import (
+    Claim,
+    Correlation,
+    Curves,
+    Results,
+    Row,
+    grouped,
+    read_results,
+)
+from koffline.experiments.statistics import (
+    FAILS,
+    HOLDS,
+    NO_NUMBER,
+    UNDECIDED,
+    Interval,
+    ratio_of_means,
+)
 
 GOOD_PROXY = 0.7  # smallest rank correlation of a good proxy
 UNSTABLE = 2.0  # a run oscillates if a late error is this many times its smallest one
 
 Cells = Mapping[tuple[str, str], CellResult]  # (world, method)
-_VERDICTS = {HOLDS: ("#0072B2", "o"), FAILS: ("#D55E00", "X"), UNDECIDED: ("#7F7F7F", "D")}
-_NARROWEST, _WIDEST = 0.05, 100.0
+_VERDICTS = {
+    HOLDS: ("#0072B2", "o"),
+    FAILS: ("#D55E00", "X"),
+    UNDECIDED: ("#7F7F7F", "D"),
+}
+_NARROWEST = 0.05
+_WIDEST = 100.0
 
 
 def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Rows and claims of all policy evaluation experiments, from the cells shared with the figures."""
+    """Rows and claims of all policy evaluation experiments, from the cells shared with
+    the figures.
+    """
     worlds = [world for group in evaluation.WORLDS.values() for world in group]
     finished = run.train(evaluation.evaluation_cells(worlds, run.scale))
     cells = {(cell.problem.world, cell.method): result for cell, result in finished}
-    statistics = [part for part in ablation.variants("ablation", run.scale) if part[0] == "statistic"]
+    statistics = [
+        part
+        for part in ablation.variants("ablation", run.scale)
+        if part[0] == "statistic"
+    ]
     trained = zip(statistics, run.train([cell for *_, cell in statistics]), strict=True)
-    errors = {(cell.problem.world, name): found.best_errors() for (_, name, cell), (_, found) in trained}
+    errors = {
+        (cell.problem.world, name): found.best_errors()
+        for (_, name, cell), (_, found) in trained
+    }
     toy, _ = collect_toy(run)
     parts = evaluation.parts_of(finished)
     found = (
@@ -45,118 +76,212 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
         *stored_mujoco_claims(run),
     )
     extra = {**toy["extra"], **parts["extra"]}
-    return {**parts, "rows": (*toy["rows"], *parts["rows"]), "claims": found, "extra": extra}, {}
+    return {
+        **parts,
+        "rows": (*toy["rows"], *parts["rows"]),
+        "claims": found,
+        "extra": extra,
+    }, {}
 
 
-def evaluation_claims(cells: Cells, correlations: Sequence[Correlation]) -> Iterator[Claim]:
+def evaluation_claims(
+    cells: Cells, correlations: Sequence[Correlation]
+) -> Iterator[Claim]:
     """Claims of Section 5.2 on the paper's worlds."""
-    demo, puddle = "Section 5.2, fig:pol_demo", "puddle_world"
-    inferior = "our method works well while residual gradient converged to inferior solutions"
+    demo = "Section 5.2, fig:pol_demo"
+    puddle = "puddle_world"
+    inferior = (
+        "our method works well while residual gradient converged to inferior solutions"
+    )
     yield from _against(cells, puddle, ("rg",), inferior, f"{demo} (a, b)")
     yield from _instability(cells)
-    no_better = "GTD2 and SBEED do not find a better solution than our method in terms of MSE"
+    no_better = (
+        "GTD2 and SBEED do not find a better solution than our method in terms of MSE"
+    )
     yield from _against(cells, puddle, ("gtd2", "sbeed"), no_better, f"{demo} (a)")
     yield from _proxies(correlations)
     for world in evaluation.WORLDS["figure-bench"]:
-        general, rivals = "our method performs better than other methods in general", style.METHODS[:-1]
+        general = "our method performs better than other methods in general"
+        rivals = style.METHODS[:-1]
         yield from _against(cells, world, rivals, general, "Section 5.2, fig:pol_bench")
-    flags = [result.diverged() for (_, method), result in cells.items() if method == "kloss"]
-    count, total = int(sum(part.sum() for part in flags)), sum(part.size for part in flags)
+    flags = [
+        result.diverged() for (_, method), result in cells.items() if method == "kloss"
+    ]
+    count = int(sum(part.sum() for part in flags))
+    total = sum(part.size for part in flags)
     yield Claim(
-        "our method is convergent: no risk of divergence", "Abstract, Section 1", "all worlds",
-        f"diverged runs of {total}", Interval(float(count)), HOLDS if count == 0 else FAILS,
-    )  # fmt: skip
+        "our method is convergent: no risk of divergence",
+        "Abstract, Section 1",
+        "all worlds",
+        f"diverged runs of {total}",
+        Interval(float(count)),
+        HOLDS if count == 0 else FAILS,
+    )
 
 
 def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
     """Claims of Section 5.1 on the chain, from the rows of figure-toy."""
-    rows, noise, where = {row.method: row for row in toy}, extra["lstd_weight_error"], "fig:toy_diverge"
+    rows = {row.method: row for row in toy}
+    noise = extra["lstd_weight_error"]
+    where = "fig:toy_diverge"
     kloss, rg = (rows[method].weight_error for method in ("kloss", "rg"))
     yield Claim(
-        "our method converges to the true weight w*", f"Section 5.1, {where} (c)", "chain",
-        f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}", kloss,
+        "our method converges to the true weight w*",
+        f"Section 5.1, {where} (c)",
+        "chain",
+        f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}",
+        kloss,
         HOLDS if kloss.high is not None and kloss.high <= 3 * noise else FAILS,
         "the rest is sampling error: LSTD ends at the same weights",
-    )  # fmt: skip
+    )
     for method in ("fvi", "td0"):
         share = rows[method].diverged / rows[method].seeds
         yield Claim(
-            f"{style.LABELS[method]} diverges", f"Section 5.1, {where} (b, c)", "chain",
-            "share of seeds whose weights pass 1e7", Interval(share), HOLDS if share == 1.0 else FAILS,
-        )  # fmt: skip
+            f"{style.LABELS[method]} diverges",
+            f"Section 5.1, {where} (b, c)",
+            "chain",
+            "share of seeds whose weights pass 1e7",
+            Interval(share),
+            HOLDS if share == 1.0 else FAILS,
+        )
     yield Claim(
-        "RG converges to a wrong solution", f"Section 5.1, {where} (c)", "chain", "‖w − w*‖ at the end", rg,
+        "RG converges to a wrong solution",
+        f"Section 5.1, {where} (c)",
+        "chain",
+        "‖w − w*‖ at the end",
+        rg,
         HOLDS if rg.low is not None and rg.low > 3 * noise else FAILS,
-    )  # fmt: skip
+    )
 
 
 def statistic_claims(errors: Mapping[tuple[str, str], np.ndarray]) -> Iterator[Claim]:
-    """Claims on V- and U-statistics and mixtures, from the ablation. errors: (S,) by (world, variant)."""
+    """Claims on V- and U-statistics and mixtures, from the ablation. errors: (S,) by
+    (world, variant).
+    """
     better = "V-statistics works better than U-statistics"
     for world in dict.fromkeys(world for world, _ in errors):
-        plain = next(name for where, name in errors if where == world and name.startswith("V of"))
+        plain = next(
+            name for where, name in errors if where == world and name.startswith("V of")
+        )
         for sentence, first, second, where in (
             (f"{better} (in a mini-batch)", "U", plain, "Section 3.1"),
-            (f"{better} (L_KV, the estimate of all rows' V)", "U", "L_KV", "Appendix B.1"),
-            ("a mixture of V and U achieves better performance", "L_KV", "mixture 0.5", "Appendix B.1"),
+            (
+                f"{better} (L_KV, the estimate of all rows' V)",
+                "U",
+                "L_KV",
+                "Appendix B.1",
+            ),
+            (
+                "a mixture of V and U achieves better performance",
+                "L_KV",
+                "mixture 0.5",
+                "Appendix B.1",
+            ),
         ):
             ratio = ratio_of_means(errors[world, first], errors[world, second])
             measured = f"MSE of {first} / MSE of {second}"
-            yield Claim(sentence, where, world, measured, ratio, ratio.verdict(1.0), ratio.cost(1.0, np.log))
+            yield Claim(
+                sentence,
+                where,
+                world,
+                measured,
+                ratio,
+                ratio.verdict(1.0),
+                ratio.cost(1.0, np.log),
+            )
 
 
 def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
-    """Claims stored by figure-mujoco in this folder; its hours of training are not repeated."""
+    """Claims stored by figure-mujoco in this folder; its hours of training are not
+    repeated.
+    """
     path = run.folder / "figure-mujoco.json"
     if path.exists():
         found = read_results(path).claims
-        return [claim for claim in found if not claim.sentence.startswith("K-loss with ")]  # not the paper's
+        return [
+            claim for claim in found if not claim.sentence.startswith("K-loss with ")
+        ]  # not the paper's
     sentence = "K-loss consistently outperforms FVI, TD(0) and RG inside Trust-PCL"
     measured = "not in this folder: run `koffline reproduce figure-mujoco` first"
-    return [Claim(sentence, "Section 5.3, fig:mujoco_bench", "MuJoCo", measured, NO_NUMBER, UNDECIDED)]
+    return [
+        Claim(
+            sentence,
+            "Section 5.3, fig:mujoco_bench",
+            "MuJoCo",
+            measured,
+            NO_NUMBER,
+            UNDECIDED,
+        )
+    ]
 
 
-def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, where: str) -> Iterator[Claim]:
+def _against(
+    cells: Cells, world: str, others: Sequence[str], sentence: str, where: str
+) -> Iterator[Claim]:
     """Claims on the error of each other method divided by the K-loss's."""
     ours = cells[world, "kloss"]
     for other in others:
         ratio = ratio_of_means(cells[world, other].best_errors(), ours.best_errors())
-        verdict, measured = ratio.verdict(1.0), f"MSE of {style.LABELS[other]} / MSE of K-loss"
-        reason = ratio.cost(1.0, np.log) or _reason(ours, cells[world, other], other, verdict)
+        verdict = ratio.verdict(1.0)
+        measured = f"MSE of {style.LABELS[other]} / MSE of K-loss"
+        reason = ratio.cost(1.0, np.log) or _reason(
+            ours, cells[world, other], other, verdict
+        )
         yield Claim(sentence, where, world, measured, ratio, verdict, reason)
 
 
 def _reason(ours: CellResult, theirs: CellResult, other: str, verdict: str) -> str:
     share = ours.best_errors().mean() / ours.value_variance
     if verdict != FAILS:
-        return "" if share < 1.0 else f"and yet K-loss is worse than a constant: MSE / Var V = {share:.2f}"
-    own, their = (r.final("bellman_error")[r.best_by_truth("monte_carlo")].mean() for r in (ours, theirs))
+        if share < 1.0:
+            return ""
+        return f"and yet K-loss is worse than a constant: MSE / Var V = {share:.2f}"
+    own, their = (
+        r.final("bellman_error")[r.best_by_truth("monte_carlo")].mean()
+        for r in (ours, theirs)
+    )
     if own < their and share > 0.5:
         return (
-            f"K-loss has the smaller Bellman error ({own:.2g} against {their:.2g}) and the larger value "
-            "error: where states lead to one another, a level that is off by c costs only (1 − γ) c"
+            f"K-loss has the smaller Bellman error ({own:.2g} against {their:.2g}) and"
+            " the larger value error: where states lead to one another, a level that"
+            " is off by c costs only (1 − γ) c"
         )
     if other == "rg":
-        return "the transitions are nearly deterministic here: residual gradient has little bias to lose by"
-    return "the bandwidth 0.5 smooths the residual over a quarter of the state space; see the ablation"
+        return (
+            "the transitions are nearly deterministic here: residual gradient has"
+            " little bias to lose by"
+        )
+    return (
+        "the bandwidth 0.5 smooths the residual over a quarter of the state space; see"
+        " the ablation"
+    )
 
 
 def _instability(cells: Cells) -> Iterator[Claim]:
-    sentence = "FVI and TD(0) exhibit unstable/oscillating behaviour, and can even diverge"
+    sentence = (
+        "FVI and TD(0) exhibit unstable/oscillating behaviour, and can even diverge"
+    )
     ours = _swinging_share(cells["puddle_world", "kloss"])
     for method in ("fvi", "td0"):
         result = cells["puddle_world", method]
-        share, diverged = _swinging_share(result), int(result.diverged().sum())
+        share = _swinging_share(result)
+        diverged = int(result.diverged().sum())
         yield Claim(
-            sentence, "Section 5.2, fig:pol_demo (a)", "puddle_world",
-            f"share of {result.held_out.size} runs of {style.LABELS[method]} whose error in the last fifth "
-            f"exceeds {UNSTABLE:g} times its smallest (K-loss: {ours:.2g}); {diverged} diverged",
-            Interval(share), HOLDS if share > max(0.5, ours) else FAILS,
-        )  # fmt: skip
+            sentence,
+            "Section 5.2, fig:pol_demo (a)",
+            "puddle_world",
+            f"share of {result.held_out.size} runs of {style.LABELS[method]} whose"
+            f" error in the last fifth exceeds {UNSTABLE:g} times its smallest (K-loss:"
+            f" {ours:.2g}); {diverged} diverged",
+            Interval(share),
+            HOLDS if share > max(0.5, ours) else FAILS,
+        )
 
 
 def _swinging_share(result: CellResult) -> float:
-    """Share of runs whose late error is far above their smallest error; diverged runs count."""
+    """Share of runs whose late error is far above their smallest error; diverged runs
+    count.
+    """
     curves = result.curve["mse_monte_carlo"]  # (T, L, S)
     late = curves[-max(1, len(curves) // 5) :]
     with np.errstate(invalid="ignore"):
@@ -168,32 +293,49 @@ def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
     for found in correlations:
         if found.networks != "own":
             continue
-        rank, error = found.spearman, "MSE" if found.error == "mse" else "the Bellman error"
+        rank = found.spearman
+        error = "MSE" if found.error == "mse" else "the Bellman error"
         verdict = rank.verdict(GOOD_PROXY)
         sentence = f"our kernel loss is a good proxy for {error}"
         if found.loss == "l2":
             sentence = f"the L2 loss does not correlate well with {error}"
             verdict = {HOLDS: FAILS, FAILS: HOLDS}.get(verdict, UNDECIDED)
-        measured = f"Spearman's rank correlation over {found.points} networks (good: ≥ {GOOD_PROXY})"
-        cost, where = rank.cost(GOOD_PROXY, np.arctanh), "Section 5.2, fig:pol_demo (c, d)"
+        measured = (
+            f"Spearman's rank correlation over {found.points} networks (good: ≥"
+            f" {GOOD_PROXY})"
+        )
+        cost = rank.cost(GOOD_PROXY, np.arctanh)
+        where = "Section 5.2, fig:pol_demo (c, d)"
         yield Claim(sentence, where, found.world, measured, rank, verdict, cost)
 
 
 def draw_claims(results: Results, curves: Curves) -> Figure:
-    """Ratios of errors on a logarithmic axis. Right of 1: the K-loss (or V) has the smaller error."""
+    """Ratios of errors on a logarithmic axis.
+
+    Right of 1: the K-loss (or V) has the smaller error.
+    """
     drawn = [claim for claim in results.claims if claim.measured.count("MSE of") == 2]
     figure = Figure(figsize=(11.0, 0.27 * len(drawn) + 1.3), layout="constrained")
     axes = figure.subplots()
     for line, claim in enumerate(drawn):
         colour, marker = _VERDICTS[claim.verdict]
-        value, low, high = (np.clip(_WIDEST if x is None else x, _NARROWEST, _WIDEST) for x in claim.number)
+        value, low, high = (
+            np.clip(_WIDEST if x is None else x, _NARROWEST, _WIDEST)
+            for x in claim.number
+        )
         axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
         axes.plot(value, line, marker, color=colour, ms=6)
     axes.set_xscale("log")
     axes.set_xlim(_NARROWEST / 1.2, _WIDEST * 1.2)
     axes.axvline(1.0, color=style.INK, lw=0.9)
-    axes.set_xlabel("ratio of mean squared errors, 95 % interval; right of 1: as the paper says")
-    names = [f"{style.WORLD_NAMES.get(x.world, x.world)}: {x.measured.replace('MSE of ', '')}" for x in drawn]
+    axes.set_xlabel(
+        "ratio of mean squared errors, 95 % interval; right of 1: as the paper says"
+    )
+    names = [
+        f"{style.WORLD_NAMES.get(x.world, x.world)}:"
+        f" {x.measured.replace('MSE of ', '')}"
+        for x in drawn
+    ]
     axes.set_yticks(range(len(drawn)), names, fontsize=8)
     axes.set_ylim(len(drawn) - 0.4, -0.6)
     handles = [
@@ -215,11 +357,16 @@ def claims_table(results: Results) -> str:
     """Table with one row per claim."""
     cells = []
     for claim in results.claims:
-        value = "–" if claim.number == NO_NUMBER else style.interval_text(claim.number)
+        if claim.number == NO_NUMBER:
+            value = "–"
+        else:
+            value = style.interval_text(claim.number)
         world = style.LONG_NAMES.get(claim.world, claim.world)
         said = (f"“{claim.sentence}”", claim.where, world, claim.measured)
         cells.append([*said, value, f"**{claim.verdict}**", claim.reason])
     by_verdict = grouped(results.claims, "verdict")
     summary = ", ".join(f"{len(by_verdict.get(kind, ()))} {kind}" for kind in _VERDICTS)
     header = "claim | where | world | measured | value | verdict | reason"
-    return style.section("## Claims", f"{len(results.claims)} sentences: {summary}.", header, cells)
+    return style.section(
+        "## Claims", f"{len(results.claims)} sentences: {summary}.", header, cells
+    )

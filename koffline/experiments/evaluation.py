@@ -1,8 +1,9 @@
-"""figure-puddle and figure-bench: six methods on the paper's worlds, three learning rates, ten seeds.
+"""figure-puddle and figure-bench: six methods on the paper's worlds, three learning
+rates, ten seeds.
 
-The figures show errors by epoch, and how the two losses relate to the errors. Each method is drawn at its
-best learning rate: chosen by Monte Carlo for solid lines and the Bellman error, by the paper's grid for thin
-dashed lines.
+The figures show errors by epoch, and how the two losses relate to the errors. Each
+method is drawn at its best learning rate: chosen by Monte Carlo for solid lines and the
+Bellman error, by the paper's grid for thin dashed lines.
 (Feng et al. 2019, fig:pol_demo, fig:pol_bench)
 """
 
@@ -31,18 +32,29 @@ OBJECTIVES: dict[str, objectives.Objective] = {
     "sbeed": objectives.SaddlePoint(),
     "kloss": objectives.KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
 }
-WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "gymnasium_pole", "mountain_car")}
+WORLDS = {
+    "figure-puddle": ("puddle_world",),
+    "figure-bench": ("cart_pole", "gymnasium_pole", "mountain_car"),
+}
 # Name and curve; for a loss also the method that minimises it.
-LOSSES = {"kloss": ("K-loss", "kernel_loss", "kloss"), "l2": ("L2 loss", "l2_loss", "rg")}
-ERRORS = {"mse": ("MSE", "mse_monte_carlo"), "bellman_error": ("Bellman error", "bellman_error")}
+LOSSES = {
+    "kloss": ("K-loss", "kernel_loss", "kloss"),
+    "l2": ("L2 loss", "l2_loss", "rg"),
+}
+ERRORS = {
+    "mse": ("MSE", "mse_monte_carlo"),
+    "bellman_error": ("Bellman error", "bellman_error"),
+}
 _SLOW_FIRST = ("sbeed", "gtd2", "kloss", "rg", "td0", "fvi")
-# Errors of an unstable run may be a billion: the axes end at this many times the variance of V.
+# Errors of an unstable run may be a billion: the axes end at this many times the
+# variance of V.
 _WIDEST = 30.0
 _MOST_POINTS = 1500
 _PAPER = (0, (4, 2))
 _HEADER = (
-    "method | best rate | MSE, Monte Carlo | rate without truth | its MSE | best rate, paper's grid | "
-    "MSE, paper's grid | Bellman error | diverged at best rate | diverged at any rate"
+    "method | best rate | MSE, Monte Carlo | rate without truth | its MSE | best rate,"
+    " paper's grid | MSE, paper's grid | Bellman error | diverged at best rate |"
+    " diverged at any rate"
 )
 
 
@@ -66,11 +78,16 @@ def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
 def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
     """One cell per world and method, slow methods first."""
     asked = itertools.product(_SLOW_FIRST, worlds)
-    return [Cell(scale.problem(w), method, OBJECTIVES[method], scale.training(w)) for method, w in asked]
+    return [
+        Cell(scale.problem(w), method, OBJECTIVES[method], scale.training(w))
+        for method, w in asked
+    ]
 
 
 def parts_of(finished: Finished) -> dict[str, Any]:
-    """Rows, correlations, and the squared difference between the paper's truth and Monte Carlo."""
+    """Rows, correlations, and the squared difference between the paper's truth and
+    Monte Carlo.
+    """
     truths = {
         cell.problem.world: {
             "value_variance": result.value_variance,
@@ -79,17 +96,24 @@ def parts_of(finished: Finished) -> dict[str, Any]:
         for cell, result in finished
     }
     return {
-        "rows": tuple(row for cell, result in finished for row in rows_of(cell, result)),
+        "rows": tuple(
+            row for cell, result in finished for row in rows_of(cell, result)
+        ),
         "correlations": tuple(correlations_of(finished)),
         "extra": {"truths": truths},
     }
 
 
 def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
-    """One row per learning rate and truth. ablated: group and variant in an ablation."""
-    bellman, diverged, blind = result.final("bellman_error"), result.diverged(), result.best_without_truth()
+    """One row per learning rate and truth. ablated: group and variant in an
+    ablation.
+    """
+    bellman = result.final("bellman_error")
+    diverged = result.diverged()
+    blind = result.best_without_truth()
     for truth, curve in TRUTHS.items():
-        errors, by_truth = result.final(curve), result.best_by_truth(truth)
+        errors = result.final(curve)
+        by_truth = result.best_by_truth(truth)
         for index, rate in enumerate(result.learning_rates.tolist()):
             yield Row(
                 world=cell.problem.world,
@@ -100,7 +124,10 @@ def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
                 mse=mean_over_seeds(errors[index]),
                 bellman_error=mean_over_seeds(bellman[index]),
                 diverged=int(diverged[index].sum()),
-                diverged_at=tuple(None if step < 0 else step for step in result.diverged_at[index].tolist()),
+                diverged_at=tuple(
+                    None if step < 0 else step
+                    for step in result.diverged_at[index].tolist()
+                ),
                 best_by_truth=index == by_truth,
                 best_without_truth=index == blind,
                 held_out_loss=float(result.held_out[index].mean()),
@@ -111,20 +138,36 @@ def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
 
 
 def correlations_of(finished: Finished) -> Iterator[Correlation]:
-    """Rank correlations of each loss with each error during training, pooled over learning rates."""
+    """Rank correlations of each loss with each error during training, pooled over
+    learning rates.
+    """
     for world in dict.fromkeys(cell.problem.world for cell, _ in finished):
-        by_method = {cell.method: result.curve for cell, result in finished if cell.problem.world == world}
+        by_method = {
+            cell.method: result.curve
+            for cell, result in finished
+            if cell.problem.world == world
+        }
 
-        def points(methods: Sequence[str], curve: str, by_method: Any = by_method) -> np.ndarray:
+        def points(
+            methods: Sequence[str], curve: str, by_method: Any = by_method
+        ) -> np.ndarray:
             """All records of all rates and runs, (points, seeds)."""
             curves = [by_method[method][curve] for method in methods]
-            return np.concatenate([curve.reshape(-1, curve.shape[-1]) for curve in curves])
+            return np.concatenate(
+                [curve.reshape(-1, curve.shape[-1]) for curve in curves]
+            )
 
         both = tuple(method for *_, method in LOSSES.values())
-        for (loss, (_, curve, own)), kind in itertools.product(LOSSES.items(), ("own", "both")):
+        for (loss, (_, curve, own)), kind in itertools.product(
+            LOSSES.items(), ("own", "both")
+        ):
             for error, (_, error_curve) in ERRORS.items():
-                x, y = (points((own,) if kind == "own" else both, name) for name in (curve, error_curve))
-                rank, count = spearman_over_seeds(x, y), int(np.isfinite(x * y).sum())
+                x, y = (
+                    points((own,) if kind == "own" else both, name)
+                    for name in (curve, error_curve)
+                )
+                rank = spearman_over_seeds(x, y)
+                count = int(np.isfinite(x * y).sum())
                 yield Correlation(world, loss, error, kind, rank, count)
 
 
@@ -142,8 +185,11 @@ def draw_puddle(results: Results, curves: Curves) -> Figure:
 
 
 def draw_bench(results: Results, curves: Curves) -> Figure:
-    """Panels a–d of the paper's figure (CartPole, Mountain Car), with Gymnasium's pole between them."""
-    figure, worlds = Figure(figsize=(13.0, 7.2), layout="constrained"), WORLDS["figure-bench"]
+    """Panels a–d of the paper's figure (CartPole, Mountain Car), with Gymnasium's pole
+    between them.
+    """
+    figure = Figure(figsize=(13.0, 7.2), layout="constrained")
+    worlds = WORLDS["figure-bench"]
     panels = figure.subplots(2, len(worlds), squeeze=False).T
     for world, pair, letters in zip(worlds, panels, ("ab", "ef", "cd"), strict=False):
         name = style.WORLD_NAMES[world]
@@ -156,54 +202,99 @@ def draw_bench(results: Results, curves: Curves) -> Figure:
 def _at_best(
     results: Results, curves: Curves, world: str, curve: str, truth: str = "monte_carlo"
 ) -> style.Series:
-    """Epochs (T,) and the curve (T, S) of each method, at its best learning rate by the given truth."""
+    """Epochs (T,) and the curve (T, S) of each method, at its best learning rate by the
+    given truth.
+    """
     found = {}
     for method in style.METHODS:
         if group := curves.get(f"{world}/{method}"):
-            row = results.select(world=world, method=method, truth=truth, best_by_truth=True)[0]
+            row = results.select(
+                world=world, method=method, truth=truth, best_by_truth=True
+            )[0]
             rate = np.argmin(np.abs(group["learning_rates"] - row.learning_rate))
             found[method] = (group["epochs"], group[curve][:, rate])
     return found
 
 
-def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
+def _draw_mse(
+    axes: Axes, results: Results, curves: Curves, world: str, title: str
+) -> None:
     """Draw the errors against both truths; dotted line: error of the best constant."""
     variance = results.extra["truths"][world]["value_variance"]
-    style.draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), _WIDEST * variance)
-    for method, (epochs, values) in _at_best(results, curves, world, "mse_paper", "paper").items():
+    style.draw_errors(
+        axes, _at_best(results, curves, world, "mse_monte_carlo"), _WIDEST * variance
+    )
+    for method, (epochs, values) in _at_best(
+        results, curves, world, "mse_paper", "paper"
+    ).items():
         mean = mean_over_seeds(values).value
         shown = np.where(mean > 0.0, mean, np.nan)
-        axes.plot(epochs, shown, color=style.COLOURS[method], ls=_PAPER, lw=0.8, zorder=2)
-        axes.set_ylim(min(axes.get_ylim()[0], 0.9 * float(np.nanmin(shown, initial=np.inf))))
+        axes.plot(
+            epochs, shown, color=style.COLOURS[method], ls=_PAPER, lw=0.8, zorder=2
+        )
+        axes.set_ylim(
+            min(axes.get_ylim()[0], 0.9 * float(np.nanmin(shown, initial=np.inf)))
+        )
     axes.axhline(variance, color=style.INK, **style.DOTTED, zorder=1)
-    axes.set(title=f"{title} MSE", xlabel="epoch", ylabel="$\\|V - V^\\pi\\|^2$ per state")
+    axes.set(
+        title=f"{title} MSE", xlabel="epoch", ylabel="$\\|V - V^\\pi\\|^2$ per state"
+    )
 
 
-def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
+def _draw_bellman(
+    axes: Axes, results: Results, curves: Curves, world: str, title: str
+) -> None:
     shown = _at_best(results, curves, world, "bellman_error")
     starts = [mean_over_seeds(values[:1]).value for _, values in shown.values()]
     style.draw_errors(axes, shown, _WIDEST * float(np.nanmedian(starts)))
-    axes.set(title=f"{title} Bellman error", xlabel="epoch", ylabel="$\\|\\mathcal{B}V - V\\|^2$ per state")
+    axes.set(
+        title=f"{title} Bellman error",
+        xlabel="epoch",
+        ylabel="$\\|\\mathcal{B}V - V\\|^2$ per state",
+    )
 
 
-def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, error: str) -> None:
-    """Scatter each loss against the error, for all networks of the method that minimises this loss."""
+def _draw_scatter(
+    axes: Axes, results: Results, curves: Curves, world: str, error: str
+) -> None:
+    """Scatter each loss against the error, for all networks of the method that
+    minimises this loss.
+    """
     ranks = {(c.world, c.loss, c.error, c.networks): c for c in results.correlations}
     name, error_curve = ERRORS[error]
     for loss, (loss_name, curve, method) in LOSSES.items():
         if group := curves.get(f"{world}/{method}"):
-            x, y = np.ravel(group[error_curve]), np.ravel(group[curve])
+            x = np.ravel(group[error_curve])
+            y = np.ravel(group[curve])
             good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
             step = max(1, int(good.sum()) // _MOST_POINTS)
             rank = ranks[world, loss, error, "own"].spearman
-            label = f"{loss_name}, ρ = {rank.value:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
-            look: Any = {"color": style.COLOURS[method], "ms": 3.5, "alpha": 0.45, "mew": 0}
-            axes.plot(x[good][::step], y[good][::step], ".", **look, label=label, rasterized=True)
+            label = (
+                f"{loss_name}, ρ = {rank.value:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
+            )
+            look: Any = {
+                "color": style.COLOURS[method],
+                "ms": 3.5,
+                "alpha": 0.45,
+                "mew": 0,
+            }
+            axes.plot(
+                x[good][::step],
+                y[good][::step],
+                ".",
+                **look,
+                label=label,
+                rasterized=True,
+            )
     axes.set(xscale="log", yscale="log", xlabel=name, ylabel="loss on all tuples")
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.22)  # room for the legend above the points
+    axes.set_ylim(
+        low, high * (high / low) ** 0.22
+    )  # room for the legend above the points
     style.tidy_log_ticks(axes.xaxis)
-    axes.legend(loc="upper left", frameon=True, edgecolor="none", fontsize=8, markerscale=3)
+    axes.legend(
+        loc="upper left", frameon=True, edgecolor="none", fontsize=8, markerscale=3
+    )
 
 
 def _legend(figure: Figure, curves: Curves) -> None:
@@ -217,24 +308,34 @@ def _legend(figure: Figure, curves: Curves) -> None:
 
 
 def evaluation_tables(results: Results) -> Iterator[str]:
-    """Errors of the methods against both truths, at the learning rates chosen by both rules; correlations."""
+    """Errors of the methods against both truths, at the learning rates chosen by both
+    rules; correlations.
+    """
     for world, rows in grouped(results.rows, "world").items():
         if world == "chain":  # rows of figure-toy, among the claims
             continue
         truth = results.extra["truths"][world]
-        variance, gap = truth["value_variance"], truth["paper_against_monte_carlo_mse"]
+        variance = truth["value_variance"]
+        gap = truth["paper_against_monte_carlo_mse"]
         note = (
-            "Mean squares over the training states in native reward units, mean and 95 % interval over "
-            f"seeds. The best constant has MSE {style.number_text(variance)} (the variance of V). "
-            f"The paper's grid itself is off by MSE {style.number_text(gap)} against Monte Carlo."
+            "Mean squares over the training states in native reward units, mean and 95"
+            " % interval over seeds. The best constant has MSE"
+            f" {style.number_text(variance)} (the variance of V). The paper's grid"
+            f" itself is off by MSE {style.number_text(gap)} against Monte Carlo."
         )
         by_method = grouped(rows, "method")
-        lines = [_method_cells(m, by_method[m]) for m in style.METHODS if m in by_method]
+        lines = [
+            _method_cells(m, by_method[m]) for m in style.METHODS if m in by_method
+        ]
         yield style.section(f"## {style.LONG_NAMES[world]}", note, _HEADER, lines)
     networks = {"own": "the method trained by it", "both": "K-loss and RG"}
     lines = []
     for found in results.correlations:
-        about = (style.LONG_NAMES[found.world], LOSSES[found.loss][0], ERRORS[found.error][0])
+        about = (
+            style.LONG_NAMES[found.world],
+            LOSSES[found.loss][0],
+            ERRORS[found.error][0],
+        )
         rank = (style.interval_text(found.spearman), str(found.points))
         lines.append([*about, networks[found.networks], *rank])
     header = "world | loss | with | networks of | Spearman | points"
@@ -251,4 +352,7 @@ def _method_cells(method: str, rows: Sequence[Row]) -> list[str]:
     for row in (best, blind, by_grid):
         cells += [f"{row.learning_rate:g}", style.interval_text(row.mse)]
     cells += [style.interval_text(best.bellman_error), f"{best.diverged}/{best.seeds}"]
-    return [*cells, f"{sum(row.diverged for row in mine)}/{sum(row.seeds for row in mine)}"]
+    return [
+        *cells,
+        f"{sum(row.diverged for row in mine)}/{sum(row.seeds for row in mine)}",
+    ]

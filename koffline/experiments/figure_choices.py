@@ -1,9 +1,10 @@
 """choices, shown: where the kernel loss wins, at one look, and what goes with it.
 
-The figure has a row of cells per noise, scaling, reward divisor and velocity box, and a column per
-temperature of the target policy. A cell's colour is the error of the K-loss divided by that of the best other
-method: blue where the kernel loss wins. Intervals are over logs, each log's mean over its seeds.
-(Feng et al. 2019, fig:pol_demo, fig:pol_bench)
+The figure has a row of cells per noise, scaling, reward divisor and velocity box, and a
+column per temperature of the target policy. A cell's colour is the error of the K-loss
+divided by that of the best other
+method: blue where the kernel loss wins. Intervals are over logs, each log's mean over
+its seeds. (Feng et al. 2019, fig:pol_demo, fig:pol_bench)
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _TRAITS = {
     "kernel_spread": "kernel loss: largest eigenvalue / 50th",
     "squared_spread": "squared Bellman error: largest eigenvalue / smallest",
     "kernel_depth": "kernel loss: powers of ten between V and the steepest direction",
-    "squared_depth": "squared Bellman error: powers of ten between V and the steepest direction",
+    "squared_depth": (
+        "squared Bellman error: powers of ten between V and the steepest direction"
+    ),
 }
 _ALREADY_LOGARITHMS = (_TRAITS["kernel_depth"], _TRAITS["squared_depth"])
 _LEADING = "share of the K-loss's error in the kernel's ten leading eigenvectors"
@@ -55,7 +58,9 @@ Key = tuple[Any, ...]  # the values of CHOICES
 
 
 class Comparison(NamedTuple):
-    """The K-loss against the best method without a kernel, in one setting: ratio of their errors."""
+    """The K-loss against the best method without a kernel, in one setting: ratio of
+    their errors.
+    """
 
     key: Key
     rival: str
@@ -67,27 +72,38 @@ class Comparison(NamedTuple):
         """ "wins", "loses", or "level" if the interval holds 1."""
         if self.ratio.high < 1.0:
             return "wins"
-        return "loses" if self.ratio.low > 1.0 else "level"
+        if self.ratio.low > 1.0:
+            return "loses"
+        return "level"
 
 
 def collect_choices(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Train what is missing, unless only the finished is asked for; return all that is finished."""
+    """Train what is missing, unless only the finished is asked for; return all that is
+    finished.
+    """
     if not run.only_finished:
         choices.train_choices(run)
     finished, traits, missing = choices.finished_choices(run)
     parts = {
         "rows": (),
         "choices": tuple(_row(one) for one in finished),
-        "traits": tuple(_setting_row(setting, found) for setting, found in traits.items()),
+        "traits": tuple(
+            _setting_row(setting, found) for setting, found in traits.items()
+        ),
         "extra": {"not_run": missing},
     }
     return parts, dict(_curves(finished))
 
 
 def _choices_of(setting: Setting) -> dict[str, Any]:
-    """The setting's fields as stored: JSON has no infinity, so None is the random policy's temperature."""
+    """The setting's fields as stored: JSON has no infinity, so None is the random
+    policy's temperature.
+    """
     fields = {name: getattr(setting, name) for name in CHOICES}
-    return {**fields, "temperature": None if math.isinf(setting.temperature) else setting.temperature}
+    return {
+        **fields,
+        "temperature": None if math.isinf(setting.temperature) else setting.temperature,
+    }
 
 
 def _row(finished: Finished) -> ChoiceRow:
@@ -118,13 +134,17 @@ def _row(finished: Finished) -> ChoiceRow:
 
 
 def _best(shares: np.ndarray) -> int:
-    """The learning rate with the smallest mean error; those with a diverged seed come last."""
+    """The learning rate with the smallest mean error; those with a diverged seed come
+    last.
+    """
     means = shares.mean(axis=1)
     return int(np.where(np.isfinite(means), means, np.inf).argmin())
 
 
 def _worst(result: ChoiceResult, rate: int) -> float:
-    """Largest error of a record in the second half of training: mean over logs and seeds, share of Var V."""
+    """Largest error of a record in the second half of training: mean over logs and
+    seeds, share of Var V.
+    """
     curve = result.curve["mse_monte_carlo"][:, rate].astype(np.float64)  # (T, G, S)
     late = curve[len(curve) // _LATE :]
     return float((late.max(axis=0) / result.value_variance[:, None]).mean())
@@ -147,7 +167,9 @@ def _setting_row(setting: Setting, traits: TraitsResult) -> SettingRow:
 
 def _number(value: float) -> float | None:
     """Six digits, for small files; None if not finite."""
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    if math.isfinite(value):
+        return float(f"{value:.{_DIGITS}g}")
+    return None
 
 
 def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
@@ -159,25 +181,41 @@ def _interval(values: np.ndarray) -> Interval:
     return Interval(*(_number(float(end)) for end in mean_over_seeds(values)))
 
 
-def _curves(finished: Sequence[Finished]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Errors by epoch, as shares of Var V (T, logs), for the settings that differ in temperature alone."""
+def _curves(
+    finished: Sequence[Finished],
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Errors by epoch, as shares of Var V (T, logs), for the settings that differ in
+    temperature alone.
+    """
     published = {
-        one for world in choices.WORLDS for one in choices.settings_of(choices.Chapter(world, "temperature"))
+        one
+        for world in choices.WORLDS
+        for one in choices.settings_of(choices.Chapter(world, "temperature"))
     }
     for setting, cell, result in finished:
         if setting in published:
             best = _best(result.shares("mse_monte_carlo"))
-            curve = result.curve["mse_monte_carlo"][:, best].mean(axis=-1) / result.value_variance
-            group = f"{setting.world} {_temperature_text(_choices_of(setting)['temperature'])}/{cell.method}"
+            curve = (
+                result.curve["mse_monte_carlo"][:, best].mean(axis=-1)
+                / result.value_variance
+            )
+            group = (
+                f"{setting.world}"
+                f" {_temperature_text(_choices_of(setting)['temperature'])}/{cell.method}"
+            )
             yield group, {"epochs": result.epochs, "error": curve.astype(np.float32)}
 
 
 def _temperature_text(temperature: float | None) -> str:
-    return "random" if temperature is None else f"T {temperature:.3g}"
+    if temperature is None:
+        return "random"
+    return f"T {temperature:.3g}"
 
 
 def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Comparison]:
-    """The K-loss against the best other method, for each setting in which all six methods are finished."""
+    """The K-loss against the best other method, for each setting in which all six
+    methods are finished.
+    """
     found = []
     for key, group in grouped(rows, *CHOICES).items():
         errors = {row.method: _errors(row, truth) for row in group}
@@ -186,44 +224,66 @@ def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Comp
         means = {method: _mean(errors[method]) for method in OTHERS}
         rival = min(means, key=lambda method: means[method])
         ratio = ratio_of_means(errors["kloss"], errors[rival])
-        found.append(Comparison(key, rival, ratio, min(means[rival], _mean(errors["kloss"]))))
+        found.append(
+            Comparison(key, rival, ratio, min(means[rival], _mean(errors["kloss"])))
+        )
     return found
 
 
 def _errors(row: ChoiceRow, truth: str) -> np.ndarray:
     """Errors by log; NaN where a seed diverged."""
-    values = row.by_log if truth == "monte_carlo" else row.by_log_by_paper
+    if truth == "monte_carlo":
+        values = row.by_log
+    else:
+        values = row.by_log_by_paper
     return np.array([math.nan if value is None else value for value in values])
 
 
 def _mean(errors: np.ndarray) -> float:
-    return float(errors.mean()) if np.isfinite(errors).all() else math.inf
+    if np.isfinite(errors).all():
+        return float(errors.mean())
+    return math.inf
 
 
-def draw_choices(results: Results, _: Curves, truth: str = "monte_carlo") -> Figure | None:
-    """A map per world: colour, ratio of errors; text, ratio and rival. None if no setting is complete."""
+def draw_choices(
+    results: Results, _: Curves, truth: str = "monte_carlo"
+) -> Figure | None:
+    """A map per world: colour, ratio of errors; text, ratio and rival.
+
+    None if no setting is complete.
+    """
     comparisons = {one.key: one for one in compared(results.choices, truth)}
-    worlds = [world for world in choices.WORLDS if any(key[0] == world for key in comparisons)]
+    worlds = [
+        world for world in choices.WORLDS if any(key[0] == world for key in comparisons)
+    ]
     if not worlds:
         return None
     lines = {world: _lines_of(world) for world in worlds}
     columns = min(2, len(worlds))
     pages = -(-len(worlds) // columns)
-    figure = Figure(figsize=(6.4 * columns + 0.8, 3.7 * pages + 0.5), layout="constrained")
+    figure = Figure(
+        figsize=(6.4 * columns + 0.8, 3.7 * pages + 0.5), layout="constrained"
+    )
     panels = figure.subplots(pages, columns, squeeze=False)
     for axes, world in zip(panels.ravel(), worlds, strict=False):
         _draw_map(axes, world, lines[world], comparisons)
     for axes in panels.ravel()[len(worlds) :]:
         axes.axis("off")
-    bar = figure.colorbar(ScalarMappable(_norm(), "RdBu_r"), ax=panels, shrink=0.6, extend="both")
+    bar = figure.colorbar(
+        ScalarMappable(_norm(), "RdBu_r"), ax=panels, shrink=0.6, extend="both"
+    )
     ticks = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
     bar.set_ticks(list(ticks), labels=[f"{tick:g}" for tick in ticks])
     bar.ax.minorticks_off()
     bar.ax.set_title("below 1\nK-loss wins", loc="center", fontsize=8)
-    by = "Monte Carlo" if truth == "monte_carlo" else "the paper's grid"
+    if truth == "monte_carlo":
+        by = "Monte Carlo"
+    else:
+        by = "the paper's grid"
     figure.suptitle(
-        f"Error of the K-loss / error of the best other method, which is named; truth: {by}. "
-        "Bold: decided by the interval over logs. Hatched: both worse than a constant.",
+        "Error of the K-loss / error of the best other method, which is named; truth:"
+        f" {by}. Bold: decided by the interval over logs. Hatched: both worse than a"
+        " constant.",
         fontsize=9,
     )
     return figure
@@ -234,24 +294,45 @@ def _norm() -> LogNorm:
 
 
 def _lines_of(world: str) -> list[Key]:
-    """Combinations of the choices other than temperature, (noise, scaling, divisor, box)."""
+    """Combinations of the choices other than temperature, (noise, scaling, divisor,
+    box).
+    """
     stages = itertools.chain.from_iterable(
-        choices.settings_of(chapter) for chapter in choices.CHAPTERS if chapter.world == world
+        choices.settings_of(chapter)
+        for chapter in choices.CHAPTERS
+        if chapter.world == world
     )
     keys = {tuple(_choices_of(setting).values())[2:]: None for setting in stages}
     usual = next(iter(keys))
-    return sorted(keys, key=lambda key: sum(a != b for a, b in zip(key, usual, strict=True)))
+    return sorted(
+        keys, key=lambda key: sum(a != b for a, b in zip(key, usual, strict=True))
+    )
 
 
-def _draw_map(axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping[Key, Comparison]) -> None:
-    """Cells of one world. Bold: decided. Hatched: both errors above a constant's. A dash: not finished."""
-    temperatures = [None if math.isinf(t) else t for t in choices.temperatures_of(world)]
+def _draw_map(
+    axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping[Key, Comparison]
+) -> None:
+    """Cells of one world.
+
+    Bold: decided. Hatched: both errors above a constant's. A dash: not finished.
+    """
+    temperatures = [
+        None if math.isinf(t) else t for t in choices.temperatures_of(world)
+    ]
     places = itertools.product(enumerate(lines), enumerate(temperatures))
     ratios = np.full((len(lines), len(temperatures)), np.nan)
     for (line, key), (column, temperature) in places:
         found = comparisons.get((world, temperature, *key))
         if found is None:
-            axes.text(column, line, "–", ha="center", va="center", color=style.SOFT, fontsize=7)
+            axes.text(
+                column,
+                line,
+                "–",
+                ha="center",
+                va="center",
+                color=style.SOFT,
+                fontsize=7,
+            )
             continue
         ratio = float(np.clip(found.ratio.value, 1e-9, 1e9))
         ratios[line, column] = np.clip(ratio, 1.0 / _MOST_RATIO, _MOST_RATIO)
@@ -268,11 +349,18 @@ def _draw_map(axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping
         )
         if found.smallest > 1.0:
             corner = (column - 0.5, line - 0.5)
-            hatch: dict[str, Any] = {"fill": False, "hatch": "////", "edgecolor": style.SOFT, "alpha": 0.6}
+            hatch: dict[str, Any] = {
+                "fill": False,
+                "hatch": "////",
+                "edgecolor": style.SOFT,
+                "alpha": 0.6,
+            }
             axes.add_patch(Rectangle(corner, 1.0, 1.0, **hatch, lw=0))
     axes.imshow(ratios, norm=_norm(), cmap="RdBu_r", aspect="auto")
     axes.set_title(style.WORLD_NAMES[world])
-    axes.set_xticks(range(len(temperatures)), [_temperature_text(t) for t in temperatures])
+    axes.set_xticks(
+        range(len(temperatures)), [_temperature_text(t) for t in temperatures]
+    )
     axes.set_yticks(range(len(lines)), [_line_text(key) for key in lines], fontsize=7)
     axes.set_xlabel("temperature of the target policy")
     axes.grid(visible=False)
@@ -289,12 +377,18 @@ def _scaling_text(scaling: str) -> str:
 
 
 def draw_temperatures(results: Results, curves: Curves) -> Figure | None:
-    """Errors by epoch, a row of panels per world and a column per temperature; None if there are none."""
+    """Errors by epoch, a row of panels per world and a column per temperature; None if
+    there are none.
+    """
     groups: dict[str, list[str]] = {}
     for group in curves:
         place, _, method = group.partition("/")
         groups.setdefault(place, []).append(method)
-    worlds = [world for world in choices.WORLDS if any(place.startswith(f"{world} ") for place in groups)]
+    worlds = [
+        world
+        for world in choices.WORLDS
+        if any(place.startswith(f"{world} ") for place in groups)
+    ]
     if not worlds:
         return None
     figure = Figure(figsize=(13.0, 2.9 * len(worlds) + 0.5), layout="constrained")
@@ -309,11 +403,14 @@ def draw_temperatures(results: Results, curves: Curves) -> Figure | None:
                 axes.axis("off")
                 continue
             found = {
-                method: curves[f"{world} {name}/{method}"] for method in methods if method in style.METHODS
+                method: curves[f"{world} {name}/{method}"]
+                for method in methods
+                if method in style.METHODS
             }
             if found:
                 series = {
-                    m: (np.asarray(part["epochs"]), np.asarray(part["error"])) for m, part in found.items()
+                    m: (np.asarray(part["epochs"]), np.asarray(part["error"]))
+                    for m, part in found.items()
                 }
                 style.draw_errors(axes, series, _WIDEST_CURVE)
             axes.axhline(1.0, color=style.INK, **style.DOTTED, zorder=1)
@@ -325,7 +422,9 @@ def draw_temperatures(results: Results, curves: Curves) -> Figure | None:
 
 
 def draw_reasons(results: Results, _: Curves) -> Figure | None:
-    """The ratio of errors against each measured quantity, a point per setting; None without any."""
+    """The ratio of errors against each measured quantity, a point per setting; None
+    without any.
+    """
     pairs = _measured(results)
     if not any(pairs.values()):
         return None
@@ -336,11 +435,24 @@ def draw_reasons(results: Results, _: Curves) -> Figure | None:
         for (world, name), colour, marker in zip(
             style.WORLD_NAMES.items(), _WORLD_COLOURS, "oD^s", strict=True
         ):
-            here = [(x, y) for place, x, y in points if place == world and x > 0.0 and math.isfinite(y)]
+            here = [
+                (x, y)
+                for place, x, y in points
+                if place == world and x > 0.0 and math.isfinite(y)
+            ]
             if here:
-                axes.plot(*zip(*here, strict=True), marker, color=colour, ms=4, mew=0, label=name)
+                axes.plot(
+                    *zip(*here, strict=True),
+                    marker,
+                    color=colour,
+                    ms=4,
+                    mew=0,
+                    label=name,
+                )
         axes.axhline(1.0, color=style.INK, **style.DOTTED, zorder=1)
-        axes.set(xscale="linear" if words in _ALREADY_LOGARITHMS else "log", yscale="log")
+        axes.set(
+            xscale="linear" if words in _ALREADY_LOGARITHMS else "log", yscale="log"
+        )
         axes.set_xlabel("\n".join(textwrap.wrap(words, _LABEL_WIDTH)), fontsize=8)
         if words not in _ALREADY_LOGARITHMS:
             style.tidy_log_ticks(axes.xaxis)
@@ -351,7 +463,13 @@ def draw_reasons(results: Results, _: Curves) -> Figure | None:
         for axes in panels.ravel()
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(named.values(), named, loc="outside lower center", ncols=max(1, len(named)), frameon=False)
+    figure.legend(
+        named.values(),
+        named,
+        loc="outside lower center",
+        ncols=max(1, len(named)),
+        frameon=False,
+    )
     return figure
 
 
@@ -363,7 +481,9 @@ CHOICES_PAGES: dict[str, Any] = {
 
 
 def choices_tables(results: Results) -> Iterator[str]:
-    """What is finished, where the K-loss wins, what goes with it, every row, and what was not run."""
+    """What is finished, where the K-loss wins, what goes with it, every row, and what
+    was not run.
+    """
     yield _finished_text(results)
     for truth, words in (("monte_carlo", "Monte Carlo"), ("paper", "the paper's grid")):
         yield _winners(results, truth, words)
@@ -381,14 +501,20 @@ def _finished_text(results: Results) -> str:
     networks = sum(row.logs * row.seeds * row.rates for row in rows)
     hours = sum(row.hours for row in rows)
     about = (
-        f"{len(rows)} cells (settings: {settings}), {networks} networks, {hours:.3g} hours of one core. "
-        "Errors are mean squares over the training states divided by Var V (1 is the best constant), at "
-        f"each method's best learning rate; a network's error is the mean of its last {LAST_RECORDS} "
-        "records. Intervals are 95 %, Student's over logs; each log counts with the mean of its seeds, and "
-        "no two logs share a seed."
+        f"{len(rows)} cells (settings: {settings}), {networks} networks, {hours:.3g}"
+        " hours of one core. Errors are mean squares over the training states divided"
+        " by Var V (1 is the best constant), at each method's best learning rate; a"
+        f" network's error is the mean of its last {LAST_RECORDS} records. Intervals"
+        " are 95 %, Student's over logs; each log counts with the mean of its seeds,"
+        " and no two logs share a seed."
     )
     missing = len(results.extra["not_run"])
-    rest = f"{missing} settings lack some or all methods; they are listed at the end." if missing else ""
+    if missing:
+        rest = (
+            f"{missing} settings lack some or all methods; they are listed at the end."
+        )
+    else:
+        rest = ""
     return "\n\n".join(part for part in ("## What is finished", about, rest) if part)
 
 
@@ -401,50 +527,81 @@ def _winners(results: Results, truth: str, words: str) -> str:
     """Counts of settings by world in which the K-loss wins, loses, or is level."""
     lines = []
     for world in choices.WORLDS:
-        comparisons = [one for one in compared(results.choices, truth) if one.key[0] == world]
+        comparisons = [
+            one for one in compared(results.choices, truth) if one.key[0] == world
+        ]
         if not comparisons:
             continue
         counts = [
-            sum(one.verdict == verdict for one in comparisons) for verdict in ("wins", "level", "loses")
+            sum(one.verdict == verdict for one in comparisons)
+            for verdict in ("wins", "level", "loses")
         ]
         rivals = grouped(comparisons, "rival")
-        best = ", ".join(f"{style.LABELS[m]} {len(rivals[m])}" for m in OTHERS if m in rivals)
+        best = ", ".join(
+            f"{style.LABELS[m]} {len(rivals[m])}" for m in OTHERS if m in rivals
+        )
         useless = sum(one.smallest > 1.0 for one in comparisons)
-        lines.append([style.LONG_NAMES[world], *map(str, (len(comparisons), *counts, useless)), best])
+        lines.append(
+            [
+                style.LONG_NAMES[world],
+                *map(str, (len(comparisons), *counts, useless)),
+                best,
+            ]
+        )
     note = (
-        "The K-loss (bandwidth 0.5, the batch's V-statistic) against the best of the five methods without a "
-        "kernel, in each setting where all are finished: it wins or loses where the 95 % interval over logs "
-        "of the ratio of errors does not hold 1. Choosing the best of five favours these."
+        "The K-loss (bandwidth 0.5, the batch's V-statistic) against the best of the"
+        " five methods without a kernel, in each setting where all are finished: it"
+        " wins or loses where the 95 % interval over logs of the ratio of errors does"
+        " not hold 1. Choosing the best of five favours these."
     )
-    header = "world | settings | K-loss wins | level | loses | both worse than a constant | best other method"
-    return style.section(f"## Where the kernel loss wins, by {words}", note, header, lines)
+    header = (
+        "world | settings | K-loss wins | level | loses | both worse than a constant |"
+        " best other method"
+    )
+    return style.section(
+        f"## Where the kernel loss wins, by {words}", note, header, lines
+    )
 
 
 def _correlations(results: Results) -> str:
     """Rank correlations over settings of each trait with the ratio of errors."""
     lines = []
     for words, points in _measured(results).items():
-        by_world = [[(x, y) for place, x, y in points if place == world] for world in choices.WORLDS]
+        by_world = [
+            [(x, y) for place, x, y in points if place == world]
+            for world in choices.WORLDS
+        ]
         every = [(x, y) for _, x, y in points]
         lines.append([words, *map(_rank_text, (*by_world, every))])
     note = (
-        "Spearman's rank correlation, over settings, of a measured quantity with the ratio of errors (K-loss "
-        "/ best other, Monte Carlo), and the number of settings. Negative: the K-loss does better where the "
-        "quantity is large. The settings are chosen and share factors; there is no interval."
+        "Spearman's rank correlation, over settings, of a measured quantity with the"
+        " ratio of errors (K-loss / best other, Monte Carlo), and the number of"
+        " settings. Negative: the K-loss does better where the quantity is large. The"
+        " settings are chosen and share factors; there is no interval."
     )
-    header = " | ".join(("quantity", *(style.WORLD_NAMES[world] for world in choices.WORLDS), "all"))
+    header = " | ".join(
+        ("quantity", *(style.WORLD_NAMES[world] for world in choices.WORLDS), "all")
+    )
     return style.section("## What goes with it", note, header, lines)
 
 
 def _measured(results: Results) -> dict[str, list[tuple[str, float, float]]]:
-    """By quantity, for each setting that is compared: its world, the quantity, the ratio of errors."""
+    """By quantity, for each setting that is compared: its world, the quantity, the
+    ratio of errors.
+    """
     traits = {_key(row): row for row in results.traits}
-    leading = {_key(row): row.leading.value for row in results.choices if row.method == "kloss"}
-    points: dict[str, list[tuple[str, float, float]]] = {words: [] for words in (*_TRAITS.values(), _LEADING)}
+    leading = {
+        _key(row): row.leading.value for row in results.choices if row.method == "kloss"
+    }
+    points: dict[str, list[tuple[str, float, float]]] = {
+        words: [] for words in (*_TRAITS.values(), _LEADING)
+    }
     for one in compared(results.choices):
         quantities = {_LEADING: leading[one.key]}
         if one.key in traits:
-            quantities |= {words: _trait(traits[one.key], name) for name, words in _TRAITS.items()}
+            quantities |= {
+                words: _trait(traits[one.key], name) for name, words in _TRAITS.items()
+            }
         for words, quantity in quantities.items():
             if quantity is not None:
                 points[words].append((one.key[0], quantity, float(one.ratio.value)))
@@ -453,12 +610,15 @@ def _measured(results: Results) -> dict[str, list[tuple[str, float, float]]]:
 
 def _trait(row: SettingRow, name: str) -> float | None:
     value = getattr(row, name)
-    return value.value if isinstance(value, Interval) else value
+    if isinstance(value, Interval):
+        return value.value
+    return value
 
 
 def _rank_text(pairs: Sequence[tuple[float, float]]) -> str:
     good = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-    firsts, seconds = {a for a, _ in good}, {b for _, b in good}
+    firsts = {a for a, _ in good}
+    seconds = {b for _, b in good}
     if len(good) < _FEWEST or len(firsts) < 2 or len(seconds) < 2:
         return f"– ({len(good)})"
     rank: Any = stats.spearmanr(*np.transpose(good)).statistic
@@ -471,12 +631,23 @@ def _key(row: ChoiceRow | SettingRow) -> Key:
 
 def _setting_cells(row: ChoiceRow | SettingRow) -> list[str]:
     box = "–" if row.fastest is None else f"±{row.fastest:g}"
-    temperature = "random" if row.temperature is None else f"{row.temperature:.3g}"
-    return [temperature, f"{row.noise:g}", _scaling_text(row.scaling), f"{row.reward_divisor:g}", box]
+    if row.temperature is None:
+        temperature = "random"
+    else:
+        temperature = f"{row.temperature:.3g}"
+    return [
+        temperature,
+        f"{row.noise:g}",
+        _scaling_text(row.scaling),
+        f"{row.reward_divisor:g}",
+        box,
+    ]
 
 
 def _errors_table(world: str, rows: Sequence[ChoiceRow]) -> str:
-    """Every method in every finished setting; the smallest error of a setting in bold."""
+    """Every method in every finished setting; the smallest error of a setting in
+    bold.
+    """
     lines = []
     for group in grouped(rows, *CHOICES).values():
         means = {row.method: _mean(_errors(row, "monte_carlo")) for row in group}
@@ -501,14 +672,14 @@ def _errors_table(world: str, rows: Sequence[ChoiceRow]) -> str:
                 ]
             )
     note = (
-        "Error: against Monte Carlo; worst: largest error of a record in the second half of training; "
-        "leading: share of the final squared error in the kernel's ten leading eigenvectors at 500 states; "
-        "diverged: networks at the best rate, and at all rates; hours of one core for all rates, logs and "
-        "seeds."
+        "Error: against Monte Carlo; worst: largest error of a record in the second"
+        " half of training; leading: share of the final squared error in the kernel's"
+        " ten leading eigenvectors at 500 states; diverged: networks at the best rate,"
+        " and at all rates; hours of one core for all rates, logs and seeds."
     )
     header = (
-        f"{_SETTING_HEADER} | method | error | rate | worst | error, paper's grid | Bellman error | "
-        "leading | diverged | logs × seeds | epochs | hours"
+        f"{_SETTING_HEADER} | method | error | rate | worst | error, paper's grid |"
+        " Bellman error | leading | diverged | logs × seeds | epochs | hours"
     )
     return style.section(f"## Errors: {style.LONG_NAMES[world]}", note, header, lines)
 
@@ -517,19 +688,33 @@ def _traits_table(world: str, rows: Sequence[SettingRow]) -> str:
     """Measures of the settings' problems."""
     lines = []
     for row in rows:
-        shares = (row.value_variance, row.transition_share, row.backup_share, row.grid_share)
-        numbers = (row.kernel_spread, row.squared_spread, row.kernel_depth, row.squared_depth)
+        shares = (
+            row.value_variance,
+            row.transition_share,
+            row.backup_share,
+            row.grid_share,
+        )
+        numbers = (
+            row.kernel_spread,
+            row.squared_spread,
+            row.kernel_depth,
+            row.squared_depth,
+        )
         texts = [*map(style.interval_text, shares), *map(style.number_text, numbers)]
         lines.append([*_setting_cells(row), *texts, str(row.logs)])
     note = (
-        "Variance of a backup r + γV(s') over transitions, and over actions and transitions, and squared "
-        "error of the paper's grid, as shares of Var V. Spread: largest eigenvalue by the 50th (kernel loss) "
-        "or the smallest (squared Bellman error) of the loss as a quadratic form of the error of V, on 500 "
-        "cells. Depth: by how many powers of ten the eigenvalues of the directions in which V lies are below "
-        "the largest, V's squared parts as weights. These do not depend on the divisor of the rewards."
+        "Variance of a backup r + γV(s') over transitions, and over actions and"
+        " transitions, and squared error of the paper's grid, as shares of Var V."
+        " Spread: largest eigenvalue by the 50th (kernel loss) or the smallest (squared"
+        " Bellman error) of the loss as a quadratic form of the error of V, on 500"
+        " cells. Depth: by how many powers of ten the eigenvalues of the directions in"
+        " which V lies are below the largest, V's squared parts as weights. These do"
+        " not depend on the divisor of the rewards."
     )
     header = (
-        f"{_SETTING_HEADER} | Var V | transitions | backups | grid | spread, kernel | spread, squared | "
-        "depth, kernel | depth, squared | logs"
+        f"{_SETTING_HEADER} | Var V | transitions | backups | grid | spread, kernel |"
+        " spread, squared | depth, kernel | depth, squared | logs"
     )
-    return style.section(f"## The problems: {style.LONG_NAMES[world]}", note, header, lines)
+    return style.section(
+        f"## The problems: {style.LONG_NAMES[world]}", note, header, lines
+    )

@@ -1,9 +1,10 @@
-"""figure-toy: gradient descent on the modified chain of Tsitsiklis and Van Roy with linear values.
+"""figure-toy: gradient descent on the modified chain of Tsitsiklis and Van Roy with
+linear values.
 
-2000 tuples, full-batch gradient descent from w = (1, 1, 1) in float64; each seed draws its own tuples. TD(0)
-and FVI diverge. RG converges to a solution biased by the transition noise. The K-loss with the linear kernel
-reaches the LSTD solution, as do GTD2 and SBEED with linear second functions.
-(Feng et al. 2019, fig:toy_diverge)
+2000 tuples, full-batch gradient descent from w = (1, 1, 1) in float64; each seed draws
+its own tuples. TD(0) and FVI diverge. RG converges to a solution biased by the
+transition noise. The K-loss with the linear kernel reaches the LSTD solution, as do
+GTD2 and SBEED with linear second functions. (Feng et al. 2019, fig:toy_diverge)
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class ToySettings:
 
 @dataclass(frozen=True, eq=False)
 class ToyLog:
-    """The tuples of every seed. A value is features · w; a terminal state's features are zero."""
+    """The tuples of every seed.
+
+    A value is features · w; a terminal state's features are zero.
+    """
 
     features: Float[Tensor, "seed row 3"]
     next_features: Float[Tensor, "seed row 3"]
@@ -56,21 +60,31 @@ class ToyLog:
     discount: Columns
 
     def residual(self, weights: Weights, next_weights: Weights) -> Columns:
-        """Temporal-difference error δ of every tuple; next values use ``next_weights``."""
+        """Temporal-difference error δ of every tuple; next values use
+        ``next_weights``.
+        """
         following = values(self.next_features, next_weights)
-        return state_value_residual(self.reward, self.discount, values(self.features, weights), following)
+        return state_value_residual(
+            self.reward, self.discount, values(self.features, weights), following
+        )
 
     def weight_gradient(self, gradients: objectives.ValueGradients) -> Weights:
-        """Gradient with respect to the weights, from the gradients with respect to the two values."""
+        """Gradient with respect to the weights, from the gradients with respect to the
+        two values.
+        """
         through = _projected(gradients.value, self.features)
         if gradients.next_value is not None:
             through = through + _projected(gradients.next_value, self.next_features)
         return through
 
     def least_squares(self) -> Weights:
-        """The LSTD solution (XᵀZ)⁻¹Xᵀr, Z = X − discount·X'. (Feng et al. 2019, cor:same_as_td)"""
+        """The LSTD solution (XᵀZ)⁻¹Xᵀr, Z = X − discount·X'. (Feng et al. 2019,
+        cor:same_as_td)
+        """
         change = self.features - self.discount.unsqueeze(-1) * self.next_features
-        return torch.linalg.solve(self.features.mT @ change, _projected(self.reward, self.features))
+        return torch.linalg.solve(
+            self.features.mT @ change, _projected(self.reward, self.features)
+        )
 
 
 def values(features: Float[Tensor, "seed row 3"], weights: Weights) -> Columns:
@@ -84,32 +98,53 @@ def _projected(columns: Columns, features: Float[Tensor, "seed row 3"]) -> Weigh
 
 @dataclass(frozen=True, eq=False)
 class LinearKernelLoss:
-    """`KernelLoss(Linear())` on fixed features in linear time: K = φφᵀ, hence K δ = φ (φᵀδ)."""
+    """`KernelLoss(Linear())` on fixed features in linear time: K = φφᵀ, hence K δ = φ
+    (φᵀδ).
+    """
 
     features: Float[Tensor, "seed row 3"]
     next_from: objectives.NextFrom = field(default="network", init=False)
 
-    def compute_gradients(self, residual: Columns, discount: Columns) -> objectives.ValueGradients:
-        """The V-statistic per seed, and its gradients ∓2 K δ / n² with respect to the two values."""
-        weighted = values(self.features, _projected(residual, self.features)) / residual.shape[-1] ** 2
+    def compute_gradients(
+        self, residual: Columns, discount: Columns
+    ) -> objectives.ValueGradients:
+        """The V-statistic per seed, and its gradients ∓2 K δ / n² with respect to the
+        two values.
+        """
+        weighted = (
+            values(self.features, _projected(residual, self.features))
+            / residual.shape[-1] ** 2
+        )
         loss = feature_v_statistic(self.features, residual)
-        return objectives.ValueGradients(loss, -2.0 * weighted, 2.0 * weighted * discount)
+        return objectives.ValueGradients(
+            loss, -2.0 * weighted, 2.0 * weighted * discount
+        )
 
 
 def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
-    """The fields ``rows`` and ``extra`` of the results, and the curves. Takes some seconds."""
-    settings = ToySettings(seeds=3 if run.scale.quick else 10, first_seed=run.scale.seed)
+    """The fields ``rows`` and ``extra`` of the results, and the curves.
+
+    Takes some seconds.
+    """
+    settings = ToySettings(
+        seeds=3 if run.scale.quick else 10, first_seed=run.scale.seed
+    )
     log = draw_log(settings)
     descents = {method: descend(method, log, settings) for method in style.METHODS}
     lstd = log.least_squares().numpy()
-    errors, squares = weight_errors(lstd), value_errors(lstd)
-    gaps = {m: float(np.linalg.norm(found["weights"] - lstd, axis=1).max()) for m, found in descents.items()}
+    errors = weight_errors(lstd)
+    squares = value_errors(lstd)
+    gaps = {
+        m: float(np.linalg.norm(found["weights"] - lstd, axis=1).max())
+        for m, found in descents.items()
+    }
     extra = {
         "exact_weights": list(worlds.TSITSIKLIS_WEIGHTS),
         "lstd_weight_error": float(errors.mean()),
         "lstd_interval": mean_over_seeds(errors),
         "lstd_mse": float(squares.mean()),
-        "largest_distance_from_lstd": gaps,  # w* itself differs from LSTD by sampling error
+        # w* itself differs from LSTD by sampling error
+        "largest_distance_from_lstd": gaps,
     }
     curves = {f"chain/{method}": found for method, found in descents.items()}
     curves["chain/lstd"] = {"weights": lstd, "weight_error": errors, "mse": squares}
@@ -136,26 +171,35 @@ def _row(method: str, found: Mapping[str, np.ndarray], settings: ToySettings) ->
 
 
 def draw_log(settings: ToySettings) -> ToyLog:
-    """Tuples of the chain, states uniform over the non-terminal ones; one generator per seed."""
+    """Tuples of the chain, states uniform over the non-terminal ones; one generator per
+    seed.
+    """
     chain = worlds.tsitsiklis_van_roy()
     policy = np.ones((chain.n_states, 1))
     draws = [
-        chain.sample_transitions(settings.tuples, policy, np.random.default_rng(settings.first_seed + seed))
+        chain.sample_transitions(
+            settings.tuples, policy, np.random.default_rng(settings.first_seed + seed)
+        )
         for seed in range(settings.seeds)
     ]
     features = torch.tensor(worlds.TSITSIKLIS_FEATURES, dtype=torch.float64)
     ended = [torch.from_numpy(draw.terminated) for draw in draws]
     return ToyLog(
-        # Columns lie one after the other in memory: products with (S, 1, N) are several times faster.
+        # Columns lie one after the other in memory: products with (S, 1, N) are several
+        # times faster.
         features=torch.stack([features[draw.states].T for draw in draws]).mT,
         next_features=torch.stack([features[draw.next_states].T for draw in draws]).mT,
         reward=torch.stack([torch.from_numpy(draw.rewards) for draw in draws]),
-        discount=torch.stack([discount(worlds.TSITSIKLIS_GAMMA, part) for part in ended]),
+        discount=torch.stack(
+            [discount(worlds.TSITSIKLIS_GAMMA, part) for part in ended]
+        ),
     )
 
 
 def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.ndarray]:
-    """Run a method from w = (1, 1, 1): curves (T, S), NaN after divergence; diverged_at is −1 without."""
+    """Run a method from w = (1, 1, 1): curves (T, S), NaN after divergence; diverged_at
+    is −1 without.
+    """
     objective: Any = {
         "td0": objectives.TemporalDifference(),
         "fvi": objectives.FittedIteration(objectives.CopyTarget(settings.copy_every)),
@@ -167,20 +211,39 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
     weights = target = torch.ones(len(log.reward), 3, dtype=torch.float64)
     second = torch.zeros_like(weights)  # the linear second function of GTD2 and SBEED
     diverged_at = np.full(len(weights), -1)
-    spaced = np.geomspace(1, settings.iterations, min(_RECORDS, settings.iterations)).round().astype(np.int64)
+    spaced = (
+        np.geomspace(1, settings.iterations, min(_RECORDS, settings.iterations))
+        .round()
+        .astype(np.int64)
+    )
     iterations = np.unique(np.concatenate([[0], spaced]))
     recorded = [weights.numpy()]
     for iteration in range(1, settings.iterations + 1):
         if isinstance(objective, objectives.GradientTD2 | objectives.SaddlePoint):
             residual = log.residual(weights, weights)
-            # The steps of the second function that precede one of V; linear V has no Hessian term.
-            for _ in range(objective.ascent_steps if isinstance(objective, objectives.SaddlePoint) else 1):
-                slope = objective.compute_auxiliary_gradient(residual, values(log.features, second))
-                step = settings.learning_rate * objective.auxiliary_rate * _projected(slope, log.features)
+            # The steps of the second function that precede one of V; linear V has no
+            # Hessian term.
+            for _ in range(
+                objective.ascent_steps
+                if isinstance(objective, objectives.SaddlePoint)
+                else 1
+            ):
+                slope = objective.compute_auxiliary_gradient(
+                    residual, values(log.features, second)
+                )
+                step = (
+                    settings.learning_rate
+                    * objective.auxiliary_rate
+                    * _projected(slope, log.features)
+                )
                 second = second - step
-            gradients = objective.compute_gradients(residual, log.discount, values(log.features, second))
+            gradients = objective.compute_gradients(
+                residual, log.discount, values(log.features, second)
+            )
         else:
-            residual = log.residual(weights, target if objective.next_from == "target" else weights)
+            residual = log.residual(
+                weights, target if objective.next_from == "target" else weights
+            )
             gradients = objective.compute_gradients(residual, log.discount)
         weights = weights - settings.learning_rate * log.weight_gradient(gradients)
         gone = weights.norm(dim=1) > DIVERGED
@@ -192,17 +255,30 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
             recorded.append(weights.numpy())
     path = np.stack(recorded)
     curves = {"mse": value_errors(path), "weight_error": weight_errors(path)}
-    return {"iterations": iterations, **curves, "diverged_at": diverged_at, "weights": path[-1]}
+    return {
+        "iterations": iterations,
+        **curves,
+        "diverged_at": diverged_at,
+        "weights": path[-1],
+    }
 
 
-def weight_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
+def weight_errors(
+    weights: Shaped[np.ndarray, "*time seed 3"],
+) -> Float[np.ndarray, "*time seed"]:
     """Errors ‖w − w*‖ of the weights."""
     return np.linalg.norm(weights - np.asarray(worlds.TSITSIKLIS_WEIGHTS), axis=-1)
 
 
-def value_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
-    """Mean of (V − V*)² over the four non-terminal states, which are equally frequent in the tuples."""
-    gaps = (weights - np.asarray(worlds.TSITSIKLIS_WEIGHTS)) @ np.asarray(worlds.TSITSIKLIS_FEATURES[:4]).T
+def value_errors(
+    weights: Shaped[np.ndarray, "*time seed 3"],
+) -> Float[np.ndarray, "*time seed"]:
+    """Mean of (V − V*)² over the four non-terminal states, which are equally frequent
+    in the tuples.
+    """
+    gaps = (weights - np.asarray(worlds.TSITSIKLIS_WEIGHTS)) @ np.asarray(
+        worlds.TSITSIKLIS_FEATURES[:4]
+    ).T
     return np.mean(gaps**2, axis=-1)
 
 
@@ -215,7 +291,9 @@ def draw_toy(results: Results, curves: Curves) -> Figure:
         ("weight_error", "(c) Weight error", "$\\|w - w^*\\|$"),
     )
     for axes, (name, title, label) in zip(figure.subplots(1, 2), panels, strict=True):
-        shown = {m: (group["iterations"][1:], group[name][1:]) for m, group in groups.items()}
+        shown = {
+            m: (group["iterations"][1:], group[name][1:]) for m, group in groups.items()
+        }
         style.draw_errors(axes, shown, _WIDEST)
         axes.set(title=title, xlabel="iteration", ylabel=label, xscale="log")
         axes.axhline(results.extra[f"lstd_{name}"], **_LSTD, zorder=1)
@@ -228,17 +306,31 @@ def draw_toy(results: Results, curves: Curves) -> Figure:
 def toy_tables(results: Results) -> Iterator[str]:
     """Table of the methods at their last iteration."""
     rows: Sequence[Row] = results.select(world="chain")
-    extra, first, cells = results.extra, rows[0], []
+    extra = results.extra
+    first = rows[0]
+    cells = []
     note = (
-        f"Plain gradient descent, {first.epochs} iterations at learning rate {first.learning_rate:g}, "
-        f"{first.seeds} draws of the tuples. The LSTD solution of the same tuples is "
-        f"{style.interval_text(Interval(*extra['lstd_interval']))} away from w*: that much is sampling error."
+        f"Plain gradient descent, {first.epochs} iterations at learning rate"
+        f" {first.learning_rate:g}, {first.seeds} draws of the tuples. The LSTD"
+        " solution of the same tuples is"
+        f" {style.interval_text(Interval(*extra['lstd_interval']))} away from w*: that"
+        " much is sampling error."
     )
     for row in rows:
         steps = [step for step in row.diverged_at if step is not None]
-        when = f" (iterations {min(steps)}–{max(steps)})" if steps else ""
+        if steps:
+            when = f" (iterations {min(steps)}–{max(steps)})"
+        else:
+            when = ""
         errors = map(style.interval_text, (row.weight_error, row.mse))
         gap = style.number_text(extra["largest_distance_from_lstd"].get(row.method))
-        cells.append([style.LABELS[row.method], *errors, gap, f"{row.diverged}/{row.seeds}{when}"])
+        cells.append(
+            [
+                style.LABELS[row.method],
+                *errors,
+                gap,
+                f"{row.diverged}/{row.seeds}{when}",
+            ]
+        )
     header = "method | ‖w − w*‖ | MSE | largest distance from LSTD | diverged"
     yield style.section(f"## {style.LONG_NAMES['chain']}", note, header, cells)

@@ -1,12 +1,13 @@
-"""figure-mujoco: its plan (budgets, grids of settings) and its cells (stacks of runs trained together).
+"""figure-mujoco: its plan (budgets, grids of settings) and its cells (stacks of runs
+trained together).
 
-Parts: ``final`` (each critic at its best setting in the shared grid), ``noise`` (the same with transition
-noise), ``search`` (that grid), ``paper-search`` and ``paper`` (the paper's own grid and learner, and the best
-settings there).
+Parts: ``final`` (each critic at its best setting in the shared grid), ``noise`` (the
+same with transition noise), ``search`` (that grid), ``paper-search`` and ``paper`` (the
+paper's own grid and learner, and the best settings there).
 (Feng et al. 2019, fig:mujoco_bench, fig:more_bench, sec:exp_detail)
 
-A cell's result is one .npz, written atomically. During a run, checkpoints are kept beside it; a killed run
-continues from them.
+A cell's result is one .npz, written atomically. During a run, checkpoints are kept
+beside it; a killed run continues from them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import interquartile_mean
 
 CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
-_APART = "kloss_slow"  # trained in stacks of its own, because a cell's name depends on all its runs
+# trained in stacks of its own, because a cell's name depends on all its runs
+_APART = "kloss_slow"
 PAPER_CRITICS = CRITICS[:4]
 # The search that a part takes its settings from.
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
@@ -42,9 +44,11 @@ SEARCHED = ("search", "paper-search")
 
 @dataclass(frozen=True)
 class Budget:
-    """Environment steps per run. search_steps: steps per run of a search, 0 for no search.
+    """Environment steps per run. search_steps: steps per run of a search, 0 for no
+    search.
 
-    threshold: return at which the environment counts as solved; None if it defines none.
+    threshold: return at which the environment counts as solved; None if it defines
+    none.
     """
 
     steps: int
@@ -62,13 +66,29 @@ BUDGETS: dict[str, Budget] = {
     "Walker2d": Budget(500_000, 20_000, 50_000, None),
     "HalfCheetah": Budget(500_000, 20_000, 50_000, 4800.0),
 }
-# The paper's own grid is seven times as large as ours. The first one is searched in a quick run, too.
-PAPER_SEARCHED = ("InvertedPendulum", "Swimmer", "InvertedDoublePendulum", "HalfCheetah", "Walker2d", "Ant")
-NOISE_LEVELS: dict[str, tuple[float, ...]] = {"InvertedPendulum": (0.05,)}  # of each velocity in each step
+# The paper's own grid is seven times as large as ours. The first one is searched in a
+# quick run, too.
+PAPER_SEARCHED = (
+    "InvertedPendulum",
+    "Swimmer",
+    "InvertedDoublePendulum",
+    "HalfCheetah",
+    "Walker2d",
+    "Ant",
+)
+NOISE_LEVELS: dict[str, tuple[float, ...]] = {
+    "InvertedPendulum": (0.05,)
+}  # of each velocity in each step
 NOISE_STEPS = 100_000
-SEEDS, QUICK_SEEDS = 6, 2
-SEARCH_SEEDS = {"search": range(1000, 1002), "paper-search": range(1000, 1001)}  # not those of the finals
-_MOST_RUNS, _MOST_SEARCH_RUNS = 12, 36  # runs per stack
+SEEDS = 6
+QUICK_SEEDS = 2
+SEARCH_SEEDS = {
+    "search": range(1000, 1002),
+    "paper-search": range(1000, 1001),
+}  # not those of the finals
+# runs per stack
+_MOST_RUNS = 12
+_MOST_SEARCH_RUNS = 36
 
 _LARGEST_BANDWIDTH = 1.0 / math.sqrt(math.log(64))  # of the paper's grid
 # The paper's learner where it differs from our defaults.
@@ -84,7 +104,9 @@ PAPER_BASE: dict[str, Any] = {
 
 FORMAT = 1  # version of the files; part of the digest
 _CHECKPOINT_SECONDS = 240.0
-_LAST_SHARE = 0.1  # share of the evaluations that the final return averages, to reduce noise
+_LAST_SHARE = (
+    0.1  # share of the evaluations that the final return averages, to reduce noise
+)
 CURVES = {"returns": "return", "lengths": "length", "sampled": "sampled_return"}
 # Settings that change the files of a run but not what it learns.
 _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
@@ -92,7 +114,10 @@ _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
 
 @dataclass(frozen=True)
 class MujocoCell:
-    """Runs of one environment, budget and network shape. ``part``: the part of the experiment."""
+    """Runs of one environment, budget and network shape.
+
+    ``part``: the part of the experiment.
+    """
 
     part: str
     environment: str
@@ -106,16 +131,18 @@ class MujocoCell:
         return f"mujoco-{self.part}-{self.environment}-{digest_of(FORMAT, self.part, self.noise, stated)}"
 
 
-Choices = Mapping[tuple[str, str, str], OnlineConfig]  # (environment, search, critic) -> its best config
+Choices = Mapping[
+    tuple[str, str, str], OnlineConfig
+]  # (environment, search, critic) -> its best config
 
 
 @dataclass(frozen=True, eq=False)
 class MujocoResult:
     """Curves (R, T) of R runs at ``steps`` (T,).
 
-    returns, lengths: of the mean action. sampled: returns of training episodes since the last evaluation; NaN
-    before the first finished episode. diverged_at: steps at the first evaluation that found the run diverged;
-    −1 if it did not.
+    returns, lengths: of the mean action. sampled: returns of training episodes since
+    the last evaluation; NaN before the first finished episode. diverged_at: steps at
+    the first evaluation that found the run diverged; −1 if it did not.
     """
 
     steps: Int[np.ndarray, " time"]
@@ -126,11 +153,14 @@ class MujocoResult:
 
     def final(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
         """Mean of the last tenth of the evaluations."""
-        return getattr(self, curve)[:, -max(1, round(_LAST_SHARE * len(self.steps))) :].mean(axis=1)
+        return getattr(self, curve)[
+            :, -max(1, round(_LAST_SHARE * len(self.steps))) :
+        ].mean(axis=1)
 
     def area(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
         """Mean height of a curve (area divided by the number of steps)."""
-        heights, widths = getattr(self, curve), np.diff(self.steps)
+        heights = getattr(self, curve)
+        widths = np.diff(self.steps)
         if not len(widths):
             return heights[:, 0]
         return (heights[:, 1:] + heights[:, :-1]) / 2.0 @ widths / widths.sum()
@@ -138,7 +168,9 @@ class MujocoResult:
     def reached(self, threshold: float | None) -> Float[np.ndarray, " run"]:
         """Environment steps at the first return that reaches the threshold, else ∞."""
         is_there = self.returns >= (math.inf if threshold is None else threshold)
-        return np.where(is_there.any(axis=1), self.steps[is_there.argmax(axis=1)], math.inf)
+        return np.where(
+            is_there.any(axis=1), self.steps[is_there.argmax(axis=1)], math.inf
+        )
 
 
 Finished = Sequence[tuple[MujocoCell, MujocoResult]]
@@ -146,23 +178,36 @@ Finished = Sequence[tuple[MujocoCell, MujocoResult]]
 
 def learned_by(config: OnlineConfig) -> dict[str, Any]:
     """The settings that affect what a run learns."""
-    unused = () if config.exploration else ("exploration",)  # a setting younger than stored cells
-    return {k: value for k, value in config.resolved().items() if k not in (*_NOT_LEARNING, *unused)}
+    # a setting younger than stored cells
+    unused = () if config.exploration else ("exploration",)
+    return {
+        k: value
+        for k, value in config.resolved().items()
+        if k not in (*_NOT_LEARNING, *unused)
+    }
 
 
 def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
     """The grid of one critic; all critics have equally many settings.
 
-    ``search``: the same grid for all. ``paper-search``: learning rates for the other critics, bandwidths for
-    the K-loss at a learning rate of 1e-3.
+    ``search``: the same grid for all. ``paper-search``: learning rates for the other
+    critics, bandwidths for the K-loss at a learning rate of 1e-3.
     (Feng et al. 2019, Hyperparameter Search)
     """
     if search == "search":
         # A constant kl_coef learns faster than any trust region, whatever the critic.
-        axes = {"window_length": (1, 10), "kl_coef": (1.0, 10.0), "learning_rate": (3e-3, 1e-3)}
-        # With weight 1/m, the diagonal part (stable with a slow copy) is hardly learned.
+        axes = {
+            "window_length": (1, 10),
+            "kl_coef": (1.0, 10.0),
+            "learning_rate": (3e-3, 1e-3),
+        }
+        # With weight 1/m, the diagonal part (stable with a slow copy) is hardly
+        # learned.
         fixed = {"diag_weight": 0.3} if critic == "kloss_slow" else {}
-        return [dict(zip(axes, values, strict=True)) | fixed for values in itertools.product(*axes.values())]
+        return [
+            dict(zip(axes, values, strict=True)) | fixed
+            for values in itertools.product(*axes.values())
+        ]
     own = ("bandwidth_scale", (0.1, 0.01, _LARGEST_BANDWIDTH))
     name, values = own if critic == "kloss" else ("learning_rate", (1e-3, 3e-4, 1e-4))
     entropies = {"entropy_coef": 0.0}, {"entropy_coef": 0.1, "entropy_decay": 0.1}
@@ -173,29 +218,50 @@ def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
     ]
 
 
-def part_cells(part: str, environment: str, chosen: Choices, quick: bool = False) -> list[MujocoCell]:
+def part_cells(
+    part: str, environment: str, chosen: Choices, quick: bool = False
+) -> list[MujocoCell]:
     """The cells of a part on an environment; empty if the part is not run there.
 
-    quick: 3000 steps and two seeds, and a search of two settings on one environment only.
+    quick: 3000 steps and two seeds, and a search of two settings on one environment
+    only.
     """
-    budget, is_search, is_paper = BUDGETS[environment], part in SEARCHED, part.startswith("paper")
+    budget = BUDGETS[environment]
+    is_search = part in SEARCHED
+    is_paper = part.startswith("paper")
     if quick:
         searched = 1_000 if environment == PAPER_SEARCHED[0] else 0
         budget = Budget(3_000, 1_000, searched, budget.threshold, budget.reward_scale)
     steps = budget.search_steps if is_search else budget.steps
     if not steps or (part == "paper-search" and environment not in PAPER_SEARCHED):
         return []
-    interval = min(budget.evaluation_interval, max(1, steps // 2) if is_search else steps)
-    seeds = SEARCH_SEEDS[part] if is_search else range(QUICK_SEEDS if quick else SEEDS)
+    interval = min(
+        budget.evaluation_interval, max(1, steps // 2) if is_search else steps
+    )
+    if is_search:
+        seeds = SEARCH_SEEDS[part]
+    else:
+        seeds = range(QUICK_SEEDS if quick else SEEDS)
     found: list[MujocoCell] = []
     for noise in NOISE_LEVELS.get(environment, ()) if part == "noise" else (0.0,):
-        where: dict[str, Any] = {"env": f"{environment}-v5", "evaluation_interval": interval, "steps": steps}
+        where: dict[str, Any] = {
+            "env": f"{environment}-v5",
+            "evaluation_interval": interval,
+            "steps": steps,
+        }
         if noise:
             options = {"environment": where["env"], "transition_noise": noise}
-            where |= {"env": NOISY_MUJOCO, "env_options": options, "steps": min(steps, NOISE_STEPS)}
+            where |= {
+                "env": NOISY_MUJOCO,
+                "env_options": options,
+                "steps": min(steps, NOISE_STEPS),
+            }
         configs: list[OnlineConfig] = []
         for critic in PAPER_CRITICS if is_paper else CRITICS:
-            learner: dict[str, Any] = {"reward_scale": budget.reward_scale, "evaluation_episodes": 2}
+            learner: dict[str, Any] = {
+                "reward_scale": budget.reward_scale,
+                "evaluation_episodes": 2,
+            }
             learner |= PAPER_BASE if is_paper else {}
             if is_paper and critic == "kloss":
                 learner["bandwidth_scale"] = _LARGEST_BANDWIDTH
@@ -210,44 +276,66 @@ def part_cells(part: str, environment: str, chosen: Choices, quick: bool = False
         runs = [OnlineRun(config, seed) for seed in seeds for config in configs]
         stacks: dict[Any, list[OnlineRun]] = {}
         for run in runs:  # all else may differ in a stack
-            stacks.setdefault((run.config.critic == _APART, run.config.window_length), []).append(run)
+            stacks.setdefault(
+                (run.config.critic == _APART, run.config.window_length), []
+            ).append(run)
         for alike in stacks.values():
-            count = math.ceil(len(alike) / (_MOST_SEARCH_RUNS if is_search else _MOST_RUNS))
+            count = math.ceil(
+                len(alike) / (_MOST_SEARCH_RUNS if is_search else _MOST_RUNS)
+            )
             size = math.ceil(len(alike) / count)
-            parts = [tuple(alike[start : start + size]) for start in range(0, len(alike), size)]
+            parts = [
+                tuple(alike[start : start + size])
+                for start in range(0, len(alike), size)
+            ]
             found += [MujocoCell(part, environment, noise, runs) for runs in parts]
     return found
 
 
-def finished_cells(run: Run, parts: Iterable[str], chosen: Choices) -> tuple[Finished, list[str]]:
-    """Results of the parts whose cells are all finished, and the names of unfinished parts."""
+def finished_cells(
+    run: Run, parts: Iterable[str], chosen: Choices
+) -> tuple[Finished, list[str]]:
+    """Results of the parts whose cells are all finished, and the names of unfinished
+    parts.
+    """
     finished: list[tuple[MujocoCell, MujocoResult]] = []
     missing = []
     for part, environment in itertools.product(parts, BUDGETS):
         cells = part_cells(part, environment, chosen, run.scale.quick)
         if all(is_result(run.path(cell)) for cell in cells):
-            finished += [(cell, read_result(run.path(cell), MujocoResult)) for cell in cells]
+            finished += [
+                (cell, read_result(run.path(cell), MujocoResult)) for cell in cells
+            ]
         else:
             missing.append(f"{part} of {environment}")
     return finished, missing
 
 
 def best_settings(finished: Finished) -> Choices:
-    """For each environment, search and critic: the config with the largest area (the first if tied)."""
+    """For each environment, search and critic: the config with the largest area (the
+    first if tied).
+    """
     found: dict[tuple[str, str, str], dict[str, list[tuple[float, OnlineConfig]]]] = {}
     for cell, result in finished:
         for run, area in zip(cell.runs, result.area().tolist(), strict=True):
-            by_setting = found.setdefault((cell.environment, cell.part, run.config.critic), {})
+            by_setting = found.setdefault(
+                (cell.environment, cell.part, run.config.critic), {}
+            )
             by_setting.setdefault(repr(run.config), []).append((area, run.config))
 
     def area_of(runs: Sequence[tuple[float, OnlineConfig]]) -> float:
         return float(interquartile_mean(np.array([area for area, _ in runs])))
 
-    return {key: max(by_setting.values(), key=area_of)[0][1] for key, by_setting in found.items()}
+    return {
+        key: max(by_setting.values(), key=area_of)[0][1]
+        for key, by_setting in found.items()
+    }
 
 
 def write_mujoco(path: Path, cell: MujocoCell) -> None:
-    """Train all runs of a cell, from its checkpoint if there is one, and write the result."""
+    """Train all runs of a cell, from its checkpoint if there is one, and write the
+    result.
+    """
     from koffline.online.lockstep import LockStep  # environments are needed only here
 
     folder = path.with_suffix(".partial")
@@ -258,15 +346,23 @@ def write_mujoco(path: Path, cell: MujocoCell) -> None:
 
 
 def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
-    """Train one stack with evaluations and checkpoints. The first evaluation is of the initial policy."""
-    config, saved = cell.runs[0].config, time.perf_counter()
+    """Train one stack with evaluations and checkpoints.
+
+    The first evaluation is of the initial policy.
+    """
+    config = cell.runs[0].config
+    saved = time.perf_counter()
     found = newest(folder, cell.name) or {"steps": [], "rows": [], "diverged": {}}
-    steps, rows, diverged = found["steps"], found["rows"], found["diverged"]
+    steps = found["steps"]
+    rows = found["rows"]
+    diverged = found["diverged"]
     if "stack" in found:
         stack.load_state_dict(found["stack"])
     while True:
         is_over = stack.steps >= config.steps
-        if stack.steps >= len(steps) * config.evaluation_interval or (is_over and steps[-1] < stack.steps):
+        if stack.steps >= len(steps) * config.evaluation_interval or (
+            is_over and steps[-1] < stack.steps
+        ):
             evaluated = stack.evaluate()
             rows.append({key: evaluated[name].tolist() for key, name in CURVES.items()})
             steps.append(stack.steps)
@@ -275,11 +371,22 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
         if is_over:
             break
         if time.perf_counter() - saved > _CHECKPOINT_SECONDS:
-            save(folder, cell.name, stack.steps, {**found, "stack": stack.state_dict()}, keep=1)
+            save(
+                folder,
+                cell.name,
+                stack.steps,
+                {**found, "stack": stack.state_dict()},
+                keep=1,
+            )
             saved = time.perf_counter()
         stack.iterate()
     return MujocoResult(
         steps=np.asarray(steps),
-        **{key: np.asarray([row[key] for row in rows], dtype=np.float64).T for key in CURVES},
-        diverged_at=np.asarray([diverged.get(place, -1) for place in range(len(cell.runs))]),
+        **{
+            key: np.asarray([row[key] for row in rows], dtype=np.float64).T
+            for key in CURVES
+        },
+        diverged_at=np.asarray(
+            [diverged.get(place, -1) for place in range(len(cell.runs))]
+        ),
     )

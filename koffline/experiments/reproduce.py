@@ -1,4 +1,6 @@
-"""`koffline reproduce`: run an experiment, then write its numbers, curves, figures and tables."""
+"""`koffline reproduce`: run an experiment, then write its numbers, curves, figures and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,39 @@ from matplotlib.figure import Figure
 
 from koffline import figures
 from koffline.errors import ConfigError
-from koffline.experiments.ablation import ablation_tables, collect_ablation, draw_ablation
+from koffline.experiments.ablation import (
+    ablation_tables,
+    collect_ablation,
+    draw_ablation,
+)
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_tables, collect_claims, draw_claims
-from koffline.experiments.evaluation import collect_evaluation, draw_bench, draw_puddle, evaluation_tables
+from koffline.experiments.evaluation import (
+    collect_evaluation,
+    draw_bench,
+    draw_puddle,
+    evaluation_tables,
+)
 from koffline.experiments.figure_choices import (
     CHOICES_PAGES,
     choices_tables,
     collect_choices,
     draw_choices,
 )
-from koffline.experiments.figure_mujoco import MUJOCO_PAGES, collect_mujoco, draw_mujoco, mujoco_tables
+from koffline.experiments.figure_mujoco import (
+    MUJOCO_PAGES,
+    collect_mujoco,
+    draw_mujoco,
+    mujoco_tables,
+)
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
-from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
+from koffline.experiments.results import (
+    Curves,
+    Results,
+    read_results,
+    write_curves,
+    write_results,
+)
 from koffline.experiments.style import HOUSE_STYLE, images_of
 from koffline.fitting import threads
 from koffline.store import locked
@@ -37,7 +59,8 @@ Draw = Callable[[Results, Curves], Figure | None]
 class Experiment(NamedTuple):
     """Functions that compute, draw and tabulate an experiment.
 
-    pages: further figures, saved as NAME-PAGE; a function returns None if there is nothing to show.
+    pages: further figures, saved as NAME-PAGE; a function returns None if there is
+    nothing to show.
     """
 
     collect: Callable[[Run], tuple[dict[str, Any], Curves]]
@@ -53,18 +76,22 @@ EXPERIMENTS = {
     "ablation": Experiment(collect_ablation, draw_ablation, ablation_tables),
     "memory": Experiment(collect_ablation, draw_ablation, ablation_tables),
     "choices": Experiment(collect_choices, draw_choices, choices_tables, CHOICES_PAGES),
-    "figure-mujoco": Experiment(collect_mujoco, draw_mujoco, mujoco_tables, MUJOCO_PAGES),
+    "figure-mujoco": Experiment(
+        collect_mujoco, draw_mujoco, mujoco_tables, MUJOCO_PAGES
+    ),
     "claims": Experiment(collect_claims, draw_claims, claims_tables),
 }
 
 
 def reproduce(run: Run) -> Results:
-    """Run what is missing and write ``NAME.json``, ``.curves.h5``, ``.png``, ``.svg`` and ``.md``.
+    """Run what is missing and write ``NAME.json``, ``.curves.h5``, ``.png``, ``.svg``
+    and ``.md``.
 
-    A killed run is continued. Unless ``force`` is set, raises ConfigError if the folder holds the experiment
-    at another scale or seed, or output files of another run.
+    A killed run is continued. Unless ``force`` is set, raises ConfigError if the folder
+    holds the experiment at another scale or seed, or output files of another run.
     """
-    path, experiment = run.folder / f"{run.name}.json", EXPERIMENTS[run.name]
+    path = run.folder / f"{run.name}.json"
+    experiment = EXPERIMENTS[run.name]
     with locked(path):
         settings = {"quick": run.scale.quick, "seed": run.scale.seed}
         if run.scale.half_epochs:
@@ -72,28 +99,45 @@ def reproduce(run: Run) -> Results:
         remedy = "choose another --out or replace it with --force"
         if not run.force and path.exists():
             if (there := read_results(path).settings) != settings:
-                was, this = _words(there), _words(settings)
-                raise ConfigError(f"{path} was run with {was}, this run has {this}; {remedy}")
-        elif not run.force and not run.cells_folder.exists():  # an interrupted run leaves its cells
+                was = _words(there)
+                this = _words(settings)
+                raise ConfigError(
+                    f"{path} was run with {was}, this run has {this}; {remedy}"
+                )
+        elif (
+            not run.force and not run.cells_folder.exists()
+        ):  # an interrupted run leaves its cells
             for suffix in (".md", ".png", ".svg", ".curves.h5"):
                 if path.with_suffix(suffix).exists():
-                    raise ConfigError(f"{path.with_suffix(suffix)} exists already; {remedy}")
-        begun, started = start_run("reproduce"), time.perf_counter()
+                    raise ConfigError(
+                        f"{path.with_suffix(suffix)} exists already; {remedy}"
+                    )
+        begun = start_run("reproduce")
+        started = time.perf_counter()
         run.cells_folder.mkdir(parents=True, exist_ok=True)
         with threads(1):
             parts, curves = experiment.collect(run)
-        versions = {package: version(package) for package in ("koffline", "torch", "numpy", "scipy")}
+        versions = {
+            package: version(package)
+            for package in ("koffline", "torch", "numpy", "scipy")
+        }
         seconds = time.perf_counter() - started
-        results = Results(run.name, run.command, versions, settings, **parts, seconds=seconds)
+        results = Results(
+            run.name, run.command, versions, settings, **parts, seconds=seconds
+        )
         if curves:
             write_curves(curves, path.with_suffix(".curves.h5"))
         write_text(path.with_suffix(".md"), table_text(results))
         write_results(results, begun, path)
         for page, draw in {"": experiment.draw, **experiment.pages}.items():
             name = f"{run.name}-{page}" if page else run.name
-            images = figures.saved(name, partial(draw, results, curves), images_of, HOUSE_STYLE)
+            images = figures.saved(
+                name, partial(draw, results, curves), images_of, HOUSE_STYLE
+            )
             for ending, content in (images or {}).items():
-                with atomic_file(run.folder / f"{name}.{ending}", force=True) as temporary:
+                with atomic_file(
+                    run.folder / f"{name}.{ending}", force=True
+                ) as temporary:
                     temporary.write_bytes(content)
         return results
 

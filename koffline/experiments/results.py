@@ -1,6 +1,8 @@
-"""Result files of an experiment, written atomically: final numbers (JSON), curves (HDF5).
+"""Result files of an experiment, written atomically: final numbers (JSON), curves
+(HDF5).
 
-``NAME.json`` holds the records below; ``NAME.curves.h5`` has one group per world and method.
+``NAME.json`` holds the records below; ``NAME.curves.h5`` has one group per world and
+method.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ Record = TypeVar("Record")
 class Row:
     """Errors with intervals of one method, learning rate and world, against one truth.
 
-    Errors are mean squares in native reward units; not finite if a seed diverged. diverged: number of
-    diverged seeds; diverged_at: their steps, None for the other seeds. best_*: whether this learning rate is
-    the method's best by this row's truth, or by the held-out kernel loss.
+    Errors are mean squares in native reward units; not finite if a seed diverged.
+    diverged: number of diverged seeds; diverged_at: their steps, None for the other
+    seeds. best_*: whether this learning rate is the method's best by this row's truth,
+    or by the held-out kernel loss.
     """
 
     world: str
@@ -57,21 +60,30 @@ class Row:
 
     @property
     def variant_name(self) -> str:
-        """The variant without the method name at its end (appended in groups with several methods)."""
+        """The variant without the method name at its end (appended in groups with
+        several methods).
+        """
         return (self.variant or "").removesuffix(f" {self.method}")
 
     @property
     def shares(self) -> list[float | None]:
-        """The error and its interval divided by the variance of V; None where not finite."""
+        """The error and its interval divided by the variance of V; None where not
+        finite.
+        """
         shares = (end and end / (self.value_variance or math.nan) for end in self.mse)
-        return [share if share is not None and math.isfinite(share) else None for share in shares]
+        return [
+            share if share is not None and math.isfinite(share) else None
+            for share in shares
+        ]
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman's rank correlation of a loss with an error during training, with its interval over seeds.
+    """Spearman's rank correlation of a loss with an error during training, with its
+    interval over seeds.
 
-    networks: "own" (those of the method that minimises this loss) or "both" (those of K-loss and RG).
+    networks: "own" (those of the method that minimises this loss) or "both" (those of
+    K-loss and RG).
     """
 
     world: str
@@ -84,7 +96,9 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper with our measurement. verdict: holds, does not hold, undecided."""
+    """A statement of the paper with our measurement. verdict: holds, does not hold,
+    undecided.
+    """
 
     sentence: str
     where: str
@@ -97,11 +111,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class ReturnRow:
-    """Trust-PCL with one critic in one environment: interquartile means over seeds, bootstrap intervals.
+    """Trust-PCL with one critic in one environment: interquartile means over seeds,
+    bootstrap intervals.
 
-    final: last returns of the mean action; sampled: last returns of the sampled policy; area: mean height of
-    the learning curve. *_best: mean without the worst seed (the paper's best 5 of 6). reached: median number
-    of steps to the threshold (None if at most half of the seeds reached it); reached_seeds: how many did.
+    final: last returns of the mean action; sampled: last returns of the sampled policy;
+    area: mean height of the learning curve. *_best: mean without the worst seed (the
+    paper's best 5 of 6). reached: median number of steps to the threshold (None if at
+    most half of the seeds reached it); reached_seeds: how many did.
     """
 
     environment: str
@@ -124,12 +140,15 @@ class ReturnRow:
 class ChoiceRow:
     """One method in one setting of `choices`, at its best learning rate by each truth.
 
-    A setting is a world and five choices: temperature of the target policy (None: the random policy), noise,
-    scaling of the inputs, divisor of the rewards, and the poles' velocity box. Errors are mean squares as
-    shares of Var V: by log (None: a seed diverged), and mean with the 95 % interval over logs. worst: largest
-    error of a record in the second half of training, mean over logs and seeds. leading: share of the final
-    squared error in the kernel's ten leading eigenvectors. best_by_paper: the same by the paper's grid.
-    diverged: networks at the best rate; diverged_any: at all rates. hours: of one core, for all rates.
+    A setting is a world and five choices: temperature of the target policy (None: the
+    random policy), noise, scaling of the inputs, divisor of the rewards, and the poles'
+    velocity box. Errors are mean squares as shares of Var V: by log (None: a seed
+    diverged), and mean with the 95 % interval over logs. worst: largest error of a
+    record in the second half of training, mean over logs and seeds. leading: share of
+    the final squared error in the kernel's ten leading eigenvectors. best_by_paper: the
+    same by the paper's grid.
+    diverged: networks at the best rate; diverged_any: at all rates. hours: of one core,
+    for all rates.
     """
 
     world: str
@@ -159,7 +178,9 @@ class ChoiceRow:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """What the problems of one setting of `choices` are like: `TraitsResult` with intervals over logs."""
+    """What the problems of one setting of `choices` are like: `TraitsResult` with
+    intervals over logs.
+    """
 
     world: str
     temperature: float | None
@@ -197,10 +218,16 @@ class Results:
 
     def select(self, **wanted: Any) -> list[Row]:
         """Rows whose fields equal the given ones."""
-        return [row for row in self.rows if all(getattr(row, key) == part for key, part in wanted.items())]
+        return [
+            row
+            for row in self.rows
+            if all(getattr(row, key) == part for key, part in wanted.items())
+        ]
 
 
-Curves = Mapping[str, Mapping[str, np.ndarray]]  # group ("puddle_world/kloss") -> dataset -> array
+Curves = Mapping[
+    str, Mapping[str, np.ndarray]
+]  # group ("puddle_world/kloss") -> dataset -> array
 
 
 def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
@@ -212,23 +239,35 @@ def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
 
 
 def write_results(results: Results, run: Mapping[str, Any], path: Path) -> None:
-    """Write NAME.json (non-finite numbers as null) and NAME.run.json (how to repeat the run)."""
+    """Write NAME.json (non-finite numbers as null) and NAME.run.json (how to repeat the
+    run).
+    """
     content = {"name": results.name, "version": VERSION, **asdict(results)}
     seconds = content.pop("seconds")
     write_text(path, finite_json(content, indent=1))
-    write_text(path.with_suffix(f".{FILE}"), finite_json({**run, "seconds": seconds, "finished": now()}))
+    write_text(
+        path.with_suffix(f".{FILE}"),
+        finite_json({**run, "seconds": seconds, "finished": now()}),
+    )
 
 
 def read_results(path: Path) -> Results:
-    """Read what `write_results` wrote. Raises ConfigError if the version differs or the file is damaged."""
+    """Read what `write_results` wrote.
+
+    Raises ConfigError if the version differs or the file is damaged.
+    """
     try:
         content = read_json(path)
         if content["version"] != VERSION:
-            raise ValueError(f"version {content['version']}, this koffline reads {VERSION}")
+            raise ValueError(
+                f"version {content['version']}, this koffline reads {VERSION}"
+            )
         return TypeAdapter(Results).validate_python(content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is no results file ({reason}); delete it and run again") from None
+        raise ConfigError(
+            f"{path} is no results file ({reason}); delete it and run again"
+        ) from None
 
 
 def digest_of(*settings: Any) -> str:
@@ -237,11 +276,17 @@ def digest_of(*settings: Any) -> str:
 
 
 def write_result(path: Path, parts: Mapping[str, Any]) -> None:
-    """Write arrays and numbers as an .npz, atomically; entries of a mapping are named PART.KEY."""
+    """Write arrays and numbers as an .npz, atomically; entries of a mapping are named
+    PART.KEY.
+    """
     arrays: dict[str, Any] = {"name": path.stem}
     for name, part in parts.items():
         is_group = isinstance(part, Mapping)
-        arrays |= {f"{name}.{key}": array for key, array in part.items()} if is_group else {name: part}
+        arrays |= (
+            {f"{name}.{key}": array for key, array in part.items()}
+            if is_group
+            else {name: part}
+        )
     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
 
@@ -256,7 +301,10 @@ def is_result(path: Path) -> bool:
 
 
 def read_result(path: Path, make: Callable[..., Record]) -> Record:
-    """Call ``make`` with the parts that `write_result` wrote. Any error becomes a ConfigError."""
+    """Call ``make`` with the parts that `write_result` wrote.
+
+    Any error becomes a ConfigError.
+    """
     try:
         parts: dict[str, Any] = {}
         for name, array in read_arrays(path).items():
@@ -266,9 +314,11 @@ def read_result(path: Path, make: Callable[..., Record]) -> Record:
             elif part != "name":
                 parts[part] = array if array.ndim else array.item()
         return make(**parts)
-    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
+    except Exception as error:
+        # numpy and zipfile raise many kinds; all mean that the file is not ours
         raise ConfigError(
-            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
+            f"{path} is damaged or of another version ({type(error).__name__}); delete"
+            " it and run again"
         ) from None
 
 
@@ -277,5 +327,8 @@ def write_curves(curves: Curves, path: Path) -> None:
     with atomic_file(path, force=True) as temporary, new_hdf5(temporary) as file:
         for name, datasets in curves.items():
             for key, array in datasets.items():
-                options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
+                if np.ndim(array):
+                    options = {"compression": "gzip", "shuffle": True}
+                else:
+                    options = {}
                 file.create_dataset(f"{name}/{key}", data=array, **options)

@@ -1,9 +1,11 @@
 """Statistics over few seeds with intervals: means, ratios, rank correlations, returns.
 
-Ratios and correlations have jackknife intervals with Student's t, on a scale where the statistic is nearly
-normal (logarithm of a ratio, Fisher's z of a correlation): with three seeds, a percentile bootstrap covers 77
-% instead of 95 %. Returns have the interquartile mean and the bootstrap interval of `koffline sweep`. For a
-difference of two critics the seeds of both are resampled, and the interval is widened in the same way.
+Ratios and correlations have jackknife intervals with Student's t, on a scale where the
+statistic is nearly
+normal (logarithm of a ratio, Fisher's z of a correlation): with three seeds, a
+percentile bootstrap covers 77 % instead of 95 %. Returns have the interquartile mean
+and the bootstrap interval of `koffline sweep`. For a difference of two critics the
+seeds of both are resampled, and the interval is widened in the same way.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from scipy import stats
 
 from koffline.spread import LEVEL, interquartile_mean, tail_share
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+HOLDS = "holds"
+FAILS = "does not hold"
+UNDECIDED = "undecided"
 _LEAST = 1e-12  # floor of errors, which may be negative after the correction
-_DRAWS, _BAND_DRAWS = 10_000, 2_000
+_DRAWS = 10_000
+_BAND_DRAWS = 2_000
 _LEVEL = 100
 _FEWEST = 5  # least runs of a bootstrap: with fewer it cannot reach 95 %
 PerSeed = Shaped[np.ndarray, " seed"]
@@ -28,7 +33,9 @@ Points = Shaped[np.ndarray, "point seed"]
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval over seeds: numbers, or arrays (T,) for a curve. None: no number."""
+    """An estimate with its 95 % interval over seeds: numbers, or arrays (T,) for a
+    curve. None: no number.
+    """
 
     value: Any = None
     low: Any = None
@@ -36,7 +43,11 @@ class Interval(NamedTuple):
 
     def verdict(self, border: float) -> str:
         """Verdict on the claim that the number exceeds ``border``."""
-        return HOLDS if self.low > border else FAILS if self.high < border else UNDECIDED
+        if self.low > border:
+            return HOLDS
+        if self.high < border:
+            return FAILS
+        return UNDECIDED
 
     def cost(self, border: float, scale: Callable[[float], Any] = float) -> str:
         """How many more seeds would decide an undecided claim (text); else empty.
@@ -49,7 +60,10 @@ class Interval(NamedTuple):
             return ""
         times = ((high - low) / 2.0 / max(abs(value), _LEAST)) ** 2
         if times > _LEVEL:
-            return f"level: more than {_LEVEL} times the seeds would be needed to tell them apart"
+            return (
+                f"level: more than {_LEVEL} times the seeds would be needed to tell"
+                " them apart"
+            )
         return f"about {times:.2g} times the seeds would decide it if the number stays"
 
 
@@ -57,11 +71,18 @@ NO_NUMBER = Interval()
 
 
 def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:
-    """Mean and t-interval: NaN if a seed is not finite, infinite ends for a single seed."""
+    """Mean and t-interval: NaN if a seed is not finite, infinite ends for a single
+    seed.
+    """
     count = values.shape[-1]
-    kept = np.where(np.isfinite(values).all(axis=-1, keepdims=True), values, np.nan).astype(np.float64)
+    kept = np.where(
+        np.isfinite(values).all(axis=-1, keepdims=True), values, np.nan
+    ).astype(np.float64)
     mean = kept.mean(axis=-1)
-    half = np.inf if count < 2 else _quantile(count) * kept.std(axis=-1, ddof=1) / np.sqrt(count)
+    if count < 2:
+        half = np.inf
+    else:
+        half = _quantile(count) * kept.std(axis=-1, ddof=1) / np.sqrt(count)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -80,43 +101,65 @@ def ratio_of_means(first: PerSeed, second: PerSeed) -> Interval:
         return Interval(0.0, 0.0, 0.0)
 
     def log_ratio(seeds: np.ndarray) -> float:
-        above, below = (max(float(part[seeds].mean()), _LEAST) for part in (first, second))
+        above, below = (
+            max(float(part[seeds].mean()), _LEAST) for part in (first, second)
+        )
         return float(np.log(above / below))
 
     return _jackknife(log_ratio, len(first), np.exp)
 
 
 def spearman_over_seeds(first: Points, second: Points) -> Interval:
-    """Rank correlation over all points finite in both; jackknife interval over seeds."""
+    """Rank correlation over all points finite in both; jackknife interval over
+    seeds.
+    """
 
     def z_value(seeds: np.ndarray) -> float:
-        x, y = first[:, seeds].ravel(), second[:, seeds].ravel()
+        x = first[:, seeds].ravel()
+        y = second[:, seeds].ravel()
         good = np.isfinite(x) & np.isfinite(y)
-        rank: Any = stats.spearmanr(x[good], y[good]).statistic if good.sum() > 2 else np.nan
+        rank: Any = (
+            stats.spearmanr(x[good], y[good]).statistic if good.sum() > 2 else np.nan
+        )
         return float(np.arctanh(np.clip(rank, -1.0 + 1e-9, 1.0 - 1e-9)))
 
     return _jackknife(z_value, first.shape[1], np.tanh)
 
 
-def _jackknife(statistic: Callable[[np.ndarray], float], seeds: int, back: Callable[..., float]) -> Interval:
-    """Statistic of all seeds with its jackknife t-interval, both transformed by ``back``."""
+def _jackknife(
+    statistic: Callable[[np.ndarray], float], seeds: int, back: Callable[..., float]
+) -> Interval:
+    """Statistic of all seeds with its jackknife t-interval, both transformed by
+    ``back``.
+    """
     whole = np.arange(seeds)
-    value, half = statistic(whole), math.inf
+    value = statistic(whole)
+    half = math.inf
     if seeds > 1:
         without = np.array([statistic(np.delete(whole, seed)) for seed in whole])
-        half = _quantile(seeds) * np.sqrt((seeds - 1) / seeds * np.sum((without - without.mean()) ** 2))
+        half = _quantile(seeds) * np.sqrt(
+            (seeds - 1) / seeds * np.sum((without - without.mean()) ** 2)
+        )
     return Interval(*(float(back(end)) for end in (value, value - half, value + half)))
 
 
 def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval:
-    """Interquartile mean of the first minus the second's; infinite interval for fewer than 5 runs."""
-    value, count = float(interquartile_mean(first) - interquartile_mean(second)), min(len(first), len(second))
+    """Interquartile mean of the first minus the second's; infinite interval for fewer
+    than 5 runs.
+    """
+    value = float(interquartile_mean(first) - interquartile_mean(second))
+    count = min(len(first), len(second))
     if count < _FEWEST:
         return Interval(value, -math.inf, math.inf)
     generator = np.random.default_rng(0)
     drawn = [
-        interquartile_mean(part[generator.integers(len(part), size=(_DRAWS, len(part)))])
-        for part in (np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64))
+        interquartile_mean(
+            part[generator.integers(len(part), size=(_DRAWS, len(part)))]
+        )
+        for part in (
+            np.asarray(first, dtype=np.float64),
+            np.asarray(second, dtype=np.float64),
+        )
     ]
     tail = tail_share(count)
     low, high = np.quantile(drawn[0] - drawn[1], [tail, 1.0 - tail])
@@ -124,8 +167,11 @@ def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval
 
 
 def band(curves: Shaped[np.ndarray, "run time"]) -> Interval:
-    """Interquartile mean over runs at each time, with bootstrap intervals (same resamples at all times)."""
-    runs, mean = len(curves), interquartile_mean(curves, axis=0)
+    """Interquartile mean over runs at each time, with bootstrap intervals (same
+    resamples at all times).
+    """
+    runs = len(curves)
+    mean = interquartile_mean(curves, axis=0)
     if runs < 2:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
     rows = np.random.default_rng(0).integers(runs, size=(_BAND_DRAWS, runs))

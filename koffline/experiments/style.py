@@ -1,4 +1,6 @@
-"""Common style of the experiments' figures and tables: names, colours, curves with bands, text."""
+"""Common style of the experiments' figures and tables: names, colours, curves with
+bands, text.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,30 @@ from koffline.report.plots import INK, STYLE
 
 Numbers = Shaped[np.ndarray, "time seed"]
 Series = Mapping[str, tuple[np.ndarray, Numbers]]  # by method, with their x (T,)
-LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
+LABELS = {
+    "td0": "TD(0)",
+    "fvi": "FVI",
+    "rg": "RG",
+    "gtd2": "GTD2",
+    "sbeed": "SBEED",
+    "kloss": "K-loss",
+}
 METHODS = tuple(LABELS)  # in the order of the legend
 LABELS |= {"memory": "K-loss with memory", "kloss_slow": "K-loss with a slow copy"}
 LABELS |= {"kloss_mixture": "K-loss, diagonal 1/5000"}
-# Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those who print in grey.
-_PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00", "#1F1F1F", "#E69F00", "#8C510A")
+# Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those
+# who print in grey.
+_PALETTE = (
+    "#56B4E9",
+    "#0072B2",
+    "#009E73",
+    "#7F7F7F",
+    "#CC79A7",
+    "#D55E00",
+    "#1F1F1F",
+    "#E69F00",
+    "#8C510A",
+)
 COLOURS = dict(zip(LABELS, _PALETTE, strict=True))
 MARKERS = dict(zip(LABELS, "v^sDPo*Xh", strict=True))
 WORLD_NAMES = {
@@ -41,9 +61,14 @@ LONG_NAMES = WORLD_NAMES | {
     "mountain_car": "Mountain Car (noisy)",
 }
 SOFT = "#9aa5b1"
-DOTTED: dict[str, Any] = {"ls": (0, (1, 2)), "lw": 1.0}  # levels: the best constant, "solved"
+DOTTED: dict[str, Any] = {
+    "ls": (0, (1, 2)),
+    "lw": 1.0,
+}  # levels: the best constant, "solved"
 _FEW_DECADES = 40.0  # ratio of the ends of an axis that spans few decades
-_DPI, _TALLEST = 200, 2600.0  # dots per inch; height in dots above which a figure gets fewer dots per inch
+# dots per inch; height in dots above which a figure gets fewer dots per inch
+_DPI = 200
+_TALLEST = 2600.0
 HOUSE_STYLE: dict[Any, Any] = {  # for matplotlib.rc_context
     **STYLE,
     "axes.titlelocation": "left",
@@ -53,14 +78,19 @@ HOUSE_STYLE: dict[Any, Any] = {  # for matplotlib.rc_context
     "ytick.color": INK,
     "savefig.dpi": _DPI,
     "font.size": 9,
-    "text.parse_math": True,  # all texts are ours; ticks of logarithmic axes are formulas
+    # all texts are ours; ticks of logarithmic axes are formulas
+    "text.parse_math": True,
 }
 
 
 def images_of(figure: Figure) -> dict[str, bytes]:
-    """Contents of the files of a figure by their endings. Equal figures give equal bytes (no dates)."""
+    """Contents of the files of a figure by their endings.
+
+    Equal figures give equal bytes (no dates).
+    """
     metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    # Round the positions of the layout, because the last bits of its solver differ between runs.
+    # Round the positions of the layout, because the last bits of its solver differ
+    # between runs.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
@@ -75,11 +105,15 @@ def images_of(figure: Figure) -> dict[str, bytes]:
 
 
 def draw_errors(axes: Axes, shown: Series, most: float = np.inf) -> None:
-    """Draw the methods' curves, x (T,) and errors (T, S), on a log axis up to ``most``; mark divergences."""
+    """Draw the methods' curves, x (T,) and errors (T, S), on a log axis up to ``most``;
+    mark divergences.
+    """
     for method, (x, values) in shown.items():
         _draw_curve(axes, method, x, values, most)
         _mark_divergences(axes, method, x, values)
-    means = np.concatenate([mean_over_seeds(values).value for _, values in shown.values()])
+    means = np.concatenate(
+        [mean_over_seeds(values).value for _, values in shown.values()]
+    )
     positive = means[np.isfinite(means) & (means > 0.0)]
     axes.set_yscale("log")
     if len(positive):
@@ -90,13 +124,19 @@ def draw_errors(axes: Axes, shown: Series, most: float = np.inf) -> None:
         tidy_log_ticks(axes.yaxis)
 
 
-def _draw_curve(axes: Axes, method: str, x: np.ndarray, values: Numbers, most: float) -> None:
-    """Draw a method's mean and band until a seed diverges or the mean reaches ``most``."""
-    (mean, low, high), look = mean_over_seeds(values), line_look(method)
+def _draw_curve(
+    axes: Axes, method: str, x: np.ndarray, values: Numbers, most: float
+) -> None:
+    """Draw a method's mean and band until a seed diverges or the mean reaches
+    ``most``.
+    """
+    mean, low, high = mean_over_seeds(values)
+    look = line_look(method)
     mean = np.where(mean > 0.0, mean, np.nan)
     floor = 0.1 * np.nanmin(mean, initial=np.inf)  # replaces values at or below zero
     shown = np.isfinite(low) & (mean < most)
-    low, high = np.maximum(low, floor), np.maximum(high, floor)
+    low = np.maximum(low, floor)
+    high = np.maximum(high, floor)
     axes.fill_between(x, low, high, where=shown, color=look["color"], alpha=0.18, lw=0)
     # About eight markers, at different positions for each method.
     step = max(1, len(x) // 8)
@@ -106,19 +146,23 @@ def _draw_curve(axes: Axes, method: str, x: np.ndarray, values: Numbers, most: f
 
 
 def draw_returns(axes: Axes, shown: Series, threshold: float | None) -> None:
-    """Curves of critics, steps (T,) and returns (R, T): interquartile means with bootstrap intervals.
+    """Curves of critics, steps (T,) and returns (R, T): interquartile means with
+    bootstrap intervals.
 
     threshold: return that solves the environment; not drawn if far above the curves.
     """
     axes.set_xlabel("thousand environment steps", fontsize=8)
     highest = -np.inf
     for critic, (steps, returns) in shown.items():
-        x, look = steps / 1000.0, line_look(critic)
+        x = steps / 1000.0
+        look = line_look(critic)
         width, order = (1.8, 4) if critic == "kloss" else (1.1, 3)
         mean, low, high = band(returns.astype(np.float64))
         highest = max(highest, float(mean.max()))
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
-        axes.plot(x, mean, **look, ms=3, markevery=max(1, len(x) // 6), lw=width, zorder=order)
+        axes.plot(
+            x, mean, **look, ms=3, markevery=max(1, len(x) // 6), lw=width, zorder=order
+        )
     if threshold is not None and highest > 0.5 * threshold:
         axes.axhline(threshold, color=SOFT, **DOTTED, zorder=1)
     axes.set_xlim(left=0)
@@ -131,20 +175,36 @@ def line_look(method: str) -> dict[str, Any]:
 
 
 def _mark_divergences(axes: Axes, method: str, x: np.ndarray, values: Numbers) -> None:
-    """Mark the first divergence by a cross near the upper edge, with the number of diverged seeds."""
+    """Mark the first divergence by a cross near the upper edge, with the number of
+    diverged seeds.
+    """
     gone = ~np.isfinite(values)
     if not gone.any():
         return
     # Methods have different heights, so that crosses at the same x do not overlap.
     place = (float(x[gone.any(axis=1).argmax()]), 0.975 - 0.07 * METHODS.index(method))
-    transform, look = axes.get_xaxis_transform(), dict[str, Any](color=COLOURS[method], zorder=6)
-    axes.plot(*place, "X", **look, ms=8, mec="white", mew=0.7, transform=transform, clip_on=False)
+    transform = axes.get_xaxis_transform()
+    look = dict[str, Any](color=COLOURS[method], zorder=6)
+    axes.plot(
+        *place,
+        "X",
+        **look,
+        ms=8,
+        mec="white",
+        mew=0.7,
+        transform=transform,
+        clip_on=False,
+    )
     look |= {"textcoords": "offset points", "va": "center", "fontsize": 7}
-    axes.annotate(f"{gone.any(axis=0).sum()}/{values.shape[1]}", place, (6, 0), transform, **look)
+    axes.annotate(
+        f"{gone.any(axis=0).sum()}/{values.shape[1]}", place, (6, 0), transform, **look
+    )
 
 
 def tidy_log_ticks(axis: Axis) -> None:
-    """Label 1, 2, 5 if a logarithmic axis spans few decades, else powers of ten; labels do not overlap."""
+    """Label 1, 2, 5 if a logarithmic axis spans few decades, else powers of ten; labels
+    do not overlap.
+    """
     low, high = axis.get_view_interval()
     axis.set_minor_formatter(NullFormatter())
     if high / low < _FEW_DECADES:
@@ -152,24 +212,42 @@ def tidy_log_ticks(axis: Axis) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Mapping[str, Any]]) -> None:
+def method_legend(
+    figure: Figure, methods: Sequence[str], extra: Mapping[str, Mapping[str, Any]]
+) -> None:
     """One legend below all panels: methods in fixed order, then the other lines."""
     handles = [
-        Line2D([], [], **line_look(m), ms=5, lw=2.0 if m == "kloss" else 1.4, label=LABELS[m])
+        Line2D(
+            [],
+            [],
+            **line_look(m),
+            ms=5,
+            lw=2.0 if m == "kloss" else 1.4,
+            label=LABELS[m],
+        )
         for m in LABELS
         if m in methods
     ]
     handles += [Line2D([], [], label=label, **look) for label, look in extra.items()]
-    shape = {"ncols": min(len(handles), 10), "frameon": False, "handlelength": 2.0, "columnspacing": 1.6}
+    shape = {
+        "ncols": min(len(handles), 10),
+        "frameon": False,
+        "handlelength": 2.0,
+        "columnspacing": 1.6,
+    }
     figure.legend(handles=handles, loc="outside lower center", **shape)
 
 
 def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -> str:
-    """A part of ``NAME.md``: title, note and a Markdown table. header: column names separated by " | "."""
+    """A part of ``NAME.md``: title, note and a Markdown table. header: column names
+    separated by " | ".
+    """
     names = header.split(" | ")
     table = "\n".join(
         # A bar inside a cell would end it.
-        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |"
+        "| "
+        + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line)
+        + " |"
         for line in (names, ["---"] * len(names), *rows)
     )
     return "\n\n".join(part for part in (title, note, table) if part)
@@ -179,11 +257,15 @@ def number_text(value: float | None) -> str:
     """Number with three digits; a dash for None or NaN."""
     if value is None or math.isnan(value):
         return "–"
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    if math.isinf(value):
+        return "∞"
+    return f"{value:.3g}"
 
 
 def interval_text(found: Interval, text: Callable[[Any], str] = number_text) -> str:
-    """Text "0.12 [0.1, 0.14]"; only the number without finite ends; 'not finite' after a divergence."""
+    """Text "0.12 [0.1, 0.14]"; only the number without finite ends; 'not finite' after
+    a divergence.
+    """
     if found.value is None or math.isnan(found.value):
         return "not finite"
     if any(end is None or not math.isfinite(end) for end in (found.low, found.high)):

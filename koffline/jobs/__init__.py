@@ -1,8 +1,9 @@
-"""Independent pieces of work, run in this process, in several processes, or on a Ray cluster.
+"""Independent pieces of work, run in this process, in several processes, or on a Ray
+cluster.
 
-`PassSettings.map` yields values in the order of the items, so that sums are the same float64 numbers
-everywhere. `run_jobs` runs jobs that write their results to files; a job whose result exists is not run
-again.
+`PassSettings.map` yields values in the order of the items, so that sums are the same
+float64 numbers everywhere. `run_jobs` runs jobs that write their results to files; a
+job whose result exists is not run again.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ Name = Callable[[Any], str]
 class PassSettings:
     """Settings of passes over a log's shards: where they run.
 
-    workers: 1 computes in this process, when a value is requested; more (up to 16 per core of this machine)
-        use as many processes with one thread each.
-    ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
+    workers: 1 computes in this process, when a value is requested; more (up to 16 per
+        core of this machine) use as many processes with one thread each.
+    ray: "local", "auto" or the address of a Ray cluster: one core and one thread for
+    each item.
     """
 
     workers: int = 1
@@ -41,7 +43,10 @@ class PassSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= (most := 16 * available_cores()):
-            raise ConfigError(f"workers is {self.workers}; give 1 to {most}, 16 per core of this machine")
+            raise ConfigError(
+                f"workers is {self.workers}; give 1 to {most}, 16 per core of this"
+                " machine"
+            )
 
     def map(
         self,
@@ -51,15 +56,17 @@ class PassSettings:
         name: Name | None = None,
         progress: bool | Tell = False,
     ) -> Iterator[Any]:
-        """Yield ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
+        """Yield ``call(shared, item)`` for every item, in the order of the items,
+        wherever it was computed.
 
-        call: must not change ``shared``, which a worker receives once and keeps for its next items.
+        call: must not change ``shared``, which a worker receives once and keeps for its
+        next items.
         name: name of an item in errors and in the bar; default "item 3".
-        progress: True draws a bar on a terminal; a callable gets the numbers of items done and of all items,
-            and the names of some running ones.
-        An item whose worker dies is given to another worker, at most twice. Raises the item's KofflineError,
-        JobError for any other error, and ConfigError if the work cannot be sent to workers or the cluster
-        does not answer.
+        progress: True draws a bar on a terminal; a callable gets the numbers of items
+            done and of all items, and the names of some running ones.
+        An item whose worker dies is given to another worker, at most twice. Raises the
+        item's KofflineError, JobError for any other error, and ConfigError if the work
+        cannot be sent to workers or the cluster does not answer.
         """
         name = name or (lambda item: f"item {item}")
 
@@ -70,15 +77,26 @@ class PassSettings:
                 raise value from None
             return value
 
-        with closing(self.results(call, items, shared, name, progress, are_jobs=False)) as results:
-            yield from starmap(value_of_item, results)  # no variable here keeps a large value alive
+        with closing(
+            self.results(call, items, shared, name, progress, are_jobs=False)
+        ) as results:
+            yield from starmap(
+                value_of_item, results
+            )  # no variable here keeps a large value alive
 
     def results(
-        self, call: Call, items: Iterable[Any], shared: Any, name: Name, progress: bool | Tell, are_jobs: bool
+        self,
+        call: Call,
+        items: Iterable[Any],
+        shared: Any,
+        name: Name,
+        progress: bool | Tell,
+        are_jobs: bool,
     ) -> Generator[tuple[Any, Any]]:
         """Yield each item with its value or its KofflineError; arguments as in `map`.
 
-        are_jobs: yield items as they end, and do not give an item to another worker after one has died.
+        are_jobs: yield items as they end, and do not give an item to another worker
+        after one has died.
         """
         total = len(items) if isinstance(items, Sized) else None
         if total == 0:
@@ -101,40 +119,66 @@ class PassSettings:
                 report(done, [])
                 return
             work = packed_work(call, shared)
-            folder = stack.enter_context(TemporaryDirectory(prefix="koffline-", ignore_cleanup_errors=True))
+            folder = stack.enter_context(
+                TemporaryDirectory(prefix="koffline-", ignore_cleanup_errors=True)
+            )
             workers = stack.enter_context(opened(self.workers, self.ray))
             place = workers.place(work, Path(folder))
             del work
             yield from self._away(workers, place, iter(items), report, are_jobs)
 
     def kept(self) -> AbstractContextManager[Any]:
-        """Context in which passes share their workers, which take seconds to start. Raises ConfigError."""
-        return nullcontext() if self._is_here else opened(self.workers, self.ray, keep=True)
+        """Context in which passes share their workers, which take seconds to start.
+
+        Raises ConfigError.
+        """
+        if self._is_here:
+            return nullcontext()
+        return opened(self.workers, self.ray, keep=True)
 
     @property
     def _is_here(self) -> bool:
         return self.workers == 1 and self.ray is None
 
     def _away(
-        self, workers: Any, place: Any, items: Iterator[Any], report: Any, are_jobs: bool
+        self,
+        workers: Any,
+        place: Any,
+        items: Iterator[Any],
+        report: Any,
+        are_jobs: bool,
     ) -> Iterator[tuple[Any, Any]]:
-        """Compute items in workers, at most twice their capacity ahead of the next item to be yielded.
+        """Compute items in workers, at most twice their capacity ahead of the next item
+        to be yielded.
 
         Jobs are submitted to Ray all at once, so that it may grow the cluster.
         """
         waiting: dict[Future[Any], Any] = {}
-        done, retries = 0, 0 if are_jobs else _RETRIES
+        done = 0
+        retries = 0 if are_jobs else _RETRIES
         try:
             while True:
-                most = sys.maxsize if are_jobs and self.ray else (2 - are_jobs) * workers.capacity
+                if are_jobs and self.ray:
+                    most = sys.maxsize
+                else:
+                    most = (2 - are_jobs) * workers.capacity
                 for item in islice(items, max(0, most - len(waiting))):
                     waiting[workers.submit(place, pack(item), retries)] = item
-                running = [item for future, item in waiting.items() if not future.done()]
+                running = [
+                    item for future, item in waiting.items() if not future.done()
+                ]
                 report(done, running[: workers.capacity])
                 if not waiting:
                     return
-                future = next(iter(wait(waiting, None, FIRST_COMPLETED).done if are_jobs else waiting))
-                item, futures = waiting.pop(future), [future]
+                future = next(
+                    iter(
+                        wait(waiting, None, FIRST_COMPLETED).done
+                        if are_jobs
+                        else waiting
+                    )
+                )
+                item = waiting.pop(future)
+                futures = [future]
                 del future  # frees its value
                 done += 1
                 yield item, value_of(futures.pop(), retries)
@@ -144,7 +188,9 @@ class PassSettings:
 
 
 def _heard_by(progress: bool | Tell) -> AbstractContextManager[Tell]:
-    """Function that receives the progress: for True a bar on a terminal, a callable itself, else a no-op."""
+    """Function that receives the progress: for True a bar on a terminal, a callable
+    itself, else a no-op.
+    """
     if callable(progress):
         return nullcontext(progress)
     return progress_bar("", None, progress and sys.stderr.isatty())
@@ -152,10 +198,11 @@ def _heard_by(progress: bool | Tell) -> AbstractContextManager[Tell]:
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: ``call(path, *arguments)`` writes its result to ``path`` atomically.
+    """One piece of work: ``call(path, *arguments)`` writes its result to ``path``
+    atomically.
 
-    call: may keep files of its own beside ``path``. is_valid: whether the file at ``path`` is a result of
-    this job; an invalid result is computed again.
+    call: may keep files of its own beside ``path``. is_valid: whether the file at
+    ``path`` is a result of this job; an invalid result is computed again.
     """
 
     name: str
@@ -177,19 +224,21 @@ def run_jobs(
     progress: bool | Tell = True,
     keep_going: bool = False,
 ) -> dict[str, KofflineError]:
-    """Run the jobs that have no result yet. Returns {job name: error}, empty if all results exist.
+    """Run the jobs that have no result yet. Returns {job name: error}, empty if all
+    results exist.
 
     workers: 1 runs in this process; more use as many processes with one thread each.
-    ray: "local", "auto" or the address of a Ray cluster whose machines see the jobs' folders under the same
-        names.
+    ray: "local", "auto" or the address of a Ray cluster whose machines see the jobs'
+        folders under the same names.
     progress: True draws a bar on a terminal; a callable is called at every change.
     keep_going: after a failure run all other jobs, and return the errors.
 
-    Without ``keep_going`` no job starts after a failure, and JobError names it. An interrupt stops the
-    workers at once.
+    Without ``keep_going`` no job starts after a failure, and JobError names it. An
+    interrupt stops the workers at once.
     """
     missing = [replace(job, path=job.path.absolute()) for job in jobs if not job.done]
-    found, total = len(jobs) - len(missing), len(jobs)
+    found = len(jobs) - len(missing)
+    total = len(jobs)
     failures: dict[str, KofflineError] = {}
     for job in missing:
         job.path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,9 +247,13 @@ def run_jobs(
         def hear(done: int, _: int, running: str) -> None:
             report(found + done - len(failures), total, running)
 
-        waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()
+        waiting = (
+            takewhile(lambda _: keep_going or not failures, missing) if missing else ()
+        )
         here = PassSettings(workers, ray)
-        ended = here.results(_perform, waiting, None, lambda job: job.name, hear, are_jobs=True)
+        ended = here.results(
+            _perform, waiting, None, lambda job: job.name, hear, are_jobs=True
+        )
         with closing(ended):
             for job, error in ended:
                 if error is None and not job.done:
@@ -209,11 +262,13 @@ def run_jobs(
                     failures[job.name] = error
     if failures and not keep_going:
         (first, error), *rest = failures.items()
-        others = f" (so did {', '.join(name for name, _ in rest)})" if rest else ""
+        if rest:
+            others = f" (so did {', '.join(name for name, _ in rest)})"
+        else:
+            others = ""
         raise JobError(
-            f"job {first} failed{others}: {error}; "
-            f"{sum(job.done for job in jobs)} of {total} results are kept, mend the cause and run the same "
-            "command again",
+            f"job {first} failed{others}: {error}; {sum(job.done for job in jobs)} of"
+            f" {total} results are kept, mend the cause and run the same command again",
             getattr(error, "trace", ""),
         )
     return failures

@@ -1,4 +1,6 @@
-"""Workers outside this process: other processes of this machine, or cores of a Ray cluster."""
+"""Workers outside this process: other processes of this machine, or cores of a Ray
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,15 @@ import numpy as np
 from koffline.errors import ConfigError, KofflineError
 from koffline.store.run_record import THREADS
 from koffline.untrusted.limits import one_line_errors
-from koffline.untrusted.user_code import current_folder, separate_state_for_good, user_code, user_modules
+from koffline.untrusted.user_code import (
+    current_folder,
+    separate_state_for_good,
+    user_code,
+    user_modules,
+)
 
-# Keeps Python from putting the current folder first on the path of a new process (from 3.11 on).
+# Keeps Python from putting the current folder first on the path of a new process (from
+# 3.11 on).
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
@@ -44,7 +52,9 @@ def _no_folder_on_path() -> Iterator[None]:
 
 
 class JobError(KofflineError):
-    """A job that failed by an error of koffline or the machine. trace: the worker's traceback."""
+    """A job that failed by an error of koffline or the machine. trace: the worker's
+    traceback.
+    """
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -52,13 +62,19 @@ class JobError(KofflineError):
 
 
 class Processes:
-    """Single-threaded processes, each with its own executor: if one dies, only its own item is lost."""
+    """Single-threaded processes, each with its own executor: if one dies, only its own
+    item is lost.
+    """
 
     def __init__(self, workers: int) -> None:
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
-        self.capacity, self._broken = workers, BrokenProcessPool  # threads that import it at once may fail
-        self._threads = ThreadPoolExecutor(workers)  # each thread has an executor of its own
+        # threads that import it at once may fail
+        self.capacity = workers
+        self._broken = BrokenProcessPool
+        self._threads = ThreadPoolExecutor(
+            workers
+        )  # each thread has an executor of its own
         self._own = threading.local()
         self._all: list[Any] = []
         self._lock = threading.Lock()
@@ -71,12 +87,16 @@ class Processes:
             resource_tracker.ensure_running()
 
     def place(self, work: bytes, folder: Path) -> Path:
-        """Write the packed function to a file that every worker can read, and return its path."""
+        """Write the packed function to a file that every worker can read, and return
+        its path.
+        """
         (folder / "work").write_bytes(work)
         return folder / "work"
 
     def submit(self, place: Path, item: bytes, retries: int) -> Future[Any]:
-        """Give an item to a worker, and to up to ``retries`` others if workers die; read it by `value_of`."""
+        """Give an item to a worker, and to up to ``retries`` others if workers die;
+        read it by `value_of`.
+        """
         return self._threads.submit(self._call, place, item, retries)
 
     def cancel(self, future: Future[Any]) -> None:
@@ -111,8 +131,11 @@ class Processes:
         from joblib.externals.loky import ProcessPoolExecutor
 
         if not hasattr(self._own, "executor"):
-            # loky replaces a process that has grown by 300 MB between two items, and warns of it needlessly.
-            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+            # loky replaces a process that has grown by 300 MB between two items, and
+            # warns of it needlessly.
+            warnings.filterwarnings(
+                "ignore", "A worker stopped while some jobs were given", UserWarning
+            )
             env = dict.fromkeys(THREADS, "1") | {_SAFE_PATH: "1"}
             start = os.getpid(), os.environ.get(_SAFE_PATH)
             new = ProcessPoolExecutor(1, initializer=_attend, initargs=start, env=env)
@@ -122,31 +145,40 @@ class Processes:
 
 
 class RayCluster:
-    """Cores of a Ray cluster: one core and one thread per item. A running cluster is not changed.
+    """Cores of a Ray cluster: one core and one thread per item. A running cluster is
+    not changed.
 
-    address: "local" starts a cluster of ``workers`` cores on this machine and stops it after the run; "auto"
-    or an address joins a running cluster. An existing connection of the caller is used and left open. Raises
-    ConfigError if the cluster does not answer or ray is not installed.
+    address: "local" starts a cluster of ``workers`` cores on this machine and stops it
+    after the run; "auto" or an address joins a running cluster. An existing connection
+    of the caller is used and left open. Raises ConfigError if the cluster does not
+    answer or ray is not installed.
     """
 
     def __init__(self, address: str, workers: int) -> None:
-        # Ray reads these when it loads. It would report usage to its makers, and warn of a change to come in
-        # how it hides accelerators from jobs that ask for none.
+        # Ray reads these when it loads. It would report usage to its makers, and warn
+        # of a change to come in how it hides accelerators from jobs that ask for none.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
             import ray
         except ImportError:
-            said = "ray is not installed; run `pip install koffline[ray]` or run without it"
+            said = (
+                "ray is not installed; run `pip install koffline[ray]` or run"
+                " without it"
+            )
             raise ConfigError(said) from None
         host, separator, port = address.removeprefix("ray://").rpartition(":")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if address == "local":
             options |= {"num_cpus": workers, "include_dashboard": False}
-        self._ray, self._is_own = ray, not ray.is_initialized()
+        self._ray = ray
+        self._is_own = not ray.is_initialized()
         remedy = "start one with `ray start --head`, give its address, or use local"
-        with one_line_errors("--ray", f"no Ray cluster at '{address}'", remedy, ConfigError):
-            if separator:  # Ray itself waits for minutes, and talks, before it gives up on an address
+        with one_line_errors(
+            "--ray", f"no Ray cluster at '{address}'", remedy, ConfigError
+        ):
+            # Ray itself waits for minutes, and talks, before it gives up on an address
+            if separator:
                 socket.create_connection((host, int(port)), timeout=10).close()
             if self._is_own:
                 ray.init(address=address, **options)
@@ -154,11 +186,15 @@ class RayCluster:
 
     @property
     def capacity(self) -> int:
-        """Current number of cores of the cluster, at least one; nodes may come and go."""
+        """Current number of cores of the cluster, at least one; nodes may come and
+        go.
+        """
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def place(self, work: bytes, folder: Path) -> list[Any]:
-        """Store the packed function in Ray; returned in a list, so that Ray passes on the reference."""
+        """Store the packed function in Ray; returned in a list, so that Ray passes on
+        the reference.
+        """
         return [self._ray.put(np.frombuffer(work, dtype=np.uint8))]
 
     def submit(self, place: list[Any], item: bytes, retries: int) -> Future[Any]:
@@ -184,7 +220,8 @@ _kept: dict[tuple[int, str | None], Workers] = {}
 
 @contextmanager
 def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Workers]:
-    """Open workers for a block; an error stops them at once. With ``keep``, inner blocks share them.
+    """Open workers for a block; an error stops them at once. With ``keep``, inner
+    blocks share them.
 
     Raises ConfigError if the cluster does not answer.
     """
@@ -205,16 +242,27 @@ def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Worker
 
 
 def pack(value: Any) -> bytes:
-    """Pickle any value, including functions of scripts and notebooks. Raises ConfigError."""
+    """Pickle any value, including functions of scripts and notebooks.
+
+    Raises ConfigError.
+    """
     import cloudpickle
 
-    with one_line_errors("workers", "the work cannot be sent to them and back", "use workers=1", ConfigError):
+    with one_line_errors(
+        "workers",
+        "the work cannot be sent to them and back",
+        "use workers=1",
+        ConfigError,
+    ):
         packed: bytes = cloudpickle.dumps(value, protocol=5)
     return packed
 
 
 def packed_work(call: Callable[[Any, Any], Any], shared: Any) -> bytes:
-    """Pickle a function and its first argument, with the places of their modules. Raises ConfigError."""
+    """Pickle a function and its first argument, with the places of their modules.
+
+    Raises ConfigError.
+    """
     folder = current_folder()
     unwanted = None if folder in sys.path else folder
     return pack((user_modules.folders, unwanted, pack((call, shared))))
@@ -222,53 +270,76 @@ def packed_work(call: Callable[[Any, Any], Any], shared: Any) -> bytes:
 
 def _unpacked_work(work: Any) -> tuple[Callable[[Any, Any], Any], Any]:
     folders, unwanted, content = pickle.loads(work)
-    while unwanted in sys.path:  # Ray puts the folder where the run began first on the path
+    while (
+        unwanted in sys.path
+    ):  # Ray puts the folder where the run began first on the path
         sys.path.remove(unwanted)
     user_modules.remember(folders)
     separate_state_for_good()
-    with user_code("workers", "the work cannot be unpacked", "use workers=1", ConfigError):
+    with user_code(
+        "workers", "the work cannot be unpacked", "use workers=1", ConfigError
+    ):
         unpacked: tuple[Callable[[Any, Any], Any], Any] = pickle.loads(content)
     return unpacked
 
 
 def value_of(future: Future[Any], retries: int) -> Any:
-    """The value of an item, or the KofflineError with which it ended. Arrays are writable."""
+    """The value of an item, or the KofflineError with which it ended.
+
+    Arrays are writable.
+    """
     try:
         result = future.result()
-        return result if isinstance(result, KofflineError) else pickle.loads(result)
+        if isinstance(result, KofflineError):
+            return result
+        return pickle.loads(result)
     except Exception as error:
         if not type(error).__module__.startswith("ray."):
             raise
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         reason = f"its Ray worker was lost or lacks koffline ({first})"
-        return JobError(reason, str(error)) if "TaskError" in type(error).__name__ else _lost(reason, retries)
+        if "TaskError" in type(error).__name__:
+            return JobError(reason, str(error))
+        return _lost(reason, retries)
 
 
 def _lost(reason: str, retries: int) -> JobError:
     tries = f", {1 + retries} times" if retries else ""
-    return JobError(f"{reason}{tries}; give the workers more memory, or leave this part out")
+    return JobError(
+        f"{reason}{tries}; give the workers more memory, or leave this part out"
+    )
 
 
 def as_ours(error: Exception) -> KofflineError:
-    """A KofflineError as it is; any other error as a JobError with its type and source line."""
+    """A KofflineError as it is; any other error as a JobError with its type and source
+    line.
+    """
     if isinstance(error, KofflineError):
         return error
-    frame, reason = traceback.extract_tb(error.__traceback__)[-1], " ".join(str(error).split())
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    reason = " ".join(str(error).split())
     place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
     trace = "".join(traceback.format_exception(error))
     return JobError(f"{place}: {reason}" if reason else place, trace)
 
 
-_received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}  # at a worker: the unpacked functions
+_received: dict[
+    str, tuple[Callable[[Any, Any], Any], Any]
+] = {}  # at a worker: the unpacked functions
 
 
 def _perform(place: Path | list[Any], item: bytes) -> Any:
-    """Compute one item in a worker; return its packed value as an array (not copied by Ray), or an error."""
+    """Compute one item in a worker; return its packed value as an array (not copied by
+    Ray), or an error.
+    """
     try:
         key = str(place)
         if key not in _received:  # the work is unpacked once
             _received.clear()
-            work = place.read_bytes() if isinstance(place, Path) else sys.modules["ray"].get(place[0])
+            if isinstance(place, Path):
+                work = place.read_bytes()
+            else:
+                work = sys.modules["ray"].get(place[0])
             _received[key] = _unpacked_work(work)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)
@@ -279,7 +350,8 @@ def _perform(place: Path | list[Any], item: bytes) -> Any:
 
 
 def _attend(parent: int, safe_path: str | None) -> None:
-    """Initialise a worker: ignore interrupts, which the parent handles, and exit when the parent exits.
+    """Initialise a worker: ignore interrupts, which the parent handles, and exit when
+    the parent exits.
 
     safe_path: the parent's PYTHONSAFEPATH, for programs that user code starts.
     """

@@ -1,7 +1,9 @@
-"""Online mode: Trust-PCL in a Gymnasium environment, with a growing replay and six alternative critics.
+"""Online mode: Trust-PCL in a Gymnasium environment, with a growing replay and six
+alternative critics.
 
-``train(config, out=…, seed_count=6)`` runs seeds in lock-step and writes a run folder; ``LockStep`` is its
-engine. Names are imported on first use, so that a config can be read without torch.
+``train(config, out=…, seed_count=6)`` runs seeds in lock-step and writes a run folder;
+``LockStep`` is its engine. Names are imported on first use, so that a config can be
+read without torch.
 """
 
 from importlib import import_module

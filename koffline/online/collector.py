@@ -1,7 +1,9 @@
-"""Acting and data collection for K runs, in iterations of equal length, cut into paths; the trust region.
+"""Acting and data collection for K runs, in iterations of equal length, cut into paths;
+the trust region.
 
 The trust region sets the divergence coefficient from the returns of the last episodes.
-(Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019, sec:exp_detail)
+(Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019,
+sec:exp_detail)
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ _AT_ONCE = (5, 5, 4)  # 14 halvings in three steps, of 31, 31 and 15 points
 FEWEST_EPISODES = 8
 BEFORE = 500.0  # coefficient with at most FEWEST_EPISODES episodes
 SMOOTHING = 0.99
-Episodes = list[tuple[float, int]]  # return in the environment's units and length of ended ones, in order
+Episodes = list[
+    tuple[float, int]
+]  # return in the environment's units and length of ended ones, in order
 
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """One iteration: paths, the run of each (in order of runs), and all observations acted on (K, n, d).
+    """One iteration: paths, the run of each (in order of runs), and all observations
+    acted on (K, n, d).
 
     changed (K,): the runs in which an episode ended.
     """
@@ -43,23 +48,36 @@ class Collected:
     changed: np.ndarray
 
     def by_run(self, count: int) -> Paths:
-        """Paths (K, B, …), B the largest number of a run; other runs are padded with paths of no steps."""
+        """Paths (K, B, …), B the largest number of a run; other runs are padded with
+        paths of no steps.
+        """
         counts = np.bincount(self.runs, minlength=count)
-        place, ends = np.arange(counts.max()), np.cumsum(counts)[:, None]
-        found = self.paths.flat_rows(np.minimum(ends - counts[:, None] + place, ends - 1), leading=1)
-        return replace(found, lengths=np.where(place < counts[:, None], found.lengths, 0))
+        place = np.arange(counts.max())
+        ends = np.cumsum(counts)[:, None]
+        found = self.paths.flat_rows(
+            np.minimum(ends - counts[:, None] + place, ends - 1), leading=1
+        )
+        return replace(
+            found, lengths=np.where(place < counts[:, None], found.lengths, 0)
+        )
 
 
 class Actor:
-    """The policies in numpy, on the stack's own memory: a step of all runs takes some microseconds."""
+    """The policies in numpy, on the stack's own memory: a step of all runs takes some
+    microseconds.
+    """
 
     def __init__(self, stack: AgentStack) -> None:
         self._continuous = stack.shape.continuous
-        self._layers = [(w.numpy(), b.numpy()) for w, b in stack.policy.layers(stack.policy.flat)]
+        self._layers = [
+            (w.numpy(), b.numpy()) for w, b in stack.policy.layers(stack.policy.flat)
+        ]
         self._log_std = stack.log_std.numpy()
 
     def outputs(self, inputs: np.ndarray) -> np.ndarray:
-        """Means (K, E, k) or logits (K, E, n) from standardised observations (K, E, d)."""
+        """Means (K, E, k) or logits (K, E, n) from standardised observations (K, E,
+        d).
+        """
         hidden = inputs
         *below, (top, top_bias) = self._layers
         for weight, bias in below:
@@ -69,42 +87,65 @@ class Actor:
         return np.matmul(hidden, top) + top_bias
 
     def sample(self, inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions (K, E, k) from normal noise of this shape, or (K, E) from uniform noise of this shape."""
+        """Actions (K, E, k) from normal noise of this shape, or (K, E) from uniform
+        noise of this shape.
+        """
         outputs = self.outputs(inputs)
         if self._continuous:
             return outputs + np.exp(self._log_std)[:, None] * noise
         weights = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
         cumulative = np.cumsum(weights, axis=-1)
-        return (cumulative[..., :-1] <= noise[..., None] * cumulative[..., -1:]).sum(axis=-1)
+        return (cumulative[..., :-1] <= noise[..., None] * cumulative[..., -1:]).sum(
+            axis=-1
+        )
 
     def best(self, inputs: np.ndarray) -> np.ndarray:
         """Mean actions (K, E, k), or the most probable ones (K, E)."""
         outputs = self.outputs(inputs)
-        return outputs if self._continuous else outputs.argmax(axis=-1)
+        if self._continuous:
+            return outputs
+        return outputs.argmax(axis=-1)
 
 
 class Collector:
-    """K · E copies of an environment, E per run; each run's own generator draws its seeds and noise.
+    """K · E copies of an environment, E per run; each run's own generator draws its
+    seeds and noise.
 
-    When an episode ends, the next one begins within the same step, with a seed of its own. recent: each run's
-    last episodes; since: returns of the episodes that ended since the last evaluation.
+    When an episode ends, the next one begins within the same step, with a seed of its
+    own. recent: each run's last episodes; since: returns of the episodes that ended
+    since the last evaluation.
     """
 
     kept = (
-        "recent", "since", "_seeds", "_pending", "_observations",
-        "_totals", "_lengths", "_episodes", "_taken",
-    )  # fmt: skip
+        "recent",
+        "since",
+        "_seeds",
+        "_pending",
+        "_observations",
+        "_totals",
+        "_lengths",
+        "_episodes",
+        "_taken",
+    )
 
-    def __init__(self, copies: Copies, shape: Shape, generators: Generators, config: OnlineConfig) -> None:
-        self._copies, self._shape, self._generators = copies, shape, generators
-        self._each, self._path_length = config.num_envs, config.path_length
+    def __init__(
+        self, copies: Copies, shape: Shape, generators: Generators, config: OnlineConfig
+    ) -> None:
+        self._copies = copies
+        self._shape = shape
+        self._generators = generators
+        self._each = config.num_envs
+        self._path_length = config.path_length
         self._steps = config.steps_per_iteration // self._each
         n = self._n = self._each * len(generators)
         self.recent: list[Episodes] = [[] for _ in generators]
         self.since: list[list[float]] = [[] for _ in generators]
-        self._seeds, self._pending = self._draw_seeds(), self._draw_seeds()
+        self._seeds = self._draw_seeds()
+        self._pending = self._draw_seeds()
         self._observations = vectors(copies.reset(self._seeds))
-        self._totals, self._lengths, self._episodes = np.zeros(n), np.zeros(n, int), np.zeros(n, int)
+        self._totals = np.zeros(n)
+        self._lengths = np.zeros(n, int)
+        self._episodes = np.zeros(n, int)
         # Of the running episodes, (n, ·): to resume from.
         size = (n, _FIRST_LENGTH, *([shape.outputs] if shape.continuous else []))
         self._taken = np.zeros(size, dtype=float if shape.continuous else np.int64)
@@ -117,12 +158,20 @@ class Collector:
         for step in range(self._steps):
             drawn = act(self._observations.reshape(-1, self._each, d), noise[:, step])
             actions = drawn.reshape(n, *drawn.shape[2:])
-            before = self._observations, actions, self._episodes.copy(), self._lengths.copy()
+            before = (
+                self._observations,
+                actions,
+                self._episodes.copy(),
+                self._lengths.copy(),
+            )
             rows.append((*before, *self._play(self._shape.action_space.clip(actions))))
-        return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
+        return self._cut(
+            [np.stack(column, axis=1) for column in zip(*rows, strict=True)]
+        )
 
     def resume(self) -> bool:
-        """Replay the running episodes of a restored state from their seeds; return whether they agree.
+        """Replay the running episodes of a restored state from their seeds; return
+        whether they agree.
 
         If they do not agree, new episodes begin.
         """
@@ -138,32 +187,52 @@ class Collector:
             return True
         self._episodes += 1
         self._observations = vectors(self._copies.reset(self._seeds))
-        self._totals[:], self._lengths[:] = 0.0, 0
+        self._totals[:] = 0.0
+        self._lengths[:] = 0
         return False
 
     def _noise(self) -> np.ndarray:
-        """Normal noise (K, steps, E, k), or uniform noise (K, steps, E) for discrete actions."""
+        """Normal noise (K, steps, E, k), or uniform noise (K, steps, E) for discrete
+        actions.
+        """
         size = (self._steps, self._each)
         if self._shape.continuous:
-            return np.stack([g.standard_normal((*size, self._shape.outputs)) for g in self._generators])
+            return np.stack(
+                [
+                    g.standard_normal((*size, self._shape.outputs))
+                    for g in self._generators
+                ]
+            )
         return np.stack([generator.random(size) for generator in self._generators])
 
     def _draw_seeds(self) -> list[int]:
-        return np.concatenate([g.integers(2**31, size=self._each) for g in self._generators]).tolist()
+        return np.concatenate(
+            [g.integers(2**31, size=self._each) for g in self._generators]
+        ).tolist()
 
-    def _play(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies: true s′ (n, d), rewards, ends. Copies whose episode ended start the next one."""
+    def _play(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step all copies: true s′ (n, d), rewards, ends.
+
+        Copies whose episode ended start the next one.
+        """
         if self._lengths.max() >= self._taken.shape[1]:
-            self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
+            self._taken = np.concatenate(
+                (self._taken, np.zeros_like(self._taken)), axis=1
+            )
         self._taken[np.arange(self._n), self._lengths] = actions
-        observations, rewards, terminated, truncated = self._copies.step(range(self._n), actions)
+        observations, rewards, terminated, truncated = self._copies.step(
+            range(self._n), actions
+        )
         final = self._observations = vectors(observations)
         self._totals += rewards
         self._lengths += 1
         ended = np.flatnonzero(terminated | truncated).tolist()
         for copy in ended:
             run = copy // self._each
-            total, length = float(self._totals[copy]), int(self._lengths[copy])
+            total = float(self._totals[copy])
+            length = int(self._lengths[copy])
             self.recent[run] = [*self.recent[run], (total, length)][-WINDOW:]
             self.since[run].append(total)
             self._seeds[copy] = self._pending[copy]
@@ -172,13 +241,25 @@ class Collector:
             self._observations = final.copy()
             seeds = [self._seeds[copy] for copy in ended]
             self._observations[ended] = vectors(self._copies.reset(seeds, ended))
-            self._totals[ended], self._lengths[ended] = 0.0, 0
+            self._totals[ended] = 0.0
+            self._lengths[ended] = 0
             self._episodes[ended] += 1
         return final, rewards, terminated, truncated
 
     def _cut(self, columns: list[np.ndarray]) -> Collected:
-        """Cut columns (n, steps, …) into paths, at ends of episodes and iterations or at ``path_length``."""
-        observations, actions, episodes, steps, final, rewards, terminated, truncated = columns
+        """Cut columns (n, steps, …) into paths, at ends of episodes and iterations or
+        at ``path_length``.
+        """
+        (
+            observations,
+            actions,
+            episodes,
+            steps,
+            final,
+            rewards,
+            terminated,
+            truncated,
+        ) = columns
         n, length, d = observations.shape
         pieces = []  # (copy, start, stop), copy by copy in time
         for copy, is_break in enumerate(terminated | truncated):
@@ -189,8 +270,11 @@ class Collector:
                     pieces.append((copy, start, stop))
                     start = stop
         copies, starts, stops = np.array(pieces).T
-        last, lengths = stops - 1, stops - starts
-        index = np.minimum(starts[:, None] + np.arange(self._path_length), last[:, None])  # (S, T)
+        last = stops - 1
+        lengths = stops - starts
+        index = np.minimum(
+            starts[:, None] + np.arange(self._path_length), last[:, None]
+        )  # (S, T)
         filler = np.arange(self._path_length + 1) >= lengths[:, None]
         ends = final[copies, last][:, None]
         states = np.concatenate((observations[copies[:, None], index], ends), axis=1)
@@ -215,8 +299,12 @@ def vectors(observations: np.ndarray) -> np.ndarray:
     return observations.reshape(len(observations), -1).astype(np.float64)
 
 
-def divergence(returns: Float[np.ndarray, "*run episode"], coefficient: Coefficients) -> Coefficients:
-    """D(λ) = E_w[G/λ] − log mean exp(G/λ), w ∝ exp(G/λ): KL from uniform weights to w; falls with λ."""
+def divergence(
+    returns: Float[np.ndarray, "*run episode"], coefficient: Coefficients
+) -> Coefficients:
+    """D(λ) = E_w[G/λ] − log mean exp(G/λ), w ∝ exp(G/λ): KL from uniform weights to w;
+    falls with λ.
+    """
     scaled = returns / np.asarray(coefficient)[..., None]
     shifted = scaled - scaled.max(axis=-1, keepdims=True)
     weights = np.exp(shifted)
@@ -225,28 +313,37 @@ def divergence(returns: Float[np.ndarray, "*run episode"], coefficient: Coeffici
     return np.asarray(mean - np.log(total / returns.shape[-1]))
 
 
-def solve_coefficients(returns: Float[np.ndarray, "run episode"], allowed: PerRun) -> PerRun:
-    """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 bisections: exact to 0.03.
+def solve_coefficients(
+    returns: Float[np.ndarray, "run episode"], allowed: PerRun
+) -> PerRun:
+    """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 bisections: exact to
+    0.03.
 
-    returns: of each run's last episodes; allowed: nats. With at most 8 episodes λ is 500.
+    returns: of each run's last episodes; allowed: nats. With at most 8 episodes λ is
+    500.
     """
     if returns.shape[1] <= FEWEST_EPISODES:
         return np.full(len(returns), BEFORE)
     # D falls with λ, so that several halvings are one evaluation at equidistant points.
-    low, width = np.zeros(len(returns)), LARGEST
+    low = np.zeros(len(returns))
+    width = LARGEST
     for halvings in _AT_ONCE:
         width /= 2.0**halvings
         points = low[:, None] + width * np.arange(1, 2**halvings)
         repeated = np.broadcast_to(returns[:, None], (*points.shape, returns.shape[1]))
-        low = low + width * np.count_nonzero(divergence(repeated, points) > allowed[:, None], axis=1)
+        low = low + width * np.count_nonzero(
+            divergence(repeated, points) > allowed[:, None], axis=1
+        )
     return low + 0.5 * width
 
 
 class TrustRegion:
-    """Divergence coefficient of each run, which slowly follows the solution for its last episodes.
+    """Divergence coefficient of each run, which slowly follows the solution for its
+    last episodes.
 
-    A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): more divergence is allowed than
-    weighted episodes can have (the log of their number); the coefficient then falls to kl_coef.
+    A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): more divergence
+    is allowed than weighted episodes can have (the log of their number); the
+    coefficient then falls to kl_coef.
     """
 
     kept = ("kl_coef", "wanted")
@@ -254,7 +351,9 @@ class TrustRegion:
     def __init__(self, configs: Sequence[OnlineConfig]) -> None:
         self._is_on = np.array([c.max_divergence is not None for c in configs])
         self._least = np.array([c.kl_coef for c in configs])
-        self.kl_coef = np.where(self._is_on, [c.kl_coef_initial for c in configs], self._least)
+        self.kl_coef = np.where(
+            self._is_on, [c.kl_coef_initial for c in configs], self._least
+        )
         self.wanted = np.where(self._is_on, BEFORE, self._least)
         self.is_inert = np.zeros(len(configs), dtype=bool)
         self._reward_scale = np.array([c.reward_scale for c in configs])
@@ -262,15 +361,23 @@ class TrustRegion:
         self._is_per_step = np.array([c.divergence_per == "step" for c in configs])
 
     def update(self, recent: Sequence[Episodes], changed: np.ndarray) -> None:
-        """Update after an iteration. recent: each run's last episodes; changed (K,): where one ended."""
+        """Update after an iteration. recent: each run's last episodes; changed (K,):
+        where one ended.
+        """
         by_count: dict[int, list[int]] = {}
         for run in np.flatnonzero(changed & self._is_on).tolist():
             by_count.setdefault(len(recent[run]), []).append(run)
         for runs in by_count.values():
-            returns, lengths = np.array([recent[run] for run in runs], dtype=float).transpose(2, 0, 1)
+            returns, lengths = np.array(
+                [recent[run] for run in runs], dtype=float
+            ).transpose(2, 0, 1)
             length = np.where(self._is_per_step[runs], lengths.mean(axis=1), 1.0)
             allowed = self._max_divergence[runs] * length
             self.is_inert[runs] = allowed >= np.log(returns.shape[1])
-            self.wanted[runs] = solve_coefficients(returns * self._reward_scale[runs][:, None], allowed)
-        moved = np.maximum(SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least)
+            self.wanted[runs] = solve_coefficients(
+                returns * self._reward_scale[runs][:, None], allowed
+            )
+        moved = np.maximum(
+            SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least
+        )
         self.kl_coef = np.where(self._is_on, moved, self._least)

@@ -1,4 +1,6 @@
-"""Train one stack of seeds from its last checkpoint to its end: iterate, evaluate, log, save."""
+"""Train one stack of seeds from its last checkpoint to its end: iterate, evaluate, log,
+save.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,25 @@ from koffline.online.paths import replay_transitions
 from koffline.store.files import write_text
 from koffline.untrusted.limits import check_regular
 
-EVALUATION, METRICS, MODEL, REPLAY = "evaluation.csv", "metrics.csv", "model.d3", "replay.hdf5"
-COLUMNS = ("return", "length", "sampled_return")  # columns of evaluation.csv after the step
+EVALUATION = "evaluation.csv"
+METRICS = "metrics.csv"
+MODEL = "model.d3"
+REPLAY = "replay.hdf5"
+COLUMNS = (
+    "return",
+    "length",
+    "sampled_return",
+)  # columns of evaluation.csv after the step
 _LOG = logging.getLogger(__name__)
 Row = dict[str, int | float]
 
 
 class GroupResult(BaseModel):
-    """Results of a stack so far, which its checkpoints store; at the end, its final result.
+    """Results of a stack so far, which its checkpoints store; at the end, its final
+    result.
 
-    seconds: training time. diverged: step by seed. logs: rows by the file's name in the run's folder.
+    seconds: training time. diverged: step by seed. logs: rows by the file's name in the
+    run's folder.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -44,8 +55,12 @@ class GroupResult(BaseModel):
 
 
 def read_result(path: Path) -> GroupResult | None:
-    """The result of a finished stack; None if it is missing, or damaged and has to be computed again."""
-    with contextlib.suppress(OSError, ValueError):  # pydantic's errors and Refused are ValueErrors
+    """The result of a finished stack; None if it is missing, or damaged and has to be
+    computed again.
+    """
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # pydantic's errors and Refused are ValueErrors
         check_regular(path)
         return GroupResult.model_validate_json(path.read_bytes())
     return None
@@ -57,9 +72,13 @@ def result_path(out: Path, seeds: Sequence[int]) -> Path:
 
 
 def train_group(
-    path: Path, config: OnlineConfig, seeds: Sequence[int], on_step: Callable[[int], None] = lambda step: None
+    path: Path,
+    config: OnlineConfig,
+    seeds: Sequence[int],
+    on_step: Callable[[int], None] = lambda step: None,
 ) -> None:
-    """Train seeds in one stack from its newest checkpoint, and write the result to ``path``.
+    """Train seeds in one stack from its newest checkpoint, and write the result to
+    ``path``.
 
     on_step: called with the environment steps per seed.
     """
@@ -74,7 +93,8 @@ def train_group(
             stack.iterate()
             on_step(stack.steps)
             is_evaluated, is_saved = (
-                stack.steps >= config.steps or stack.steps // interval > before // interval
+                stack.steps >= config.steps
+                or stack.steps // interval > before // interval
                 for interval in (config.evaluation_interval, config.checkpoint_interval)
             )
             if is_evaluated:
@@ -88,41 +108,63 @@ class _Training:
     """Outputs of the loop over a stack: logs, checkpoints, models, replays."""
 
     def __init__(self, stack: LockStep, path: Path) -> None:
-        self._stack, self._path, self._config, self._has_warned = stack, path, stack.runs[0].config, False
-        self._folders = {run.seed: path.parents[2] / f"seed_{run.seed}" for run in stack.runs}
+        self._stack = stack
+        self._path = path
+        self._config = stack.runs[0].config
+        self._has_warned = False
+        self._folders = {
+            run.seed: path.parents[2] / f"seed_{run.seed}" for run in stack.runs
+        }
         settings = json.dumps(self._config.resolved(), sort_keys=True)
         self._fingerprint = hashlib.sha256(settings.encode()).hexdigest()
         saved = newest(path.parent, self._fingerprint)
-        if saved is None and any((folder / EVALUATION).exists() for folder in self._folders.values()):
-            _LOG.warning("there is no checkpoint in %s; the run begins again at step 0", path.parent)
+        if saved is None and any(
+            (folder / EVALUATION).exists() for folder in self._folders.values()
+        ):
+            _LOG.warning(
+                "there is no checkpoint in %s; the run begins again at step 0",
+                path.parent,
+            )
         if saved and not stack.load_state_dict(saved["stack"]):
             _LOG.warning(
-                "the running episodes of %s could not be played again and begin anew; from here on the "
-                "run is as good as, but not equal to, one that was never stopped",
+                "the running episodes of %s could not be played again and begin anew;"
+                " from here on the run is as good as, but not equal to, one that was"
+                " never stopped",
                 self._config.env,
             )
-        for folder in self._folders.values():  # the first checkpoint may come before the first evaluation
+        for folder in (
+            self._folders.values()
+        ):  # the first checkpoint may come before the first evaluation
             folder.mkdir(exist_ok=True)
         self._found = GroupResult.model_validate(saved or {})
-        self._started = time.perf_counter() - self._found.seconds  # earlier processes of the run included
+        self._started = (
+            time.perf_counter() - self._found.seconds
+        )  # earlier processes of the run included
 
     @property
     def is_over(self) -> bool:
         """Whether all steps are done, or all seeds diverged."""
-        return self._stack.steps >= self._config.steps or len(self._found.diverged) == len(self._folders)
+        return self._stack.steps >= self._config.steps or len(
+            self._found.diverged
+        ) == len(self._folders)
 
     def evaluate(self) -> None:
-        """Evaluate, and log a row per seed; a seed with non-finite networks gets no more rows.
+        """Evaluate, and log a row per seed; a seed with non-finite networks gets no
+        more rows.
 
         Logs are CSV files, written atomically; a log without rows has no file.
         """
-        stack, step = self._stack, self._stack.steps
-        evaluations, metrics, is_finite = stack.evaluate(), stack.take_metrics(), stack.is_finite
+        stack = self._stack
+        step = self._stack.steps
+        evaluations = stack.evaluate()
+        metrics = stack.take_metrics()
+        is_finite = stack.is_finite
         if stack.trust_region.is_inert.all() and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
-                "max_divergence is %g a step: over episodes of this length that is more than weights can "
-                "diverge by, so that kl_coef is at its least (%g); a smaller one binds",
+                "max_divergence is %g a step: over episodes of this length that is more"
+                " than weights can diverge by, so that kl_coef is at its least (%g); a"
+                " smaller one binds",
                 self._config.max_divergence,
                 self._config.kl_coef,
             )
@@ -130,29 +172,53 @@ class _Training:
         for place, (seed, folder) in enumerate(self._folders.items()):
             if seed not in diverged and (stack.diverged[place] or not is_finite[place]):
                 diverged[seed] = step
-                _LOG.warning("seed %d diverged by step %d: its gradient is not finite", seed, step)
+                _LOG.warning(
+                    "seed %d diverged by step %d: its gradient is not finite",
+                    seed,
+                    step,
+                )
             for name, columns in ((EVALUATION, evaluations), (METRICS, metrics)):
                 rows = self._found.logs.setdefault(f"{folder.name}/{name}", [])
                 if columns and seed not in diverged:
-                    rows.append({"step": step, **{key: float(part[place]) for key, part in columns.items()}})
+                    rows.append(
+                        {
+                            "step": step,
+                            **{
+                                key: float(part[place]) for key, part in columns.items()
+                            },
+                        }
+                    )
                 if rows:
-                    lines = [",".join(rows[0]), *(",".join(map(repr, row.values())) for row in rows)]
+                    lines = [
+                        ",".join(rows[0]),
+                        *(",".join(map(repr, row.values())) for row in rows),
+                    ]
                     write_text(folder / name, "\n".join(lines) + "\n")
                 else:
                     (folder / name).unlink(missing_ok=True)
 
     def save(self) -> None:
-        """Write the finite models, then a checkpoint; a run that is killed in between writes both again."""
-        stack, config = self._stack, self._config
+        """Write the finite models, then a checkpoint; a run that is killed in between
+        writes both again.
+        """
+        stack = self._stack
+        config = self._config
         for place, folder in enumerate(self._folders.values()):
             if stack.is_finite[place]:
                 trust_pcl_model(stack.agent(place), config).save(str(folder / MODEL))
         state = {**self._so_far().model_dump(), "stack": stack.state_dict()}
-        save(self._path.parent, self._fingerprint, stack.steps, state, config.keep_checkpoints)
+        save(
+            self._path.parent,
+            self._fingerprint,
+            stack.steps,
+            state,
+            config.keep_checkpoints,
+        )
 
     def finish(self) -> None:
         """Write the replays of the seeds that did not diverge, then the result."""
-        stack, config = self._stack, self._config
+        stack = self._stack
+        config = self._config
         gamma = config.gamma if 0.0 < config.gamma < 1.0 else None
         for place, (seed, folder) in enumerate(self._folders.items()):
             if seed in self._found.diverged or config.streaming:
@@ -166,5 +232,6 @@ class _Training:
         write_text(self._path, self._so_far().model_dump_json(indent=2) + "\n")
 
     def _so_far(self) -> GroupResult:
-        self._found.steps, self._found.seconds = self._stack.steps, time.perf_counter() - self._started
+        self._found.steps = self._stack.steps
+        self._found.seconds = time.perf_counter() - self._started
         return self._found

@@ -1,4 +1,5 @@
-"""One gradient step of K Trust-PCL runs at once: policy and critic in closed form, exploration bonus.
+"""One gradient step of K Trust-PCL runs at once: policy and critic in closed form,
+exploration bonus.
 
 There is no autograd: with few outputs, the networks' hand-written pullback is enough.
 """
@@ -23,7 +24,9 @@ from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
 
 _FEATURES = 128  # of the kernel that measures which states are unknown
-_BANDWIDTH = 0.5  # of that kernel, times the root mean squared distance of standardised states
+_BANDWIDTH = (
+    0.5  # of that kernel, times the root mean squared distance of standardised states
+)
 _EVERY = 20  # iterations between two inversions
 
 
@@ -33,26 +36,49 @@ class Learner:
     kept = ("online", "target", "_adam", "_remembered", "_rates", "diverged")
 
     def __init__(self, configs: Sequence[OnlineConfig], networks: Networks) -> None:
-        self.networks, (self.online, self.target) = networks, networks
+        self.networks = networks
+        self.online, self.target = networks
         self._dtype = self.online.flat.dtype
         self.windows = WindowCutter(configs, self._dtype)
         self._rates, self._decay, self._largest_norm, epsilon, self._bandwidth_scale = (
             self._column([getattr(config, name) for config in configs])
-            for name in ("learning_rate", "target_decay", "max_grad_norm", "adam_epsilon", "bandwidth_scale")
+            for name in (
+                "learning_rate",
+                "target_decay",
+                "max_grad_norm",
+                "adam_epsilon",
+                "bandwidth_scale",
+            )
         )
-        self._diag_weight = self._column([c.diag_weight for c in configs])  # NaN where it is unset
+        self._diag_weight = self._column(
+            [c.diag_weight for c in configs]
+        )  # NaN where it is unset
         memory = self._column([c.memory for c in configs])
         self._clip = self._column([c.clip_adv or np.inf for c in configs])
-        self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])
+        self._actions_in_kernel = self._column(
+            [c.kernel_inputs == "state_action" for c in configs]
+        )
         self._rows_of = _rows_by([c.critic.removesuffix("_slow") for c in configs])
-        self._slow = _rows_by([c.critic in ("fvi", "kloss_slow") for c in configs]).get(True)
-        self._through_end = self._column([c.critic in ("rg", "kloss", "memory") for c in configs])
+        self._slow = _rows_by([c.critic in ("fvi", "kloss_slow") for c in configs]).get(
+            True
+        )
+        self._through_end = self._column(
+            [c.critic in ("rg", "kloss", "memory") for c in configs]
+        )
         self._remembered: RememberedLoss | None = None
         if (rows := self._rows_of.get("memory")) is not None:
-            kernel = self._bandwidth_scale[rows], self._actions_in_kernel[rows], networks.of(rows)
-            self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel)
+            kernel = (
+                self._bandwidth_scale[rows],
+                self._actions_in_kernel[rows],
+                networks.of(rows),
+            )
+            self._remembered = RememberedLoss(
+                memory[rows], self._diag_weight[rows], *kernel
+            )
         self._adam = StackedAdam(self.online.flat, epsilon=epsilon)
-        self.gradient = torch.empty_like(self.online.flat)  # reused: allocation costs more than the sum
+        self.gradient = torch.empty_like(
+            self.online.flat
+        )  # reused: allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
 
     @torch.no_grad()
@@ -62,11 +88,13 @@ class Learner:
 
     @torch.no_grad()
     def update(self, batch: Minibatch, coefficients: Tensor) -> dict[str, Tensor]:
-        """Take one Adam step in all runs; return diagnostics (K,). Runs with a non-finite gradient stop.
+        """Take one Adam step in all runs; return diagnostics (K,). Runs with a
+        non-finite gradient stop.
 
         coefficients (2, K, 1): τ and λ.
         """
-        diagnostics, gradient = self.compute_gradient(batch, coefficients), self.gradient
+        diagnostics = self.compute_gradient(batch, coefficients)
+        gradient = self.gradient
         policy, deviations, value = self.online.shape.parts
         norms = {
             "grad_norm_policy": gradient[:, policy.start : deviations.stop].norm(dim=1),
@@ -77,18 +105,34 @@ class Learner:
         if bool(broken.any()):
             gradient = torch.where(broken, 0.0, gradient)
             self.diverged |= broken.squeeze(1).numpy()
-            self._rates.masked_fill_(broken, 0.0)  # permanently, because Adam's momentum would go on
-        gradient.mul_((self._largest_norm / whole.clamp(min=1e-30)).clamp_(max=1.0).nan_to_num_(nan=1.0))
+            self._rates.masked_fill_(
+                broken, 0.0
+            )  # permanently, because Adam's momentum would go on
+        gradient.mul_(
+            (self._largest_norm / whole.clamp(min=1e-30))
+            .clamp_(max=1.0)
+            .nan_to_num_(nan=1.0)
+        )
         self._adam.update(self.online.flat, gradient, self._rates)
         return {name: part.double() for name, part in {**diagnostics, **norms}.items()}
 
-    def compute_gradient(self, batch: Minibatch, coefficients: Tensor) -> dict[str, Tensor]:
-        """Compute ``gradient`` (K, P) of both networks, before clipping; return diagnostics (K,)."""
+    def compute_gradient(
+        self, batch: Minibatch, coefficients: Tensor
+    ) -> dict[str, Tensor]:
+        """Compute ``gradient`` (K, P) of both networks, before clipping; return
+        diagnostics (K,).
+        """
         found = critics.Residual(self.networks, self._slow, batch, coefficients)
-        residual, density, values = found.windows, found.density, found.values
+        residual = found.windows
+        density = found.density
+        values = found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
-        share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
-        share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # mean over paths with a window
+        share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(
+            dim=2
+        )
+        share = (
+            share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]
+        )  # mean over paths with a window
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy = density.gradients(slope, found.pull_policy)
         critic = self._critic(found, batch, coefficients)
@@ -97,27 +141,51 @@ class Learner:
             self.gradient[:, place] = part
         count = values.valid.sum(dim=1)
         mean = (residual * values.valid).sum(dim=1) / count
-        spread = ((residual - mean.unsqueeze(1)).square() * values.valid).sum(dim=1) / count
+        spread = ((residual - mean.unsqueeze(1)).square() * values.valid).sum(
+            dim=1
+        ) / count
         return {
             "residual_mean": mean,
             "residual_std": spread.sqrt(),
-            "clip_fraction": ((bounded != residual) & (values.valid > 0)).sum(dim=1) / count,
+            "clip_fraction": (
+                ((bounded != residual) & (values.valid > 0)).sum(dim=1) / count
+            ),
             "loss": critic.loss,
             "policy_std": density.mean_std,
         }
 
-    def _critic(self, found: critics.Residual, batch: Minibatch, coefficients: Tensor) -> CriticGradient:
+    def _critic(
+        self, found: critics.Residual, batch: Minibatch, coefficients: Tensor
+    ) -> CriticGradient:
         """Gradient of each run by its own critic."""
-        residual, valid = found.windows, found.values.valid
+        residual = found.windows
+        valid = found.values.valid
         parts: list[tuple[Rows, CriticGradient]] = []
         if (rows := self._rows_of.get("kloss")) is not None:
-            inputs, kept = self._kernel_inputs(batch, rows), valid[rows]
+            inputs = self._kernel_inputs(batch, rows)
+            kept = valid[rows]
             gram = critics.gaussian_gram(inputs, kept, self._bandwidth_scale[rows])
-            parts.append((rows, critics.kernel_gradient(residual[rows], kept, gram, self._diag_weight[rows])))
-        if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
+            parts.append(
+                (
+                    rows,
+                    critics.kernel_gradient(
+                        residual[rows], kept, gram, self._diag_weight[rows]
+                    ),
+                )
+            )
+        if (
+            rows := self._rows_of.get("memory")
+        ) is not None and self._remembered is not None:
             inputs = self._kernel_inputs(batch, rows)
             now = self.networks.of(rows), coefficients[:, rows]
-            parts.append((rows, self._remembered.gradient(residual[rows], batch.of(rows), inputs, *now)))
+            parts.append(
+                (
+                    rows,
+                    self._remembered.gradient(
+                        residual[rows], batch.of(rows), inputs, *now
+                    ),
+                )
+            )
         if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
             return parts[0][1]
         whole = critics.squared_error_gradient(residual, valid)
@@ -126,14 +194,18 @@ class Learner:
         return whole
 
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
-        """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""
+        """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete
+        ones as unit vectors.
+        """
         starts = batch.starts.clamp(max=batch.rewards.shape[2] - 1)[rows]
         states = torch.take_along_dim(batch.inputs[rows], starts.unsqueeze(3), dim=2)
         if not bool(self._actions_in_kernel[rows].any()):
             return states.flatten(1, 2)
         shape = self.online.shape
         if shape.continuous:
-            actions = torch.take_along_dim(batch.actions[rows], starts.unsqueeze(3), dim=2)
+            actions = torch.take_along_dim(
+                batch.actions[rows], starts.unsqueeze(3), dim=2
+            )
         else:
             chosen = batch.actions[rows].gather(2, starts)
             actions = torch.nn.functional.one_hot(chosen, shape.outputs).to(self._dtype)
@@ -141,27 +213,36 @@ class Learner:
         return torch.cat((states, actions), dim=3).flatten(1, 2)
 
     def _column(self, numbers: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(numbers, dtype=float), dtype=self._dtype).reshape(-1, 1)
+        return torch.as_tensor(
+            np.asarray(numbers, dtype=float), dtype=self._dtype
+        ).reshape(-1, 1)
 
 
 class Exploration:
-    """Exploration bonuses of K runs: the uncertainty of kernel regressions on each run's own states.
+    """Exploration bonuses of K runs: the uncertainty of kernel regressions on each
+    run's own states.
 
-    An ensemble of ridge regressions on random features ψ of a Gaussian kernel, each with its own noise,
-    spreads at s by √(ψ(s)ᵀ (I + Σ ψψᵀ)⁻¹ ψ(s)), with the sum over the states seen so far (standardised as
-    they were when seen): from 1 far from all of them down to 0. This is the spread of infinitely many
-    replicas, in closed form. ``scales``: of each run, in scaled reward. (Rasmussen & Williams 2006, ch. 2)
+    An ensemble of ridge regressions on random features ψ of a Gaussian kernel, each
+    with its own noise, spreads at s by √(ψ(s)ᵀ (I + Σ ψψᵀ)⁻¹ ψ(s)), with the sum over
+    the states seen so far (standardised as they were when seen): from 1 far from all of
+    them down to 0. This is the spread of infinitely many replicas, in closed form.
+    ``scales``: of each run, in scaled reward. (Rasmussen & Williams 2006, ch. 2)
     """
 
     kept = ("_seen", "_inverse", "_iterations")
 
-    def __init__(self, scales: Sequence[float], dimension: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, scales: Sequence[float], dimension: int, dtype: torch.dtype
+    ) -> None:
         bandwidth = _BANDWIDTH * (2.0 * dimension) ** 0.5
         generator = torch.Generator().manual_seed(0)
-        self._features = random_fourier_features(Gaussian(bandwidth), dimension, _FEATURES, generator)
+        self._features = random_fourier_features(
+            Gaussian(bandwidth), dimension, _FEATURES, generator
+        )
         self._scales = torch.tensor(scales, dtype=dtype).unsqueeze(1)
         self._seen = torch.eye(_FEATURES, dtype=dtype).repeat(len(scales), 1, 1)
-        self._inverse, self._iterations = self._seen.clone(), 0
+        self._inverse = self._seen.clone()
+        self._iterations = 0
 
     def update(self, states: Float[Tensor, "run state d"]) -> None:
         """Add standardised states to those seen."""
@@ -173,8 +254,12 @@ class Exploration:
 
     def add(self, batch: Minibatch) -> Minibatch:
         """The mini-batch with the bonuses added to its rewards."""
-        reached = batch.rows + batch.rows // batch.rewards.shape[2] + 1  # rows of inputs, T + 1 a path
-        states = torch.take_along_dim(batch.inputs.flatten(1, 2), reached.unsqueeze(2), dim=1)
+        reached = (
+            batch.rows + batch.rows // batch.rewards.shape[2] + 1
+        )  # rows of inputs, T + 1 a path
+        states = torch.take_along_dim(
+            batch.inputs.flatten(1, 2), reached.unsqueeze(2), dim=1
+        )
         psi = self._features(states)
         spread = ((psi @ self._inverse) * psi).sum(dim=2).clamp(min=0.0).sqrt()
         bonus = self._scales * spread * batch.covered
@@ -183,10 +268,15 @@ class Exploration:
 
 
 def _rows_by(kinds: Sequence[Any]) -> dict[Any, Rows]:
-    """Rows of the runs of each kind; a slice if they are contiguous, which avoids copies."""
+    """Rows of the runs of each kind; a slice if they are contiguous, which avoids
+    copies.
+    """
     found: dict[Any, Rows] = {}
     for kind in dict.fromkeys(kinds):
         rows = [k for k, other in enumerate(kinds) if other == kind]
         together = rows[-1] - rows[0] + 1 == len(rows)
-        found[kind] = slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows)
+        if together:
+            found[kind] = slice(rows[0], rows[-1] + 1)
+        else:
+            found[kind] = torch.tensor(rows)
     return found

@@ -1,15 +1,17 @@
-"""K runs of online Trust-PCL in lock-step: seeds, critics and settings of equal shape as one stack.
+"""K runs of online Trust-PCL in lock-step: seeds, critics and settings of equal shape
+as one stack.
 
     config = OnlineConfig("InvertedPendulum-v5", steps=50_000)
-    runs = [OnlineRun(config.with_changes(critic=c), seed) for c in CRITICS for seed in range(6)]
-    with contextlib.closing(LockStep(runs)) as stack:
+    runs = [OnlineRun(config.with_changes(critic=c), seed) for c in CRITICS for seed in
+    range(6)] with contextlib.closing(LockStep(runs)) as stack:
         while stack.steps < config.steps:
             stack.iterate()
         print(stack.evaluate())
 
-A run has its own environments, replay, parameters and generators: its numbers do not depend on other runs of
-the stack, up to the rounding of stacked products. Use one thread (`koffline.fitting.threads(1)`), because the
-matrices are small; use more cores by more stacks.
+A run has its own environments, replay, parameters and generators: its numbers do not
+depend on other runs of the stack, up to the rounding of stacked products. Use one
+thread (`koffline.fitting.threads(1)`), because the matrices are small; use more cores
+by more stacks.
 """
 
 from __future__ import annotations
@@ -29,37 +31,69 @@ from koffline.online.learner import Exploration, Learner
 from koffline.online.networks import Agent, AgentStack, InputMoments, Networks, Shape
 from koffline.online.paths import PathReplay, Paths
 
-_DECAY_ITERATIONS = 2500  # iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
+# iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
+_DECAY_ITERATIONS = 2500
 
 
 class LockStep:
-    """K runs in one stack. Raises ConfigError if their settings cannot share a stack."""
+    """K runs in one stack.
+
+    Raises ConfigError if their settings cannot share a stack.
+    """
 
     kept = (
-        "iterations", "steps", "learner", "moments", "replay", "trust_region",
-        "_exploration", "_collector", "_generators", "_sums", "_summed",
-    )  # fmt: skip
+        "iterations",
+        "steps",
+        "learner",
+        "moments",
+        "replay",
+        "trust_region",
+        "_exploration",
+        "_collector",
+        "_generators",
+        "_sums",
+        "_summed",
+    )
 
-    def __init__(self, runs: Sequence[OnlineRun], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, runs: Sequence[OnlineRun], dtype: torch.dtype = torch.float32
+    ) -> None:
         self.runs = tuple(runs)
         self._configs = [run.config for run in runs]
         self._common = common = check_equal(self._configs)
         self._dtype = np.float64 if dtype == torch.float64 else np.float32
-        self._copies, self._evaluators = (Copies(common.env, **common.env_options) for _ in range(2))
-        space, dimension = self._copies.action_space, int(np.prod(self._copies.observation_shape))
+        self._copies, self._evaluators = (
+            Copies(common.env, **common.env_options) for _ in range(2)
+        )
+        space = self._copies.action_space
+        dimension = int(np.prod(self._copies.observation_shape))
         self.shape = shape = Shape(dimension, space, common.hidden)
-        seeds, *kinds = zip(*(np.random.SeedSequence(run.seed).spawn(3) for run in runs), strict=True)
+        seeds, *kinds = zip(
+            *(np.random.SeedSequence(run.seed).spawn(3) for run in runs), strict=True
+        )
         # Of the replay, and of collection.
-        self._generators = tuple(tuple(map(np.random.default_rng, kind)) for kind in kinds)
-        online = AgentStack.initialise(shape, [each.generate_state(2).tolist() for each in seeds], dtype)
-        self.learner = Learner(self._configs, Networks(online, AgentStack(shape, online.flat.clone())))
+        self._generators = tuple(
+            tuple(map(np.random.default_rng, kind)) for kind in kinds
+        )
+        online = AgentStack.initialise(
+            shape, [each.generate_state(2).tolist() for each in seeds], dtype
+        )
+        self.learner = Learner(
+            self._configs, Networks(online, AgentStack(shape, online.flat.clone()))
+        )
         self._actor = Actor(online)
-        self.moments = InputMoments(len(runs), dimension, [c.standardise for c in self._configs])
+        self.moments = InputMoments(
+            len(runs), dimension, [c.standardise for c in self._configs]
+        )
         capacity = 1 if common.streaming else common.capacity
-        self.replay = PathReplay(len(runs), capacity, common.path_length, shape, self._dtype)
+        self.replay = PathReplay(
+            len(runs), capacity, common.path_length, shape, self._dtype
+        )
         self._collector = Collector(self._copies, shape, self._generators[1], common)
         scales = [c.exploration for c in self._configs]
-        self._exploration = Exploration(scales, dimension, dtype) if any(scales) else None
+        self._exploration = (
+            Exploration(scales, dimension, dtype) if any(scales) else None
+        )
         self.iterations = self.steps = 0
         self.trust_region = TrustRegion(self._configs)
         self._sums: dict[str, Tensor] = {}
@@ -79,14 +113,25 @@ class LockStep:
     def entropy_coef(self) -> np.ndarray:
         """Coefficients λ (K,) at this iteration, after decay."""
         share = self.iterations / _DECAY_ITERATIONS
-        decays = [1.0 if c.entropy_decay is None else c.entropy_decay for c in self._configs]
-        return np.array([c.entropy_coef * d**share for c, d in zip(self._configs, decays, strict=True)])
+        decays = [
+            1.0 if c.entropy_decay is None else c.entropy_decay for c in self._configs
+        ]
+        return np.array(
+            [
+                c.entropy_coef * d**share
+                for c, d in zip(self._configs, decays, strict=True)
+            ]
+        )
 
     def iterate(self) -> None:
-        """Collect ``steps_per_iteration`` steps per run and take a gradient step (streaming: on these)."""
+        """Collect ``steps_per_iteration`` steps per run and take a gradient step
+        (streaming: on these).
+        """
         self.learner.move_targets()
         collected = self._collector.collect(
-            lambda seen, noise: self._actor.sample(self.moments.standardised(seen, self._dtype), noise)
+            lambda seen, noise: self._actor.sample(
+                self.moments.standardised(seen, self._dtype), noise
+            )
         )
         self.moments.update(collected.observations)
         if self._exploration:
@@ -100,35 +145,60 @@ class LockStep:
         if self._common.streaming:
             self._learn(collected.by_run(len(self.runs)))
             return
-        # Every iteration adds at least one path per copy: counting these keeps all runs in step.
-        added, batch_size = self.iterations * self._common.num_envs, self._common.batch_size
-        if added >= max(self._common.learning_starts, batch_size) and self.replay.sizes.min() >= batch_size:
+        # Every iteration adds at least one path per copy: counting these keeps all runs
+        # in step.
+        added = self.iterations * self._common.num_envs
+        batch_size = self._common.batch_size
+        if (
+            added >= max(self._common.learning_starts, batch_size)
+            and self.replay.sizes.min() >= batch_size
+        ):
             recency = [c.recency for c in self._configs]
             self._learn(self.replay.sample(self._generators[0], batch_size, recency))
 
     def evaluate(self) -> dict[str, np.ndarray]:
-        """Play full episodes of the mean action in each run, with fixed seeds and separate environments.
+        """Play full episodes of the mean action in each run, with fixed seeds and
+        separate environments.
 
-        Returns means (K,): ``return``, ``length``, and ``sampled_return`` over the training episodes (played
-        by the sampled policy) that ended since the last evaluation; the latest episode if there are none, NaN
-        before the first.
+        Returns means (K,): ``return``, ``length``, and ``sampled_return`` over the
+        training episodes (played by the sampled policy) that ended since the last
+        evaluation; the latest episode if there are none, NaN before the first.
         """
-        common, played = self._common, self._collector
-        seeds = range(common.evaluation_seed, common.evaluation_seed + common.evaluation_episodes)
+        common = self._common
+        played = self._collector
+        seeds = range(
+            common.evaluation_seed, common.evaluation_seed + common.evaluation_episodes
+        )
         returns, lengths = np.mean([self._play_episode(seed) for seed in seeds], axis=0)
-        latest = [[total for total, _ in recent[-1:]] or [np.nan] for recent in played.recent]
-        sampled = [np.mean(since or last) for since, last in zip(played.since, latest, strict=True)]
+        latest = [
+            [total for total, _ in recent[-1:]] or [np.nan] for recent in played.recent
+        ]
+        sampled = [
+            np.mean(since or last)
+            for since, last in zip(played.since, latest, strict=True)
+        ]
         played.since = [[] for _ in self.runs]
-        return {"return": returns, "length": lengths, "sampled_return": np.array(sampled)}
+        return {
+            "return": returns,
+            "length": lengths,
+            "sampled_return": np.array(sampled),
+        }
 
     def take_metrics(self) -> dict[str, np.ndarray]:
-        """Return means (K,) of the diagnostics since the last call; empty without gradient steps."""
-        found = {name: (total / self._summed).numpy() for name, total in self._sums.items()}
-        self._sums, self._summed = {}, 0
+        """Return means (K,) of the diagnostics since the last call; empty without
+        gradient steps.
+        """
+        found = {
+            name: (total / self._summed).numpy() for name, total in self._sums.items()
+        }
+        self._sums = {}
+        self._summed = 0
         return found
 
     def act(self, observations: np.ndarray) -> np.ndarray:
-        """Mean or most probable actions (K, E, k) or (K, E), within bounds, for observations (K, E, d)."""
+        """Mean or most probable actions (K, E, k) or (K, E), within bounds, for
+        observations (K, E, d).
+        """
         inputs = self.moments.standardised(observations, self._dtype)
         return self.shape.action_space.clip(self._actor.best(inputs))
 
@@ -144,7 +214,10 @@ class LockStep:
         return dict(state_of(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Continue from ``state_dict``. Return False if running episodes could not be resumed."""
+        """Continue from ``state_dict``.
+
+        Return False if running episodes could not be resumed.
+        """
         restored(self, state)
         return self._collector.resume()
 
@@ -157,9 +230,12 @@ class LockStep:
         """Returns and lengths (2, K) of one episode of each run's mean action."""
         count = len(self.runs)
         observations = vectors(self._evaluators.reset([seed] * count))
-        found, active = np.zeros((2, count)), np.arange(count)
+        found = np.zeros((2, count))
+        active = np.arange(count)
         for _ in range(self._common.evaluation_limit):
-            here = self._evaluators.step(active.tolist(), self.act(observations[:, None])[active, 0])
+            here = self._evaluators.step(
+                active.tolist(), self.act(observations[:, None])[active, 0]
+            )
             observations[active] = vectors(here.observations)
             found[:, active] += here.rewards, np.ones(len(active))
             active = active[~(here.terminated | here.truncated)]
@@ -172,7 +248,11 @@ class LockStep:
         if self._exploration:
             batch = self._exploration.add(batch)
         region = self.trust_region
-        said = {"kl_coef": region.kl_coef, "entropy_coef": self.entropy_coef, "wanted_kl_coef": region.wanted}
+        said = {
+            "kl_coef": region.kl_coef,
+            "entropy_coef": self.entropy_coef,
+            "wanted_kl_coef": region.wanted,
+        }
         told = {name: torch.from_numpy(numbers) for name, numbers in said.items()}
         coefficients = torch.stack([told["kl_coef"], told["entropy_coef"]]).unsqueeze(2)
         found = self.learner.update(batch, coefficients.to(self.learner.online.flat))

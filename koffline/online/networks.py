@@ -1,6 +1,7 @@
 """Policies and values of K runs as one stack: flat parameters, slow copies, export.
 
-Row k of the flat parameters is [policy network | log deviations | value network] of run k.
+Row k of the flat parameters is [policy network | log deviations | value network] of run
+k.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Shape:
     def outputs(self) -> int:
         """Number of outputs of the policy's network: means, or logits."""
         space = self.action_space
-        return space.k if isinstance(space, Continuous) else space.n
+        if isinstance(space, Continuous):
+            return space.k
+        return space.n
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -51,32 +54,47 @@ class Shape:
 
     @property
     def parts(self) -> tuple[slice, slice, slice]:
-        """Slices of the policy's network, its log deviations and V in a row of parameters."""
-        policy, value = (sum((i + 1) * o for i, o in itertools.pairwise(sizes)) for sizes in self.sizes)
+        """Slices of the policy's network, its log deviations and V in a row of
+        parameters.
+        """
+        policy, value = (
+            sum((i + 1) * o for i, o in itertools.pairwise(sizes))
+            for sizes in self.sizes
+        )
         middle = policy + (self.outputs if self.continuous else 0)
         return slice(0, policy), slice(policy, middle), slice(middle, middle + value)
 
 
 class AgentStack:
-    """Networks of K runs as views of one flat (K, P) tensor, which may be modified in place."""
+    """Networks of K runs as views of one flat (K, P) tensor, which may be modified in
+    place.
+    """
 
     kept = ("flat",)
 
     def __init__(self, shape: Shape, flat: Tensor) -> None:
-        self.shape, self.flat = shape, flat
-        (policy_sizes, value_sizes), (policy, deviations, value) = shape.sizes, shape.parts
+        self.shape = shape
+        self.flat = flat
+        policy_sizes, value_sizes = shape.sizes
+        policy, deviations, value = shape.parts
         self.policy = StackedMLP(policy_sizes, flat[:, policy], _ACTIVATION)
         self.log_std = flat[:, deviations]  # (K, k), or (K, 0) of discrete actions
         self.value = StackedMLP(value_sizes, flat[:, value], _ACTIVATION)
 
     @classmethod
-    def initialise(cls, shape: Shape, seeds: Sequence[Sequence[int]], dtype: torch.dtype) -> AgentStack:
-        """Initialise one run per pair of seeds (policy, value), with log deviations 0."""
+    def initialise(
+        cls, shape: Shape, seeds: Sequence[Sequence[int]], dtype: torch.dtype
+    ) -> AgentStack:
+        """Initialise one run per pair of seeds (policy, value), with log deviations
+        0.
+        """
         policy, value = (
             StackedMLP.initialise(sizes, own, _ACTIVATION, dtype=dtype).flat
             for sizes, own in zip(shape.sizes, zip(*seeds, strict=True), strict=True)
         )
-        deviations = policy.new_zeros(len(seeds), shape.outputs if shape.continuous else 0)
+        deviations = policy.new_zeros(
+            len(seeds), shape.outputs if shape.continuous else 0
+        )
         return cls(shape, torch.cat((policy, deviations, value), dim=1))
 
     def of(self, runs: slice | Tensor) -> AgentStack:
@@ -97,7 +115,9 @@ class Networks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Agent:
-    """One run's networks and slow copies, as stacks of one; inputs are (observation − mean) / std."""
+    """One run's networks and slow copies, as stacks of one; inputs are (observation −
+    mean) / std.
+    """
 
     online: AgentStack
     target: AgentStack
@@ -108,15 +128,19 @@ class Agent:
 
 
 class InputMoments:
-    """Running mean and deviation of each run's observations; 0 and 1 without standardisation."""
+    """Running mean and deviation of each run's observations; 0 and 1 without
+    standardisation.
+    """
 
     kept = ("_count", "_mean", "_squares", "mean", "std")
 
     def __init__(self, runs: int, dimension: int, standardise: Sequence[bool]) -> None:
         self._count = np.zeros((runs, 1))
-        self._mean, self._squares = np.zeros((runs, dimension)), np.zeros((runs, dimension))
+        self._mean = np.zeros((runs, dimension))
+        self._squares = np.zeros((runs, dimension))
         self._on = np.asarray(standardise, dtype=bool)[:, None]
-        self.mean, self.std = np.zeros((runs, dimension)), np.ones((runs, dimension))
+        self.mean = np.zeros((runs, dimension))
+        self.std = np.ones((runs, dimension))
 
     def update(self, observations: np.ndarray) -> None:
         """Add observations (K, n, d)."""
@@ -135,19 +159,27 @@ class InputMoments:
 
     def standardised(self, observations: np.ndarray, dtype: Any) -> np.ndarray:
         """Standardise observations (K, n, d)."""
-        return ((observations - self.mean[:, None]) / self.std[:, None]).astype(dtype, copy=False)
+        return ((observations - self.mean[:, None]) / self.std[:, None]).astype(
+            dtype, copy=False
+        )
 
 
 class Density:
-    """log π(a|s) of rows (K, N) from the policy network's outputs, and its gradients in closed form."""
+    """log π(a|s) of rows (K, N) from the policy network's outputs, and its gradients in
+    closed form.
+    """
 
     def __init__(self, outputs: Tensor, log_std: Tensor, actions: Tensor) -> None:
         self._continuous = actions.is_floating_point()
         if self._continuous:
             self._inverse = torch.exp(-log_std).unsqueeze(1)  # (K, 1, k)
             self._scaled = (actions - outputs).mul_(self._inverse)
-            constant = log_std.sum(dim=1, keepdim=True) + 0.5 * _LOG_TWO_PI * actions.shape[2]
-            self.log_probability = self._scaled.square().sum(dim=2).mul_(-0.5) - constant
+            constant = (
+                log_std.sum(dim=1, keepdim=True) + 0.5 * _LOG_TWO_PI * actions.shape[2]
+            )
+            self.log_probability = (
+                self._scaled.square().sum(dim=2).mul_(-0.5) - constant
+            )
             self.mean_std = log_std.exp().mean(dim=1)
         else:
             self._log = outputs.log_softmax(dim=2)
@@ -156,36 +188,48 @@ class Density:
             self.mean_std = torch.full_like(outputs[:, 0, 0], torch.nan)
 
     def gradients(self, slope: Tensor, pull: Any) -> tuple[Tensor, Tensor]:
-        """Gradients in the policy's network and the log deviations, from the gradient in log π (K, N)."""
+        """Gradients in the policy's network and the log deviations, from the gradient
+        in log π (K, N).
+        """
         if not self._continuous:
             outwards = -self._log.exp() * slope.unsqueeze(2)
             outwards.scatter_add_(2, self._actions, slope.unsqueeze(2))
             return pull(outwards), slope[:, :0]
         weighted = self._scaled * slope.unsqueeze(2)
-        deviations = (weighted * self._scaled).sum(dim=1) - slope.sum(dim=1, keepdim=True)
+        deviations = (weighted * self._scaled).sum(dim=1) - slope.sum(
+            dim=1, keepdim=True
+        )
         return pull(weighted.mul_(self._inverse)), deviations
 
 
 def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
-    """Make a d3rlpy model from the agent's networks; `predict` is the mean action, clipped to the bounds.
+    """Make a d3rlpy model from the agent's networks; `predict` is the mean action,
+    clipped to the bounds.
 
-    Observations and actions are in the environment's units: the scalers are part of the model. Finite bounds
-    are scaled to [−1, 1], as for d3rlpy's algorithms, by the policy's last layer; otherwise the policy has
-    its own limits. Discrete actions are 0 … n − 1. Torch's generator is left unchanged.
+    Observations and actions are in the environment's units: the scalers are part of the
+    model. Finite bounds are scaled to [−1, 1], as for d3rlpy's algorithms, by the
+    policy's last layer; otherwise the policy has its own limits. Discrete actions are 0
+    … n − 1. Torch's generator is left unchanged.
     """
     from koffline.algos.options import resolve_params
     from koffline.algos.training import make_algorithm
     from koffline.data import quiet
 
     shape = agent.online.shape
-    kind = "discrete_trust_pcl" if isinstance(shape.action_space, Discrete) else "trust_pcl"
+    if isinstance(shape.action_space, Discrete):
+        kind = "discrete_trust_pcl"
+    else:
+        kind = "trust_pcl"
     with quiet(), torch.random.fork_rng(devices=[]):
         algo = make_algorithm(kind, resolve_params(kind, _options(agent, config)))
         algo.create_impl((shape.observation_dim,), shape.outputs)
     modules = algo.impl.modules
     _put_policy(modules.policy, agent.online)
     _put_policy(modules.targ_policy, agent.target)
-    for function, stack in ((modules.q_funcs[0], agent.online), (modules.targ_q_funcs[0], agent.target)):
+    for function, stack in (
+        (modules.q_funcs[0], agent.online),
+        (modules.targ_q_funcs[0], agent.target),
+    ):
         _put_layers(function, _layers(stack.value))
     return algo
 
@@ -193,25 +237,41 @@ def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
 def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
     """Options of the offline algorithm that online training shares."""
     adam = {"eps": config.adam_epsilon, "clip_grad_norm": config.max_grad_norm}
-    layers = {"hidden_units": list(agent.online.shape.hidden), "activation": _ACTIVATION}
+    layers = {
+        "hidden_units": list(agent.online.shape.hidden),
+        "activation": _ACTIVATION,
+    }
     both = {
         "learning_rate": config.learning_rate,
         "optim_factory": {"type": "adam", "params": adam},
         "encoder_factory": {"type": "vector", "params": layers},
     }
-    space, is_entropic = agent.online.shape.action_space, agent.entropy_coef > 0.0
+    space = agent.online.shape.action_space
+    is_entropic = agent.entropy_coef > 0.0
     is_standardised = (agent.mean != 0.0).any() or (agent.std != 1.0).any()
     standard = {"mean": agent.mean, "std": agent.std, "eps": 0.0}
-    box = {"minimum": space.low, "maximum": space.high} if _is_scaled(space) else None
+    if _is_scaled(space):
+        box = {"minimum": space.low, "maximum": space.high}
+    else:
+        box = None
     reward_scale = {"type": "multiply", "params": {"multiplier": config.reward_scale}}
     remembers = config.critic == "memory"
     return {
-        **{name: getattr(config, name) for name in ("gamma", "diag_weight", "clip_adv", "target_decay")},
+        **{
+            name: getattr(config, name)
+            for name in ("gamma", "diag_weight", "clip_adv", "target_decay")
+        },
         "critic": "kloss" if remembers else config.critic,
         "memory": config.memory if remembers else 0.0,
-        **{f"{network}_{name}": value for network in ("actor", "critic") for name, value in both.items()},
+        **{
+            f"{network}_{name}": value
+            for network in ("actor", "critic")
+            for name, value in both.items()
+        },
         "batch_size": max(2, config.batch_size),
-        "observation_scaler": {"type": "standard", "params": standard} if is_standardised else None,
+        "observation_scaler": (
+            {"type": "standard", "params": standard} if is_standardised else None
+        ),
         "action_scaler": None if box is None else {"type": "min_max", "params": box},
         "reward_scaler": None if config.reward_scale == 1.0 else reward_scale,
         "kernel": "gaussian",
@@ -221,30 +281,42 @@ def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
         "initial_value": 0.0,  # the values are already trained
         "path_length": config.window_length,
         "entropy_coef": agent.entropy_coef,
-        "kl_coef": agent.kl_coef if is_entropic else max(agent.kl_coef, 1e-8),  # may have ended at zero
+        "kl_coef": (
+            agent.kl_coef if is_entropic else max(agent.kl_coef, 1e-8)
+        ),  # may have ended at zero
         "squash": False,
     }
 
 
 def _is_scaled(space: ActionSpace) -> TypeGuard[Continuous]:
-    """Whether the model's policy acts in [−1, 1] instead of in the environment's units."""
+    """Whether the model's policy acts in [−1, 1] instead of in the environment's
+    units.
+    """
     if isinstance(space, Discrete):
         return False
-    low, high = np.array(space.low), np.array(space.high)
+    low = np.array(space.low)
+    high = np.array(space.high)
     return bool((np.abs([low, high]) <= _WIDEST).all() and (high > low).all())
 
 
 def _put_policy(policy: Any, stack: AgentStack) -> None:
-    """Copy the policy: logits of discrete actions, or mean and log-deviation in the model's units."""
-    space, layers = stack.shape.action_space, _layers(stack.policy)
+    """Copy the policy: logits of discrete actions, or mean and log-deviation in the
+    model's units.
+    """
+    space = stack.shape.action_space
+    layers = _layers(stack.policy)
     if isinstance(space, Discrete):
         _put_layers(policy, layers)
         return
-    low, high = np.array(space.low), np.array(space.high)
-    centre, half = np.zeros(space.k), np.ones(space.k)
+    low = np.array(space.low)
+    high = np.array(space.high)
+    centre = np.zeros(space.k)
+    half = np.ones(space.k)
     if _is_scaled(space):
-        centre, half = (low + high) / 2.0, (high - low) / 2.0
-        low, high = -np.ones(space.k), np.ones(space.k)
+        centre = (low + high) / 2.0
+        half = (high - low) / 2.0
+        low = -np.ones(space.k)
+        high = np.ones(space.k)
     weight, bias = layers.pop()
     _put_layers(policy, [*layers, (weight / half, (bias - centre) / half)])
     _put(policy._logstd, stack.log_std.numpy() - np.log(half))
@@ -254,10 +326,15 @@ def _put_policy(policy: Any, stack: AgentStack) -> None:
 
 def _layers(network: StackedMLP) -> list[tuple[np.ndarray, np.ndarray]]:
     """Weights (in, out) and biases (out,) of a stack of one."""
-    return [(weight[0].numpy(), bias[0, 0].numpy()) for weight, bias in network.layers(network.flat)]
+    return [
+        (weight[0].numpy(), bias[0, 0].numpy())
+        for weight, bias in network.layers(network.flat)
+    ]
 
 
-def _put_layers(network: nn.Module, layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+def _put_layers(
+    network: nn.Module, layers: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> None:
     """Copy layers; torch's weights are (out, in)."""
     modules = [module for module in network.modules() if isinstance(module, nn.Linear)]
     for module, (weight, bias) in zip(modules, layers, strict=True):

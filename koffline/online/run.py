@@ -1,6 +1,8 @@
-"""Online training with several seeds: the run folder, its stacks of seeds, the summary over seeds.
+"""Online training with several seeds: the run folder, its stacks of seeds, the summary
+over seeds.
 
-The summary has interquartile means, the paper's best 5 of 6, the speed and the learning curve.
+The summary has interquartile means, the paper's best 5 of 6, the speed and the learning
+curve.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from koffline.envs.make import Copies
 from koffline.errors import ConfigError, without_controls
 from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.online.config import OnlineConfig, load_config
-from koffline.online.group import COLUMNS, EVALUATION, GroupResult, read_result, result_path, train_group
+from koffline.online.group import (
+    COLUMNS,
+    EVALUATION,
+    GroupResult,
+    read_result,
+    result_path,
+    train_group,
+)
 from koffline.progress import progress_bar
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import CONFIG, open_run, read_record, write_record
@@ -48,9 +57,10 @@ class Score:
 class OnlineResult:
     """A finished run over its seeds; ``out`` has a folder for each seed.
 
-    steps: environment steps per seed. points: steps of the evaluations; curves: scores at these points, by
-    column of evaluation.csv: return and length of the mean action, return of sampled actions. diverged: step
-    by seed. steps_per_second: of all seeds together.
+    steps: environment steps per seed. points: steps of the evaluations; curves: scores
+    at these points, by column of evaluation.csv: return and length of the mean action,
+    return of sampled actions. diverged: step by seed. steps_per_second: of all seeds
+    together.
     """
 
     out: Path
@@ -66,7 +76,10 @@ class OnlineResult:
     @property
     def last(self) -> dict[str, Score]:
         """Return, sampled return and length in the last evaluation."""
-        return {name: self.curves[name][-1] for name in ("return", "sampled_return", "length")}
+        return {
+            name: self.curves[name][-1]
+            for name in ("return", "sampled_return", "length")
+        }
 
     @property
     def best_name(self) -> str:
@@ -84,84 +97,150 @@ def train(
     workers: int = 1,
     show_progress: bool = False,
 ) -> OnlineResult:
-    """Train Trust-PCL in its environment with ``seed_count`` seeds (6), starting from ``seed`` (0).
+    """Train Trust-PCL in its environment with ``seed_count`` seeds (6), starting from
+    ``seed`` (0).
 
-    config: settings, or a YAML file or mapping of those that differ from the defaults; optional with
-    ``resume``. out: the run's folder, by default runs/ENVIRONMENT-CRITIC; an existing folder is refused.
-    resume: the folder of a run to continue from its last checkpoint, exactly; a finished run is only
-    reported. workers: number of processes, each with a stack of its share of the seeds.
+    config: settings, or a YAML file or mapping of those that differ from the defaults;
+    optional with ``resume``. out: the run's folder, by default runs/ENVIRONMENT-CRITIC;
+    an existing folder is refused.
+    resume: the folder of a run to continue from its last checkpoint, exactly; a
+    finished run is only reported. workers: number of processes, each with a stack of
+    its share of the seeds.
 
-    Raises ConfigError in one line. A seed that diverges is marked in the summary, and the others go on.
+    Raises ConfigError in one line. A seed that diverges is marked in the summary, and
+    the others go on.
     """
     if config is None and resume is None:
         raise ConfigError("no config; give one, or the folder of a run to go on with")
     if resume is not None and out is not None and Path(out) != Path(resume):
-        raise ConfigError(f"resume names {resume} and out {out}; a run goes on in its own folder: give one")
-    config = Path(str(resume)) / CONFIG if config is None else config
-    config = config if isinstance(config, OnlineConfig) else load_config(config)
+        raise ConfigError(
+            f"resume names {resume} and out {out}; a run goes on in its own folder:"
+            " give one"
+        )
+    if config is None:
+        config = Path(str(resume)) / CONFIG
+    if isinstance(config, OnlineConfig):
+        config = config
+    else:
+        config = load_config(config)
     folder = Path(resume or out or default_folder(config))
-    stored = None if resume is None else read_record(folder, _KIND)
-    groups = stored["groups"] if stored else _share_out(seed, seed_count, workers)
+    if resume is None:
+        stored = None
+    else:
+        stored = read_record(folder, _KIND)
+    if stored:
+        groups = stored["groups"]
+    else:
+        groups = _share_out(seed, seed_count, workers)
     seeds = [each for group in groups for each in group]
     config.check_fits(max(map(len, groups)))
     if seed not in (None, seeds[0]) or seed_count not in (None, len(seeds)):
         raise ConfigError(
-            f"{resume} has the seeds {', '.join(map(str, seeds))}, not those that were asked for; "
-            "leave them out, or begin another run"
+            f"{resume} has the seeds {', '.join(map(str, seeds))}, not those that were"
+            " asked for; leave them out, or begin another run"
         )
-    Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
-    record = start_run(_KIND, config=config.resolved(), groups=groups, versions=versions())
-    with open_run(folder, record, lambda r: r["config"] | {"seeds": r.get("groups")}, resume is not None):
+    Copies(
+        config.env, **config.env_options
+    ).close()  # raises the error of a bad setting
+    record = start_run(
+        _KIND, config=config.resolved(), groups=groups, versions=versions()
+    )
+    with open_run(
+        folder,
+        record,
+        lambda r: r["config"] | {"seeds": r.get("groups")},
+        resume is not None,
+    ):
         paths = {tuple(group): result_path(folder, group) for group in groups}
         _train_all(config, paths, workers, show_progress)
-        found = {seeds: done for seeds, path in paths.items() if (done := read_result(path))}
+        found = {
+            seeds: done for seeds, path in paths.items() if (done := read_result(path))
+        }
         result = summarise(folder, config, found)
         write_summary(result)
         record |= stored or {}
         if not record["finished"]:
-            seconds, speed = round(result.seconds, 3), round(result.steps_per_second, 1)
-            write_record(folder, {**record, "finished": now(), "seconds": seconds, "steps_per_second": speed})
+            seconds = round(result.seconds, 3)
+            speed = round(result.steps_per_second, 1)
+            write_record(
+                folder,
+                {
+                    **record,
+                    "finished": now(),
+                    "seconds": seconds,
+                    "steps_per_second": speed,
+                },
+            )
     return result
 
 
 def default_folder(config: OnlineConfig) -> Path:
     """Default output folder, for example runs/InvertedPendulum-v5-kloss."""
-    return Path("runs") / f"{config.env.replace('/', '-').replace(':', '-')}-{config.critic}"
+    return (
+        Path("runs")
+        / f"{config.env.replace('/', '-').replace(':', '-')}-{config.critic}"
+    )
 
 
-def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[list[int]]:
-    """Split the seeds ``seed``, ``seed`` + 1, … into stacks of about equal size, one per worker."""
-    first, number = seed or 0, DEFAULT_SEEDS if seed_count is None else seed_count
+def _share_out(
+    seed: int | None, seed_count: int | None, workers: int
+) -> list[list[int]]:
+    """Split the seeds ``seed``, ``seed`` + 1, … into stacks of about equal size, one
+    per worker.
+    """
+    first = seed or 0
+    number = DEFAULT_SEEDS if seed_count is None else seed_count
     if first < 0 or number < 1:
-        raise ConfigError(f"seed is {first}, seed_count {number}; give at least 0 and 1")
+        raise ConfigError(
+            f"seed is {first}, seed_count {number}; give at least 0 and 1"
+        )
     if number > _MOST_SEEDS:
         raise ConfigError(f"seed_count is {number}; give at most {_MOST_SEEDS}")
-    stacks = np.array_split(np.arange(first, first + number), min(PassSettings(workers).workers, number))
+    stacks = np.array_split(
+        np.arange(first, first + number), min(PassSettings(workers).workers, number)
+    )
     return [stack.tolist() for stack in stacks]
 
 
-def _train_all(config: OnlineConfig, paths: Mapping[Seeds, Path], workers: int, show_progress: bool) -> None:
+def _train_all(
+    config: OnlineConfig, paths: Mapping[Seeds, Path], workers: int, show_progress: bool
+) -> None:
     """Train all unfinished stacks to their end; paths: of their results."""
-    jobs = [Job(p.parent.name, train_group, (config, seeds), p, read_result) for seeds, p in paths.items()]
+    jobs = [
+        Job(p.parent.name, train_group, (config, seeds), p, read_result)
+        for seeds, p in paths.items()
+    ]
     title = f"{config.env}, {config.critic}"
     if workers > 1 and len(jobs) > 1:
-        with progress_bar(f"{title}: groups of seeds", len(jobs), show_progress) as show:
+        with progress_bar(
+            f"{title}: groups of seeds", len(jobs), show_progress
+        ) as show:
             run_jobs(jobs, workers, progress=lambda done, *_: show(done))
         return
     for job, seeds in zip(jobs, paths, strict=True):
         if not job.done:
-            with progress_bar(f"{title}, {len(seeds)} seeds", config.steps, show_progress) as show:
+            with progress_bar(
+                f"{title}, {len(seeds)} seeds", config.steps, show_progress
+            ) as show:
                 train_group(job.path, config, seeds, show)
 
 
-def summarise(out: Path, config: OnlineConfig, results: Mapping[Seeds, GroupResult]) -> OnlineResult:
-    """Summarise the evaluations of all stacks by seed; a seed has −∞ from its divergence on."""
+def summarise(
+    out: Path, config: OnlineConfig, results: Mapping[Seeds, GroupResult]
+) -> OnlineResult:
+    """Summarise the evaluations of all stacks by seed; a seed has −∞ from its
+    divergence on.
+    """
     tables = {
         seed: result.logs.get(f"seed_{seed}/{EVALUATION}", [])
         for seeds, result in results.items()
         for seed in seeds
     }
-    diverged = {seed: step for result in results.values() for seed, step in result.diverged.items()}
+    diverged = {
+        seed: step
+        for result in results.values()
+        for seed, step in result.diverged.items()
+    }
     points = [int(row["step"]) for row in max(tables.values(), key=len)]
     last = max(diverged.values(), default=0)
     if not points or (len(diverged) == len(tables) and last > points[-1]):
@@ -178,7 +257,10 @@ def summarise(out: Path, config: OnlineConfig, results: Mapping[Seeds, GroupResu
         seeds=tuple(tables),
         steps=max(result.steps for result in results.values()),
         points=tuple(points),
-        curves={name: tuple(map(_score, part)) for name, part in zip(COLUMNS, filled, strict=True)},
+        curves={
+            name: tuple(map(_score, part))
+            for name, part in zip(COLUMNS, filled, strict=True)
+        },
         diverged=diverged,
         seconds=seconds,
         steps_per_second=taken / max(seconds, 1e-9),
@@ -201,7 +283,11 @@ def write_summary(result: OnlineResult) -> None:
         "critic": result.config.critic,
         "seeds": result.seeds,
         "steps": result.steps,
-        **{name: number for name, number in scores["return"].items() if name != "per_seed"},
+        **{
+            name: number
+            for name, number in scores["return"].items()
+            if name != "per_seed"
+        },
         "level": LEVEL,
         **scores,
         "diverged": result.diverged,
@@ -224,7 +310,9 @@ def _draw_curves(result: OnlineResult) -> None:
         figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
         return content.getvalue()
 
-    image = figures.saved("learning_curve", partial(_curves, result), png, {"text.parse_math": False})
+    image = figures.saved(
+        "learning_curve", partial(_curves, result), png, {"text.parse_math": False}
+    )
     if image is not None:
         with atomic_file(result.out / "learning_curve.png", force=True) as temporary:
             temporary.write_bytes(image)
@@ -236,9 +324,14 @@ def _curves(result: OnlineResult) -> Any:
 
     figure = Figure(figsize=(8.0, 3.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    shown = {"mean action": result.curves["return"], "sampled actions": result.curves["sampled_return"]}
+    shown = {
+        "mean action": result.curves["return"],
+        "sampled actions": result.curves["sampled_return"],
+    }
     for axes, (title, scores) in zip(panels, shown.items(), strict=True):
-        lines = np.array([[s.spread.low, s.spread.iqm, s.spread.high, *s.per_seed] for s in scores])
+        lines = np.array(
+            [[s.spread.low, s.spread.iqm, s.spread.high, *s.per_seed] for s in scores]
+        )
         low, middle, high, *seeds = np.where(np.isfinite(lines), lines, np.nan).T
         look: Any = {"color": _COLOUR, "marker": "o" if len(scores) == 1 else ""}
         axes.plot(result.points, np.transpose(seeds), **look, lw=0.7, alpha=0.35, ms=3)

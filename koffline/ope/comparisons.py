@@ -1,10 +1,11 @@
 """Comparisons of policies estimated from one log.
 
-Networks are compared in pairs: every replica (a network retrained on resampled episodes) has a partner for
-every other policy, with the same episodes, initial parameters and mini-batches. Their common sampling error
-cancels in the difference, which can be significant although the intervals overlap. Estimators without
-replicas are compared by their intervals. For any correlation, the standard error of a difference is at most
-the sum of both standard errors, so that this comparison is conservative.
+Networks are compared in pairs: every replica (a network retrained on resampled
+episodes) has a partner for every other policy, with the same episodes, initial
+parameters and mini-batches. Their common sampling error cancels in the difference,
+which can be significant although the intervals overlap. Estimators without replicas are
+compared by their intervals. For any correlation, the standard error of a difference is
+at most the sum of both standard errors, so that this comparison is conservative.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from koffline.ope.results import Interval, Record
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """``better`` is estimated above ``worse`` by ``difference`` ≥ 0, in units of the return.
+    """``better`` is estimated above ``worse`` by ``difference`` ≥ 0, in units of the
+    return.
 
-    ``low``, ``high``: interval of this difference alone. ``p_value``: two-sided, for no difference;
-    ``adjusted_p_value``: after Holm's correction for all pairs; ``significant`` refers to it.
+    ``low``, ``high``: interval of this difference alone. ``p_value``: two-sided, for no
+    difference;
+    ``adjusted_p_value``: after Holm's correction for all pairs; ``significant`` refers
+    to it.
     """
 
     better: str
@@ -47,71 +51,111 @@ def compare_replicas(
     full: int,
     level: float = 0.95,
 ) -> tuple[Comparison, ...]:
-    """Compare all pairs, the largest difference first. Raises DataError if a pair has too few replicas.
+    """Compare all pairs, the largest difference first. Raises DataError if a pair has
+    too few replicas.
 
-    values: of each replica, NaN if it diverged; the first ``full`` were trained on the whole log. The
-    standard error of a difference is the spread of the resampled replicas' differences, widened for the
-    number of full replicas as in ``koffline.evaluate``. P-values and intervals are by Student's t.
+    values: of each replica, NaN if it diverged; the first ``full`` were trained on the
+    whole log. The standard error of a difference is the spread of the resampled
+    replicas' differences, widened for the number of full replicas as in
+    ``koffline.evaluate``. P-values and intervals are by Student's t.
     """
 
     def compare(i: int, j: int) -> tuple[float, float, float]:
         gaps = values[i] - values[j]
-        trained, resampled = (part[np.isfinite(part)] for part in (gaps[:full], gaps[full:]))
+        trained, resampled = (
+            part[np.isfinite(part)] for part in (gaps[:full], gaps[full:])
+        )
         if len(trained) == 0 or len(resampled) < 2:
             raise DataError(
-                f"{names[i]} and {names[j]} have {len(resampled)} networks in common that did not diverge; "
-                "lower learning_rate or leave one of them out"
+                f"{names[i]} and {names[j]} have {len(resampled)} networks in common"
+                " that did not diverge; lower learning_rate or leave one of them out"
             )
-        difference, freedom = estimates[i] - estimates[j], len(resampled) - 1
+        difference = estimates[i] - estimates[j]
+        freedom = len(resampled) - 1
         error = float(resampled.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(trained))
         half = float(special.stdtrit(freedom, 0.5 + level / 2.0)) * error
-        return difference, half, float(2.0 * special.stdtr(freedom, -_ratio(difference, error)))
+        return (
+            difference,
+            half,
+            float(2.0 * special.stdtr(freedom, -_ratio(difference, error))),
+        )
 
     return _compare_all(names, compare, level)
 
 
 def compare_intervals(
-    names: Sequence[str], values: Sequence[float], intervals: Sequence[Interval], level: float = 0.95
+    names: Sequence[str],
+    values: Sequence[float],
+    intervals: Sequence[Interval],
+    level: float = 0.95,
 ) -> tuple[Comparison, ...]:
-    """Compare all pairs, largest difference first, with normal errors of worst-case correlation."""
+    """Compare all pairs, largest difference first, with normal errors of worst-case
+    correlation.
+    """
     quantile = float(special.ndtri(0.5 + level / 2.0))
 
     def compare(i: int, j: int) -> tuple[float, float, float]:
         difference = values[i] - values[j]
         higher, lower = (i, j) if difference >= 0.0 else (j, i)
-        # Uses the facing ends of the intervals; the outer ends may have been clipped to value bounds.
-        half = max(values[higher] - intervals[higher].low, intervals[higher].width / 2.0)
+        # Uses the facing ends of the intervals; the outer ends may have been clipped to
+        # value bounds.
+        half = max(
+            values[higher] - intervals[higher].low, intervals[higher].width / 2.0
+        )
         half += max(intervals[lower].high - values[lower], intervals[lower].width / 2.0)
-        return difference, half, float(2.0 * special.ndtr(-_ratio(difference, half) * quantile))
+        return (
+            difference,
+            half,
+            float(2.0 * special.ndtr(-_ratio(difference, half) * quantile)),
+        )
 
     return _compare_all(names, compare, level)
 
 
 def _ratio(difference: float, error: float) -> float:
-    """Ratio |difference| / error; 0 / 0 is 0, any other difference over 0 is infinite."""
+    """Ratio |difference| / error; 0 / 0 is 0, any other difference over 0 is
+    infinite.
+    """
     if error > 0.0:
         return abs(difference) / error
-    return math.inf if difference else 0.0
+    if difference:
+        return math.inf
+    return 0.0
 
 
 def _compare_all(
-    names: Sequence[str], compare: Callable[[int, int], tuple[float, float, float]], level: float
+    names: Sequence[str],
+    compare: Callable[[int, int], tuple[float, float, float]],
+    level: float,
 ) -> tuple[Comparison, ...]:
-    """Comparisons from difference, half width and p-value of each pair, after Holm's correction."""
+    """Comparisons from difference, half width and p-value of each pair, after Holm's
+    correction.
+    """
     pairs = list(combinations(range(len(names)), 2))
     found = [compare(i, j) for i, j in pairs]
     adjusted = holm(np.array([p_value for *_, p_value in found]))
     compared = []
-    for (i, j), (difference, half, p_value), corrected in zip(pairs, found, adjusted, strict=True):
-        better, worse = (names[i], names[j]) if difference >= 0.0 else (names[j], names[i])
-        gap, final = abs(difference), float(corrected)
+    for (i, j), (difference, half, p_value), corrected in zip(
+        pairs, found, adjusted, strict=True
+    ):
+        better, worse = (
+            (names[i], names[j]) if difference >= 0.0 else (names[j], names[i])
+        )
+        gap = abs(difference)
+        final = float(corrected)
         significant = final <= 1.0 - level
-        compared.append(Comparison(better, worse, gap, gap - half, gap + half, p_value, final, significant))
+        compared.append(
+            Comparison(
+                better, worse, gap, gap - half, gap + half, p_value, final, significant
+            )
+        )
     return tuple(sorted(compared, key=lambda comparison: -comparison.difference))
 
 
 def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
-    """Holm's step-down correction (1979): rejecting p ≤ α has a false rejection with probability ≤ α."""
+    """Holm's step-down correction (1979): rejecting p ≤ α has a false rejection with
+    probability ≤ α.
+    """
     order = np.argsort(p_values, kind="stable")
     stepped = np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1))
     return np.minimum(stepped, 1.0)[np.argsort(order)]

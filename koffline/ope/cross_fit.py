@@ -1,8 +1,9 @@
 """Cross-fitting, and checks that tested rows were held out from training.
 
-Rows are recognised by fingerprints. Where states recur (small state spaces), equal rows prove nothing.
-Therefore the share of tested rows seen in training is compared with the share of training rows that have a
-twin among the training rows, which is the share expected of fresh rows.
+Rows are recognised by fingerprints. Where states recur (small state spaces), equal rows
+prove nothing. Therefore the share of tested rows seen in training is compared with the
+share of training rows that have a twin among the training rows, which is the share
+expected of fresh rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from jaxtyping import Int
 from koffline.data.transitions import Transitions, check_in_memory
 from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError, counted
-from koffline.ope.value_functions import ValueFunction, as_value_function, counted_rows, row_fingerprints
+from koffline.ope.value_functions import (
+    ValueFunction,
+    as_value_function,
+    counted_rows,
+    row_fingerprints,
+)
 
 _DEVIATIONS = 4.0
 _REPEATS = 0.5  # share of rows with an equal row above which equality is no evidence
@@ -26,10 +32,11 @@ _REPEATS = 0.5  # share of rows with an equal row above which equality is no evi
 
 @dataclass(frozen=True, eq=False)
 class CrossFitted:
-    """K value functions, and which of them applies to each row of the log they were fitted to.
+    """K value functions, and which of them applies to each row of the log they were
+    fitted to.
 
-    ``parts[k]`` was fitted to the rows with ``folds != k`` and applies to the rows with ``folds == k``.
-    ``fingerprints (N,)``: fingerprints of the log's rows, in order.
+    ``parts[k]`` was fitted to the rows with ``folds != k`` and applies to the rows with
+    ``folds == k``. ``fingerprints (N,)``: fingerprints of the log's rows, in order.
     """
 
     parts: tuple[ValueFunction, ...]
@@ -46,46 +53,72 @@ class CrossFitted:
         """Notes of all value functions, each once."""
         return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
 
-    def over(self, transitions: Transitions) -> Iterator[tuple[np.ndarray, ValueFunction]]:
-        """Yield each fold's row numbers and the model for them. Raises DataError for another log."""
+    def over(
+        self, transitions: Transitions
+    ) -> Iterator[tuple[np.ndarray, ValueFunction]]:
+        """Yield each fold's row numbers and the model for them.
+
+        Raises DataError for another log.
+        """
         if not np.array_equal(row_fingerprints(transitions), self.fingerprints):
             raise DataError(
-                f"{self.name} speaks for the {len(self.fingerprints)} rows it was made from, in their order; "
-                f"received other rows ({len(transitions)}): give the same log"
+                f"{self.name} speaks for the {len(self.fingerprints)} rows it was made"
+                f" from, in their order; received other rows ({len(transitions)}): give"
+                " the same log"
             )
         for number, part in enumerate(self.parts):
             yield np.flatnonzero(self.folds == number), part
 
 
 def cross_fit(
-    transitions: Transitions, fit: Callable[[Transitions], Any], folds: int = 2, seed: int = 0
+    transitions: Transitions,
+    fit: Callable[[Transitions], Any],
+    folds: int = 2,
+    seed: int = 0,
 ) -> CrossFitted:
     """Fit one value function per fold, each to the rows of all other folds.
 
-    Returns a `CrossFitted`: every row is valued by the model that was not fitted to its fold. fit: from a log
-    to anything `as_value_function` reads. Folds consist of whole clusters, episodes or rows, are equally
-    large and drawn with ``seed``. Rows of weight zero are not fitted but get values. The log must be in
-    memory, else DataError. Raises ConfigError if there are fewer clusters, episodes or rows than folds.
+    Returns a `CrossFitted`: every row is valued by the model that was not fitted to its
+    fold. fit: from a log to anything `as_value_function` reads. Folds consist of whole
+    clusters, episodes or rows, are equally large and drawn with ``seed``. Rows of
+    weight zero are not fitted but get values. The log must be in memory, else
+    DataError. Raises ConfigError if there are fewer clusters, episodes or rows than
+    folds.
     """
     check_in_memory(transitions)
     transitions = without_late_ends(transitions)
-    assigned, parts = assign_folds(transitions, folds, seed), []
+    assigned = assign_folds(transitions, folds, seed)
+    parts = []
     spaces = transitions.action_space, transitions.observation_shape
     for number in range(folds):
         training = transitions.select(np.flatnonzero(assigned != number))
-        parts.append(as_value_function(fit(training), *spaces, trained_on=counted_rows(training)))
+        parts.append(
+            as_value_function(fit(training), *spaces, trained_on=counted_rows(training))
+        )
     return CrossFitted(tuple(parts), assigned, row_fingerprints(transitions))
 
 
-def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndarray, " row"]:
-    """Fold of every row (N,), 0 … folds − 1; clusters and episodes stay whole. Raises ConfigError."""
-    unit_of, what = transitions.units, "episode" if transitions.has_episodes else "row"
+def assign_folds(
+    transitions: Transitions, folds: int, seed: int
+) -> Int[np.ndarray, " row"]:
+    """Fold of every row (N,), 0 … folds − 1; clusters and episodes stay whole.
+
+    Raises ConfigError.
+    """
+    unit_of = transitions.units
+    what = "episode" if transitions.has_episodes else "row"
     if transitions.clusters is not None:
-        unit_of, what = np.unique(transitions.clusters, return_inverse=True)[1], "cluster"
+        unit_of = np.unique(transitions.clusters, return_inverse=True)[1]
+        what = "cluster"
     units = int(unit_of.max()) + 1
     if not 2 <= folds <= units:
-        most = f"give 2 to {units} (--cross-fit)" if units > 1 else "a test on unseen rows needs at least 2"
-        raise ConfigError(f"folds is {folds} for a log of {counted(units, what)}; {most}")
+        if units > 1:
+            most = f"give 2 to {units} (--cross-fit)"
+        else:
+            most = "a test on unseen rows needs at least 2"
+        raise ConfigError(
+            f"folds is {folds} for a log of {counted(units, what)}; {most}"
+        )
     places = np.argsort(np.random.default_rng(seed).permutation(units))
     return np.asarray(places % folds)[unit_of]
 
@@ -96,14 +129,22 @@ def measure_freshness(
     trained_on: Transitions | None = None,
     allow: bool = False,
 ) -> tuple[bool | None, tuple[str, ...]]:
-    """Whether the rows were held out from training (None: unknown), and sentences about it.
+    """Whether the rows were held out from training (None: unknown), and sentences about
+    it.
 
-    trained_on: the training rows; replaces what the value function itself knows of them. Raises ConfigError
-    if tested rows are among the training rows, unless ``allow``.
+    trained_on: the training rows; replaces what the value function itself knows of
+    them. Raises ConfigError if tested rows are among the training rows, unless
+    ``allow``.
     """
-    name, trained = value_function.name, value_function.trained_on
-    trained = trained if trained_on is None else counted_rows(trained_on)
-    seen, twins, is_more = share_seen(np.zeros(0, np.uint64) if trained is None else trained, transitions)
+    name = value_function.name
+    trained = value_function.trained_on
+    if trained_on is None:
+        trained = trained
+    else:
+        trained = counted_rows(trained_on)
+    seen, twins, is_more = share_seen(
+        np.zeros(0, np.uint64) if trained is None else trained, transitions
+    )
     if math.isnan(seen):
         told = f"It is not known which rows {name} was fitted to"
         return None, (f"{told}; if these are among them, the test says nothing.",)
@@ -111,33 +152,61 @@ def measure_freshness(
         share = f"{100.0 * seen:.3g}%"
         if not allow:
             raise ConfigError(
-                f"{name} was fitted to {share} of these rows, on which a test says nothing; test other "
-                "rows, fit by koffline.cross_fit (or test the models kloss and fqe of koffline diagnose), or "
-                "allow it with allow_training_rows=True (--allow-training-rows)"
+                f"{name} was fitted to {share} of these rows, on which a test says"
+                " nothing; test other rows, fit by koffline.cross_fit (or test the"
+                " models kloss and fqe of koffline diagnose), or allow it with"
+                " allow_training_rows=True (--allow-training-rows)"
             )
-        return False, (f"{share} of the rows were used to fit {name}: non-rejection on them says nothing.",)
+        return False, (
+            (
+                f"{share} of the rows were used to fit {name}: non-rejection on them"
+                " says nothing."
+            ),
+        )
     if twins > _REPEATS:
         return None, (
-            f"Rows repeat themselves ({twins:.0%} have a twin): whether {name} was fitted to the "
-            "tested ones cannot be seen; make sure that they are fresh.",
+            (
+                f"Rows repeat themselves ({twins:.0%} have a twin): whether {name} was"
+                " fitted to the tested ones cannot be seen; make sure that they are"
+                " fresh."
+            ),
         )
     equal = round(seen * len(transitions)) if twins == 0.0 else 0
-    return True, (f"{equal} of the rows equal rows that {name} was fitted to.",) if equal else ()
+    return True, (
+        (f"{equal} of the rows equal rows that {name} was fitted to.",) if equal else ()
+    )
 
 
-def share_seen(trained: np.ndarray, transitions: Transitions) -> tuple[float, float, bool]:
-    """Share of the rows seen in training, share of training rows with a twin, and whether the first is more.
+def share_seen(
+    trained: np.ndarray, transitions: Transitions
+) -> tuple[float, float, bool]:
+    """Share of the rows seen in training, share of training rows with a twin, and
+    whether the first is more.
 
-    trained (M,): fingerprints of the rows that a model was fitted to: all of them, or the smallest. The
-    shares are NaN if no row can be compared. The comparison allows for chance.
+    trained (M,): fingerprints of the rows that a model was fitted to: all of them, or
+    the smallest. The shares are NaN if no row can be compared. The comparison allows
+    for chance.
     """
-    tested, (values, counts) = counted_rows(transitions), np.unique(trained, return_counts=True)
-    tested = tested[tested <= values[-1]] if len(values) else values
+    tested = counted_rows(transitions)
+    values, counts = np.unique(trained, return_counts=True)
+    if len(values):
+        tested = tested[tested <= values[-1]]
+    else:
+        tested = values
     if not len(tested):
         return math.nan, math.nan, False
     seen = float(np.isin(tested, values).mean())
-    twins = float(counts[counts > 1].sum() / len(trained))  # share expected for fresh rows
-    fewer = 1.0 / min(len(trained), len(tested))  # allows for a few equal rows even if none was found
-    chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
-    margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))
+    twins = float(
+        counts[counts > 1].sum() / len(trained)
+    )  # share expected for fresh rows
+    fewer = 1.0 / min(
+        len(trained), len(tested)
+    )  # allows for a few equal rows even if none was found
+    if fewer < 0.5:
+        chance = min(max(twins, fewer), 1.0 - fewer)
+    else:
+        chance = 0.5
+    margin = _DEVIATIONS * math.sqrt(
+        chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained))
+    )
     return seen, twins, twins <= _REPEATS and seen > twins + margin

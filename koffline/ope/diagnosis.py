@@ -1,4 +1,6 @@
-"""``diagnose``: test a value function on rows it was not fitted to, and show where it fails."""
+"""``diagnose``: test a value function on rows it was not fitted to, and show where it
+fails.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,24 @@ from koffline.policy_specs import as_policy
 _MOST_NUMBERS = 6  # numbers shown of a state
 _MOST_MAPS = 6  # most maps, one per discrete action
 _SHOWN = (
-    "Places, maps and profiles are of the model of the first fold, on the {:,} rows it has not seen: each "
-    "model has errors of its own, which cancel where folds are pooled."
+    "Places, maps and profiles are of the model of the first fold, on the {:,} rows it"
+    " has not seen: each model has errors of its own, which cancel where folds are"
+    " pooled."
 )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Diagnosis(LogResult):
-    """Result of `diagnose`: whether a value function is Q^π on the log's rows, and where it is not.
+    """Result of `diagnose`: whether a value function is Q^π on the log's rows, and
+    where it is not.
 
-    Values and residuals are in the user's units. ``value``: E_{s0, a~π} Q, what the value function says the
-    policy is worth. ``regions``: places where residuals of one sign gather, the strongest first. ``maps``:
-    the same over two-dimensional states. ``by_step``: residuals by step; None if the log has no episodes.
-    ``shown_test``: the test on the rows that regions, maps and profiles show: all rows, or those that
-    ``shown`` describes. ``findings``: sentences on the results; ``warnings``: their limitations.
+    Values and residuals are in the user's units. ``value``: E_{s0, a~π} Q, what the
+    value function says the policy is worth. ``regions``: places where residuals of one
+    sign gather, the strongest first. ``maps``: the same over two-dimensional states.
+    ``by_step``: residuals by step; None if the log has no episodes.
+    ``shown_test``: the test on the rows that regions, maps and profiles show: all rows,
+    or those that ``shown`` describes. ``findings``: sentences on the results;
+    ``warnings``: their limitations.
     """
 
     test: BellmanTest
@@ -68,7 +74,9 @@ class Diagnosis(LogResult):
         return {name: plain(value) for name, value in found.items()}
 
     def __str__(self) -> str:
-        return "\n".join([*self.findings, *(f"warning: {sentence}" for sentence in self.warnings)])
+        return "\n".join(
+            [*self.findings, *(f"warning: {sentence}" for sentence in self.warnings)]
+        )
 
 
 def diagnose(
@@ -85,45 +93,67 @@ def diagnose(
 ) -> Diagnosis:
     """Test whether q solves the policy's Bellman equation, and find where it does not.
 
-    Returns a `Diagnosis`; its values and residuals are in the units of the log's rewards. q: anything
-    `koffline.bellman_test` takes as a value function, or what `koffline.cross_fit` made of this log. policy,
-    gamma, trained_on, allow_training_rows and ``options`` (level, draws, …): as in `koffline.bellman_test`.
-    regions: how many places with the largest errors to list. Raises KofflineError in one line (DataError for
-    a log on disk).
+    Returns a `Diagnosis`; its values and residuals are in the units of the log's
+    rewards. q: anything `koffline.bellman_test` takes as a value function, or what
+    `koffline.cross_fit` made of this log. policy, gamma, trained_on,
+    allow_training_rows and ``options`` (level, draws, …): as in
+    `koffline.bellman_test`.
+    regions: how many places with the largest errors to list. Raises KofflineError in
+    one line (DataError for a log on disk).
     """
     started = time.perf_counter()
     check_arguments(q, transitions)
-    space, shape = transitions.action_space, transitions.observation_shape
+    space = transitions.action_space
+    shape = transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)
     merged = without_copies(without_late_ends(transitions))
     log = merged.transitions
-    freshness: dict[str, Any] = {"trained_on": trained_on, "allow_training_rows": allow_training_rows}
+    freshness: dict[str, Any] = {
+        "trained_on": trained_on,
+        "allow_training_rows": allow_training_rows,
+    }
     test = bellman_test(function, log, policy, gamma, seed=seed, **freshness, **options)
-    seen, seen_log, shown = test, log, None
+    seen = test
+    seen_log = log
+    shown = None
     if isinstance(function, CrossFitted):  # the first model on its own held-out rows
         own, model = next(function.over(log))
-        seen_log, shown = log.select(own), _SHOWN.format(len(own))
+        seen_log = log.select(own)
+        shown = _SHOWN.format(len(own))
         about = policy, test.gamma
-        seen = bellman_test(model, seen_log, *about, seed=seed, allow_training_rows=True, **options)
-    draws, generator = test.rows.settings.action_draws, np.random.default_rng([seed, 1])
+        seen = bellman_test(
+            model, seen_log, *about, seed=seed, allow_training_rows=True, **options
+        )
+    draws = test.rows.settings.action_draws
+    generator = np.random.default_rng([seed, 1])
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)
-    starts, values = problem.episode_starts, np.empty(len(problem.episode_starts))
+    starts = problem.episode_starts
+    values = np.empty(len(problem.episode_starts))
     shares = problem.start_weights / problem.start_weights.sum()
     for of_part, part in function.over(log):
         own = np.isin(starts, of_part)
-        values[own] = part.expected(log.observations[starts[own]], policy, draws, generator)
+        values[own] = part.expected(
+            log.observations[starts[own]], policy, draws, generator
+        )
     about_log = describe_log(transitions, seed, started)
     about_log["notes"] = (*about_log["notes"], *policy.notes)
-    rows, steps, places = seen.rows, seen_log.steps, tuple(seen.witness.top_regions(regions))
+    rows = seen.rows
+    steps = seen_log.steps
+    places = tuple(seen.witness.top_regions(regions))
     by_value = make_profile(rows.values, rows.residuals, rows.weights)
-    by_step = None if steps is None else make_profile(1.0 * np.asarray(steps), rows.residuals, rows.weights)
+    if steps is None:
+        by_step = None
+    else:
+        by_step = make_profile(1.0 * np.asarray(steps), rows.residuals, rows.weights)
     return Diagnosis(
         test=test,
         shown_test=seen,
         value=float(values @ shares),
-        logged_return=float(log.returns(test.gamma) @ shares) if log.has_episodes else None,
+        logged_return=(
+            float(log.returns(test.gamma) @ shares) if log.has_episodes else None
+        ),
         coverage=coverage,
         by_value=by_value,
         by_step=by_step,
@@ -131,34 +161,54 @@ def diagnose(
         maps=_maps(seen),
         shown=shown,
         findings=_findings(test, coverage, places),
-        warnings=(*structure_warnings(transitions), *dict.fromkeys(test.warnings), *merged.notes),
+        warnings=(
+            *structure_warnings(transitions),
+            *dict.fromkeys(test.warnings),
+            *merged.notes,
+        ),
         gamma=test.gamma,
-        settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
+        settings={
+            **options,
+            "regions": regions,
+            "allow_training_rows": allow_training_rows,
+        },
         **about_log,
     )
 
 
 def structure_warnings(log: Transitions) -> tuple[str, ...]:
     """One sentence for each sign that the log is not what it says it is."""
-    return tuple(f"The log may be misread: {symptom.text}." for symptom in symptoms_of(log))
+    return tuple(
+        f"The log may be misread: {symptom.text}." for symptom in symptoms_of(log)
+    )
 
 
 def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:
-    """Maps over two-dimensional states, one per discrete action; none if there are many actions."""
+    """Maps over two-dimensional states, one per discrete action; none if there are many
+    actions.
+    """
     log = test.rows.transitions
     space = log.action_space
-    if math.prod(log.observation_shape) != 2 or not isinstance(space, Discrete) or space.n > _MOST_MAPS:
+    if (
+        math.prod(log.observation_shape) != 2
+        or not isinstance(space, Discrete)
+        or space.n > _MOST_MAPS
+    ):
         return ()
     return tuple(test.witness.map(int(action)) for action in np.unique(log.actions))
 
 
-def _findings(test: BellmanTest, coverage: Coverage, regions: tuple[Region, ...]) -> tuple[str, ...]:
-    """The conclusion, the kernel loss in words, and the clearest region of error if one is significant."""
+def _findings(
+    test: BellmanTest, coverage: Coverage, regions: tuple[Region, ...]
+) -> tuple[str, ...]:
+    """The conclusion, the kernel loss in words, and the clearest region of error if one
+    is significant.
+    """
     found = [f"Bellman test: {test.conclusion}."]
     if math.isfinite(test.kernel_ratio):
         found.append(
-            f"The kernel loss on these rows is {test.kernel_ratio:.3g} times what noise alone would leave "
-            "(1: nothing left to explain)."
+            f"The kernel loss on these rows is {test.kernel_ratio:.3g} times what noise"
+            " alone would leave (1: nothing left to explain)."
         )
     significant = [region for region in regions if region.is_significant]
     if significant:
@@ -175,15 +225,20 @@ def describe_place(center: np.ndarray) -> str:
 
 def describe_action(action: Any) -> str:
     """Short text of an action."""
-    return describe_place(action) if isinstance(action, np.ndarray) else str(action)
+    if isinstance(action, np.ndarray):
+        return describe_place(action)
+    return str(action)
 
 
 def _describe_region(region: Region, count: int) -> str:
     side = "above" if region.mean_residual < 0.0 else "below"
-    others = f" ({count} such places are listed)" if count > 1 else ""
+    if count > 1:
+        others = f" ({count} such places are listed)"
+    else:
+        others = ""
     return (
-        f"The error is clearest near state {describe_place(region.center)}, action "
-        f"{describe_action(region.action)}: there the value is {side} reward plus discounted next value by "
-        f"{abs(region.mean_residual):.3g} ± {region.standard_error:.2g} on average over {region.size} "
-        f"rows{others}."
+        f"The error is clearest near state {describe_place(region.center)}, action"
+        f" {describe_action(region.action)}: there the value is {side} reward plus"
+        f" discounted next value by {abs(region.mean_residual):.3g} ±"
+        f" {region.standard_error:.2g} on average over {region.size} rows{others}."
     )

@@ -1,4 +1,6 @@
-"""``koffline.evaluate``: from a log and a policy to an estimate; the file reads from top to bottom."""
+"""``koffline.evaluate``: from a log and a policy to an estimate; the file reads from
+top to bottom.
+"""
 
 from __future__ import annotations
 
@@ -43,28 +45,34 @@ def evaluate(
     by: By | None = None,
     **options: Any,
 ) -> Estimate:
-    """Estimate what a policy is worth from the log's initial states: J = E_{s0, a~π} Q(s0, a).
+    """Estimate what a policy is worth from the log's initial states: J = E_{s0, a~π}
+    Q(s0, a).
 
-    policy: anything ``koffline.load_policy`` reads, a policy object, or a callable from observations (N, …)
-    to probabilities (N, n), action numbers (N,) or actions (N, k). gamma: the discount factor in (0, 1);
-    None: the log's own hint. initial_observations (E, …): start states that replace the first steps of the
-    log's episodes (all rows if there are no episodes). options: fields of
-    ``koffline.config.EvaluationSettings``, such as estimator, level and seed. Storage
-    (``open_transitions(path, lazy=True)``) does not change the estimate. Of a log with more than
-    ``sample_rows`` rows, networks train on a sample of whole episodes; last layers, start states and
-    importance weights use all rows. stream: how passes over such a log run. by: a feature's name or number,
-    or ``{"segment": labels}`` with one label per episode; the result's ``groups`` then hold the value of each
-    group of start states, by the same networks. progress: called with the steps done, all steps and a note.
-    Raises KofflineError (DataError, PolicyError, ConfigError) with a message of one line. The same arguments
-    give the same result on the same machine; other processors may round differently.
-    (Feng et al. 2019, equ:vstat)
+    policy: anything ``koffline.load_policy`` reads, a policy object, or a callable from
+    observations (N, …) to probabilities (N, n), action numbers (N,) or actions (N, k).
+    gamma: the discount factor in (0, 1);
+    None: the log's own hint. initial_observations (E, …): start states that replace the
+    first steps of the log's episodes (all rows if there are no episodes). options:
+    fields of ``koffline.config.EvaluationSettings``, such as estimator, level and seed.
+    Storage (``open_transitions(path, lazy=True)``) does not change the estimate. Of a
+    log with more than ``sample_rows`` rows, networks train on a sample of whole
+    episodes; last layers, start states and importance weights use all rows. stream: how
+    passes over such a log run. by: a feature's name or number, or ``{"segment":
+    labels}`` with one label per episode; the result's ``groups`` then hold the value of
+    each group of start states, by the same networks. progress: called with the steps
+    done, all steps and a note.
+    Raises KofflineError (DataError, PolicyError, ConfigError) with a message of one
+    line. The same arguments give the same result on the same machine; other processors
+    may round differently. (Feng et al. 2019, equ:vstat)
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     known.check_interval(settings.estimator, settings.interval)
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if by is not None:
         if settings.estimator == known.AUTO:
-            settings = settings.model_copy(update={"estimator": known.default_head(settings.steps)})
+            settings = settings.model_copy(
+                update={"estimator": known.default_head(settings.steps)}
+            )
         check_by(by, settings.estimator, settings.interval)
 
     def ask(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:
@@ -76,30 +84,52 @@ def evaluate(
     if shift is None or not shift.rows or not looks_back:
         return found
     again, _ = ask(settings.model_copy(update={"history": shift.rows}))
-    before = "the row before is" if shift.rows == 1 else f"the {shift.rows} rows before are"
+    if shift.rows == 1:
+        before = "the row before is"
+    else:
+        before = f"the {shift.rows} rows before are"
     note = (
-        f"What happened earlier matters beyond the logged state (p = {shift.p_value:.1g}), so that {before} "
-        f"part of it here (history={shift.rows}); without it the value would be {found.value:.4g}."
+        "What happened earlier matters beyond the logged state (p ="
+        f" {shift.p_value:.1g}), so that {before} part of it here"
+        f" (history={shift.rows}); without it the value would be {found.value:.4g}."
     )
     seconds = round(found.seconds + again.seconds, 3)
     return dataclasses.replace(again, warnings=(note, *again.warnings), seconds=seconds)
 
 
 def may_look_back(estimator: str, interval: str, history: int | None) -> bool:
-    """Whether earlier rows may be added to the state: `auto`, no given history, and no certified interval."""
-    return estimator == known.AUTO and history is None and interval not in known.CERTIFIED_KINDS
+    """Whether earlier rows may be added to the state: `auto`, no given history, and no
+    certified interval.
+    """
+    return (
+        estimator == known.AUTO
+        and history is None
+        and interval not in known.CERTIFIED_KINDS
+    )
 
 
 def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | None]:
     """The estimate, and the shift by earlier rows if it matters."""
-    groups, name = None if by is None else groups_of(workspace, by), choose_estimator(workspace)
+    groups = None if by is None else groups_of(workspace, by)
+    name = choose_estimator(workspace)
     found = run_estimator(workspace, name)
-    evidence = _evidence(workspace) if name in known.FITTED else None
+    if name in known.FITTED:
+        evidence = _evidence(workspace)
+    else:
+        evidence = None
     verdict = verdict_on(workspace, found)
-    rows = () if groups is None else values_by_group(workspace, groups, found)  # each with holes of its own
+    # each with holes of its own
+    rows = () if groups is None else values_by_group(workspace, groups, found)
     found = without_guesswork(found, verdict)
-    shift = workspace.memory_shift if evidence and found.interval is not None else None
-    matters = shift is not None and found.interval is not None and shift.matters(found.interval)
+    if evidence and found.interval is not None:
+        shift = workspace.memory_shift
+    else:
+        shift = None
+    matters = (
+        shift is not None
+        and found.interval is not None
+        and shift.matters(found.interval)
+    )
     has_function = evidence and not workspace.settings.history
     estimate = Estimate(
         verdict=verdict,
@@ -113,24 +143,36 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
         diagnostics={**common_diagnostics(workspace), **found.diagnostics},
         warnings=(*workspace.log.copies, *found.warnings),
         evidence=evidence,
-        value_function=workspace.fitted.value_function(workspace.transitions) if has_function else None,
+        value_function=(
+            workspace.fitted.value_function(workspace.transitions)
+            if has_function
+            else None
+        ),
         **workspace.describe(),
     )
     return estimate, shift if matters else None
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
-    """Diagnostics of log and policy that do not depend on the estimator; units of the reward or return."""
-    facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
+    """Diagnostics of log and policy that do not depend on the estimator; units of the
+    reward or return.
+    """
+    facts = workspace.facts
+    problem = workspace.problem
+    log = workspace.transitions
     return {
         "coverage": workspace.coverage.fraction,
         "coverage_of_starts": workspace.coverage.of_starts,
         "n_terminated": facts.terminated,
         "n_truncated": facts.truncated,
-        "n_initial_states": len(problem.start_weights) if problem.fixed_starts else facts.starts,
+        "n_initial_states": (
+            len(problem.start_weights) if problem.fixed_starts else facts.starts
+        ),
         "reward_scale": problem.reward_scale,
         "logged_return": float(facts.returns.mean) if facts.episodes else None,
-        "logged_return_se": facts.returns.standard_error if facts.clusters is None else None,
+        "logged_return_se": (
+            facts.returns.standard_error if facts.clusters is None else None
+        ),
         **({} if facts.clusters is None else {"n_clusters": len(facts.clusters[0])}),
         "beyond_cuts": float(facts.beyond.mean) if facts.episodes else None,
         **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
@@ -139,32 +181,49 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
 
 
 def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
-    """For discrete actions: the mean probability that the policy gives to the logged actions.
+    """For discrete actions: the mean probability that the policy gives to the logged
+    actions.
 
-    Names of actions are in the order in which a policy's array is read. With few actions also how often
-    policy and log take each action, which shows misnumbered actions.
+    Names of actions are in the order in which a policy's array is read. With few
+    actions also how often policy and log take each action, which shows misnumbered
+    actions.
     """
     if not isinstance(policy, DiscretePolicy):
         return {}
-    probabilities, count = policy.probabilities(log.observations), policy.n
+    probabilities = policy.probabilities(log.observations)
+    count = policy.n
     taken = probabilities[np.arange(len(log)), log.actions]
-    overlap: dict[str, Any] = {"mean_probability_of_logged_actions": float(taken.mean())}
-    named = list(log.metadata.extra.get(ACTIONS) or ())[:count]  # the space may have been declared anew
+    overlap: dict[str, Any] = {
+        "mean_probability_of_logged_actions": float(taken.mean())
+    }
+    named = list(log.metadata.extra.get(ACTIONS) or ())[
+        :count
+    ]  # the space may have been declared anew
     names = list(map(str, [*named, *range(len(named), count)]))
     if named:
         overlap["action_names"] = names
     if count <= _FEW_ACTIONS:
         logged = np.bincount(log.actions, minlength=count) / len(log)
-        rows = zip(names, probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True)
-        overlap["actions"] = {name: {"policy": own, "log": seen} for name, own, seen in rows}
+        rows = zip(
+            names, probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True
+        )
+        overlap["actions"] = {
+            name: {"policy": own, "log": seen} for name, own, seen in rows
+        }
     return overlap
 
 
 def _evidence(workspace: Workspace) -> Evidence:
     """Collect the arrays for the plots."""
-    fitted, coverage = workspace.fitted, workspace.coverage
-    starts = start_values(fitted.network_of(fitted.head), fitted.problem).cpu().numpy()[fitted.alive]
-    starts, relevant = starts[:, fitted.problem.start_weights > 0.0], coverage.weights > 0.0
+    fitted = workspace.fitted
+    coverage = workspace.coverage
+    starts = (
+        start_values(fitted.network_of(fitted.head), fitted.problem)
+        .cpu()
+        .numpy()[fitted.alive]
+    )
+    starts = starts[:, fitted.problem.start_weights > 0.0]
+    relevant = coverage.weights > 0.0
     return Evidence(
         residuals=workspace.held_pass.sample(fitted.problem.reward_scale),
         initial_values=starts.mean(axis=0),
@@ -178,8 +237,13 @@ def _evidence(workspace: Workspace) -> Evidence:
 def merge_settings(
     transitions: AnyLog, settings: EvaluationSettings | None, given: dict[str, Any]
 ) -> EvaluationSettings:
-    """Merge settings: explicit arguments win, then ``settings``, then the log's hint, then the defaults."""
-    own = {} if settings is None else settings.model_dump(exclude_unset=True)
+    """Merge settings: explicit arguments win, then ``settings``, then the log's hint,
+    then the defaults.
+    """
+    if settings is None:
+        own = {}
+    else:
+        own = settings.model_dump(exclude_unset=True)
     gamma = usual_gamma(transitions, given.get("gamma") or own.get("gamma"))
     return make_settings({"gamma": gamma}, own, given)
 
@@ -197,30 +261,46 @@ def estimate_all(
     progress: Progress | None = None,
     **options: Any,
 ) -> EstimateTable:
-    """Estimate a policy's value by several estimators, each with its interval, and compute bounds.
+    """Estimate a policy's value by several estimators, each with its interval, and
+    compute bounds.
 
-    names: one or more of ``koffline.ope.names.ESTIMATORS``; None: all. bounds: also compute the kernel
-    intervals, which belong to no single estimator. Other arguments: as in `koffline.evaluate`. Estimators
-    share intermediate results, so all of them cost little more than ``kloss`` alone. An estimator that does
-    not apply to this log (no episodes, no probabilities …) gives a row with the reason. Raises ConfigError
+    names: one or more of ``koffline.ope.names.ESTIMATORS``; None: all. bounds: also
+    compute the kernel intervals, which belong to no single estimator. Other arguments:
+    as in `koffline.evaluate`. Estimators share intermediate results, so all of them
+    cost little more than ``kloss`` alone. An estimator that does not apply to this log
+    (no episodes, no probabilities …) gives a row with the reason. Raises ConfigError
     for unknown names, and KofflineError if no estimator applies.
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
-    wanted = known.having(settings.interval, [names] if isinstance(names, str) else names)
-    with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
+    wanted = known.having(
+        settings.interval, [names] if isinstance(names, str) else names
+    )
+    with open_workspace(
+        transitions, policy, settings, initial_observations, stream, progress
+    ) as workspace:
         rows = [_row(name, workspace) for name in wanted]
         found = {row.name: row.estimate for row in rows if row.estimate is not None}
         if not found:
-            raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
-        judged = auto if (auto := choose_estimator(workspace)) in found else next(iter(found))
+            raise KofflineError(
+                f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}"
+            )
+        if (auto := choose_estimator(workspace)) in found:
+            judged = auto
+        else:
+            judged = next(iter(found))
         rows.sort(key=lambda row: row.name != judged)
         verdict = verdict_on(workspace, found[judged])
         bound_rows = bounds_of(workspace, found) if bounds else ()
-        kept = {name: without_guesswork(estimate, verdict) for name, estimate in found.items()}
+        kept = {
+            name: without_guesswork(estimate, verdict)
+            for name, estimate in found.items()
+        }
         diagnostics = common_diagnostics(workspace)
     return EstimateTable(
         verdict=verdict,
-        rows=tuple(dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows),
+        rows=tuple(
+            dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows
+        ),
         bounds=tuple(without_guess(bound, verdict) for bound in bound_rows),
         level=settings.level,
         diagnostics=diagnostics,
@@ -231,9 +311,13 @@ def estimate_all(
 
 def _row(name: str, workspace: Workspace) -> EstimateRow:
     """One estimator's row; if it fails on this log, a row with the reason."""
-    started, estimate, reason = time.perf_counter(), None, None
+    started = time.perf_counter()
+    estimate = None
+    reason = None
     try:
         estimate = run_estimator(workspace, name)
     except (KofflineError, torch.linalg.LinAlgError) as error:
         reason = str(error)
-    return EstimateRow(name, known.ESTIMATORS[name], estimate, reason, time.perf_counter() - started)
+    return EstimateRow(
+        name, known.ESTIMATORS[name], estimate, reason, time.perf_counter() - started
+    )

@@ -1,7 +1,8 @@
 """A problem in features: the columns that every kernel interval reads.
 
-A value function linear in p features, Q(s, a) = φ(s, a)ᵀθ, has the residual r − Zθ with Z = φ(x) − discount ·
-E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_{s0, a~π} φ(s0, a).
+A value function linear in p features, Q(s, a) = φ(s, a)ᵀθ, has the residual r − Zθ with
+Z = φ(x) − discount · E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_{s0, a~π} φ(s0,
+a).
 """
 
 from __future__ import annotations
@@ -18,28 +19,38 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from koffline.data.columns import blocks
-from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.kernels import (
+    FourierFeatures,
+    Gaussian,
+    median_bandwidth,
+    random_fourier_features,
+)
 from koffline.ope.last_layer import draw_instruments
 from koffline.ope.problem import EvaluationProblem
 
-FeatureMap = Callable[[Tensor], Tensor]  # map from rows (N, d) to features (N, F), both float64
+FeatureMap = Callable[
+    [Tensor], Tensor
+]  # map from rows (N, d) to features (N, F), both float64
 _BLOCK = 8192
 _NOISE_ROWS = 256
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSystem:
-    """N rows and E start states in p features; float64, values and rewards in the user's units.
+    """N rows and E start states in p features; float64, values and rewards in the
+    user's units.
 
-    ``now (N, p)``: φ(s, a) of logged rows. ``later (N, p)``: E_{a'~π} φ(s', a'). ``starts (E, p)``: E_{a~π}
-    φ(s0, a). ``discounts (N,)``: γ, or 0 for terminal rows. ``row_weights (N,)`` (mean one) and
-    ``start_weights (E,)`` are the log's own. ``instruments``: ψ with ψ(x)ᵀψ(y) ≈ k(x, y) and ψ(x)ᵀψ(x) = 1, a
-    function of ``kernel_inputs (N, k)``. ``unit_starts (U,)``: first row of each unit; units are resampled by
-    ``clusters (U,)``, else by their own numbers; ``kind``: what is resampled. ``fixed_starts``: start states
-    were given, not sampled with the log. ``start_noise (k, p)``: rows whose outer products sum to the
-    covariance of c that comes from drawing the policy's actions at given start states; None if nothing is
-    drawn, or if start states are sampled too, whose variation then includes it. ``start_draws``: actions
-    drawn per start state.
+    ``now (N, p)``: φ(s, a) of logged rows. ``later (N, p)``: E_{a'~π} φ(s', a').
+    ``starts (E, p)``: E_{a~π} φ(s0, a). ``discounts (N,)``: γ, or 0 for terminal rows.
+    ``row_weights (N,)`` (mean one) and ``start_weights (E,)`` are the log's own.
+    ``instruments``: ψ with ψ(x)ᵀψ(y) ≈ k(x, y) and ψ(x)ᵀψ(x) = 1, a function of
+    ``kernel_inputs (N, k)``. ``unit_starts (U,)``: first row of each unit; units are
+    resampled by ``clusters (U,)``, else by their own numbers; ``kind``: what is
+    resampled. ``fixed_starts``: start states were given, not sampled with the log.
+    ``start_noise (k, p)``: rows whose outer products sum to the covariance of c that
+    comes from drawing the policy's actions at given start states; None if nothing is
+    drawn, or if start states are sampled too, whose variation then includes it.
+    ``start_draws``: actions drawn per start state.
     """
 
     now: Float[Tensor, "row parameter"]
@@ -60,7 +71,9 @@ class FeatureSystem:
     start_draws: int = 1
     clusters: np.ndarray | None = None
     kind: str = "episodes"
-    constants: int = 0  # number of last parameters that are constants, which no ridge penalises
+    constants: int = (
+        0  # number of last parameters that are constants, which no ridge penalises
+    )
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -82,9 +95,16 @@ class FeatureSystem:
 
     @cached_property
     def projected(self) -> Float[Tensor, "instrument column"]:
-        """ΨᵀW[Z, r]/n, (m, p + 1): with B = Ψᵀ W Z/n and v = Ψᵀ W r/n, V̂(θ) = ‖v − Bθ‖²."""
-        columns = torch.cat((self.difference, self.rewards[:, None]), dim=1) * self.row_weights[:, None]
-        total = columns.new_zeros(self.instruments.frequencies.shape[1] * 2, columns.shape[1])
+        """ΨᵀW[Z, r]/n, (m, p + 1): with B = Ψᵀ W Z/n and v = Ψᵀ W r/n, V̂(θ) = ‖v −
+        Bθ‖².
+        """
+        columns = (
+            torch.cat((self.difference, self.rewards[:, None]), dim=1)
+            * self.row_weights[:, None]
+        )
+        total = columns.new_zeros(
+            self.instruments.frequencies.shape[1] * 2, columns.shape[1]
+        )
         for rows in blocks(len(self), _BLOCK):
             total.addmm_(self.instruments(self.kernel_inputs[rows]).mT, columns[rows])
         return total / len(self)
@@ -111,7 +131,8 @@ def default_features(
     width: a multiple of the median distance between rows.
     """
     inputs = torch.as_tensor(problem.inputs[problem.row_weights > 0.0])
-    kernel, generator = Gaussian(width * median_bandwidth(inputs)), torch.Generator().manual_seed(seed)
+    kernel = Gaussian(width * median_bandwidth(inputs))
+    generator = torch.Generator().manual_seed(seed)
     return random_fourier_features(kernel, inputs.shape[1], count, generator)
 
 
@@ -126,13 +147,19 @@ def make_feature_system(
     instruments: int | None = None,
     seed: int = 0,
 ) -> FeatureSystem:
-    """Make the system of a problem. features: of standardised inputs (N, d); None: `default_features`.
+    """Make the system of a problem. features: of standardised inputs (N, d); None:
+    `default_features`.
 
-    With discrete actions every action has its own weights. bandwidth: of the kernel behind the instruments,
-    as a multiple of the median distance between rows. Raises DataError.
+    With discrete actions every action has its own weights. bandwidth: of the kernel
+    behind the instruments, as a multiple of the median distance between rows. Raises
+    DataError.
     """
-    mapping = default_features(problem, seed=seed) if features is None else features
-    columns, scale = partial(_columns, mapping, constant), problem.reward_scale
+    if features is None:
+        mapping = default_features(problem, seed=seed)
+    else:
+        mapping = features
+    columns = partial(_columns, mapping, constant)
+    scale = problem.reward_scale
     now = columns(problem.inputs[:, None], problem.readout)
     return FeatureSystem(
         now=now,
@@ -143,7 +170,9 @@ def make_feature_system(
         row_weights=torch.as_tensor(problem.row_weights),
         start_weights=torch.as_tensor(problem.start_weights),
         kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
-        instruments=draw_instruments(problem, bandwidth, instruments, now.shape[1], seed)[0],
+        instruments=draw_instruments(
+            problem, bandwidth, instruments, now.shape[1], seed
+        )[0],
         unit_starts=problem.episode_starts,
         clusters=problem.clusters,
         kind=problem.kind,
@@ -164,7 +193,12 @@ def _columns(
     parts = []
     for rows in blocks(len(inputs), _BLOCK):
         some = torch.as_tensor(inputs[rows], dtype=torch.float64)
-        mean = features(some.flatten(0, 1)).double().unflatten(0, some.shape[:2]).mean(dim=1)
+        mean = (
+            features(some.flatten(0, 1))
+            .double()
+            .unflatten(0, some.shape[:2])
+            .mean(dim=1)
+        )
         if constant:
             mean = pad(mean, (0, 1), value=1.0)
         if readout is not None:
@@ -177,7 +211,9 @@ def _columns(
 def _start_noise(
     features: FeatureMap, problem: EvaluationProblem, constant: bool
 ) -> Float[Tensor, "noise parameter"] | None:
-    """`FeatureSystem.start_noise`: rows whose outer products sum to Σ_e share_e² Cov(φ_e)/m."""
+    """`FeatureSystem.start_noise`: rows whose outer products sum to Σ_e share_e²
+    Cov(φ_e)/m.
+    """
     draws = problem.start_inputs.shape[1]
     if not problem.fixed_starts or draws == 1:
         return None
@@ -186,12 +222,17 @@ def _start_noise(
     for share, inputs in zip(shares, problem.start_inputs, strict=True):
         drawn = _columns(features, constant, inputs[:, None], None)  # (m, p)
         drawn = (drawn - drawn.mean(dim=0)) * (share / math.sqrt(draws * (draws - 1)))
-        form = drawn.mT @ drawn if form is None else form.addmm_(drawn.mT, drawn)
+        if form is None:
+            form = drawn.mT @ drawn
+        else:
+            form = form.addmm_(drawn.mT, drawn)
     assert form is not None  # a problem has start states
     sizes, directions = torch.linalg.eigh(form)
     root = sizes.clamp(min=0.0).sqrt()[:, None] * directions.mT  # (p, p)
     # Many rows, so that their randomly signed sum is nearly normal.
     generator = torch.Generator().manual_seed(0)
     rows = max(_NOISE_ROWS, 2 * len(root))
-    spread, _ = torch.linalg.qr(torch.randn(rows, len(root), generator=generator, dtype=root.dtype))
+    spread, _ = torch.linalg.qr(
+        torch.randn(rows, len(root), generator=generator, dtype=root.dtype)
+    )
     return spread @ root

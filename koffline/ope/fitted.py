@@ -1,8 +1,10 @@
-"""Estimates by the trained networks of one evaluation: J of the policy, of the logging policy, the uplift.
+"""Estimates by the trained networks of one evaluation: J of the policy, of the logging
+policy, the uplift.
 
-The logging policy's value is the mean return of complete episodes. After a cut, LSTD in the last layers with
-the log's next rows estimates the rest of the return. Both values use the same features and resampled
-episodes, so their common sampling error cancels in the difference.
+The logging policy's value is the mean return of complete episodes. After a cut, LSTD in
+the last layers with the log's next rows estimates the rest of the return. Both values
+use the same features and resampled episodes, so their common sampling error cancels in
+the difference.
 """
 
 from __future__ import annotations
@@ -24,12 +26,22 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import dual_of, last_layer, mean_values, minimise_kernel_loss
+from koffline.ope.last_layer import (
+    dual_of,
+    last_layer,
+    mean_values,
+    minimise_kernel_loss,
+)
 from koffline.ope.learning import Resampling
 from koffline.ope.names import AVERAGED, BOOTSTRAP, FITTED, default_head
 from koffline.ope.problem import EvaluationProblem, Measures
 from koffline.ope.results import Interval, Uplift
-from koffline.ope.systems import LinearSystems, groups_of, logged_of_part, systems_of_part
+from koffline.ope.systems import (
+    LinearSystems,
+    groups_of,
+    logged_of_part,
+    systems_of_part,
+)
 from koffline.ope.value_functions import ValueFunction, counted_rows
 from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
@@ -37,17 +49,20 @@ from koffline.replicas import StackedMLP
 Summarise = Callable[[EvaluationProblem], S]  # summary of a part of a log
 Fold = Callable[[Summarise[Any]], Any]  # sum of a summary over all parts of a log
 _ASSUMPTIONS = (
-    "How much the value varies when {units} are redrawn and networks retrained (standard deviation, "
-    "Student's t). It shows no error from what the log lacks or the network cannot express."
+    "How much the value varies when {units} are redrawn and networks retrained"
+    " (standard deviation, Student's t). It shows no error from what the log lacks or"
+    " the network cannot express."
 )
 
 
 @dataclass(frozen=True)
 class ReplicaMean:
-    """Summary of J over replicas with finite J: ``full`` trained on the whole log, ``resampled`` others.
+    """Summary of J over replicas with finite J: ``full`` trained on the whole log,
+    ``resampled`` others.
 
-    ``value``: the mean over all replicas, with the log's own start states. ``deviation``: standard deviation
-    over the resampled replicas, each with start states weighted as in its sample.
+    ``value``: the mean over all replicas, with the log's own start states.
+    ``deviation``: standard deviation over the resampled replicas, each with start
+    states weighted as in its sample.
     """
 
     value: float
@@ -58,10 +73,12 @@ class ReplicaMean:
 
 @dataclass(frozen=True, eq=False)
 class FittedValues:
-    """Stacked networks by head: ``kloss``, ``fqe`` and their mean; all, and ``lstd``, share hidden layers.
+    """Stacked networks by head: ``kloss``, ``fqe`` and their mean; all, and ``lstd``,
+    share hidden layers.
 
-    ``problem``: the rows that networks were trained on. ``fold`` sums over the whole log, whose effective
-    number of units is ``units``. ``systems``: such sums. ``stops``: as by `cut_shares`; None: no cuts.
+    ``problem``: the rows that networks were trained on. ``fold`` sums over the whole
+    log, whose effective number of units is ``units``. ``systems``: such sums.
+    ``stops``: as by `cut_shares`; None: no cuts.
     """
 
     problem: EvaluationProblem
@@ -80,49 +97,66 @@ class FittedValues:
     def head(self) -> str:
         """The requested estimator if it is a head, else the default one."""
         asked = self.settings.estimator
-        return asked if asked in FITTED else default_head(self.settings.steps)
+        if asked in FITTED:
+            return asked
+        return default_head(self.settings.steps)
 
     @cached_property
     def temporal(self) -> Float[Tensor, "replica parameter column"]:
-        """φᵀW [Z r] over the whole log; computed only for LSTD, since it has p² numbers for p parameters."""
+        """φᵀW [Z r] over the whole log; computed only for LSTD, since it has p² numbers
+        for p parameters.
+        """
         asked = self.record.network, None, self.resampling, self.settings.gamma, None
         sums: LinearSystems = self.fold(partial(systems_of_part, *asked))
         return sums.system
 
     def network_of(self, head: str) -> StackedMLP:
         """The networks with the last layer of a head."""
-        return self._lstd if head == "lstd" else self.heads[head]
+        if head == "lstd":
+            return self._lstd
+        return self.heads[head]
 
     @cached_property
     def _lstd(self) -> StackedMLP:
-        return minimise_kernel_loss(self.record.network, self.temporal, self.settings.ridge)
+        return minimise_kernel_loss(
+            self.record.network, self.temporal, self.settings.ridge
+        )
 
     @property
     def start_features(self) -> Float[Tensor, "replica 2 parameter"]:
-        """Mean φ of start states as each replica's sample weighs them, and as the log does."""
+        """Mean φ of start states as each replica's sample weighs them, and as the log
+        does.
+        """
         return self.systems.starts.means[:, :, 0]
 
     @cached_property
     def behavior(self) -> Float[np.ndarray, "replica 2"] | None:
-        """J of the logging policy, with the same episode weights; None if start states were given.
+        """J of the logging policy, with the same episode weights; None if start states
+        were given.
 
         Logged returns plus values after cuts. NaN if no row has a next one.
         """
-        sums, returns = self.systems, self.systems.returns
+        sums = self.systems
+        returns = self.systems.returns
         if returns is None:
             return None
         if self.stops is not None:
-            returns = returns + torch.cat(list(map(self._after_cuts, groups_of(self.record.network))))
+            returns = returns + torch.cat(
+                list(map(self._after_cuts, groups_of(self.record.network)))
+            )
         values = returns / sums.starts.weights[..., 0]
         return np.asarray(values.numpy() * self.problem.reward_scale)
 
     def _after_cuts(self, group: slice) -> Float[Tensor, "some 2"]:
         """Values after cuts by a group of replicas."""
         chosen = range(self.record.network.replicas)[group]
-        network, resampling = self.record.network.select(chosen), self.resampling.select(chosen)
+        network = self.record.network.select(chosen)
+        resampling = self.resampling.select(chosen)
         asked: Any = network, resampling, self.settings.gamma, self.stops
         logged = self.systems.logged or self.fold(partial(logged_of_part, *asked))
-        theta = last_layer(minimise_kernel_loss(network, logged.system, self.settings.ridge))
+        theta = last_layer(
+            minimise_kernel_loss(network, logged.system, self.settings.ridge)
+        )
         return (logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
 
     @property
@@ -133,32 +167,49 @@ class FittedValues:
 
     @cached_property
     def duals(self) -> Float[Tensor, "replica instrument"]:
-        """Coefficients α of weights ω = ψᵀα for which the kernel loss's value is Σ w ω r / Σ w.
+        """Coefficients α of weights ω = ψᵀα for which the kernel loss's value is Σ w ω
+        r / Σ w.
 
-        α = Σ w · B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ and c the mean features of start states. ω estimates
-        the ratio of the policy's discounted visits to the log's rows.
-        (Uehara, Huang & Jiang 2020)
+        α = Σ w · B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ and c the mean features of start
+        states. ω estimates the ratio of the policy's discounted visits to the log's
+        rows. (Uehara, Huang & Jiang 2020)
         """
-        matrix, starts = self.systems.system[..., :-1], self.start_features[:, 1]
-        solved = dual_of(matrix, starts.to(matrix), self.settings.ridge, self.record.network.sizes[-1])
+        matrix = self.systems.system[..., :-1]
+        starts = self.start_features[:, 1]
+        solved = dual_of(
+            matrix,
+            starts.to(matrix),
+            self.settings.ridge,
+            self.record.network.sizes[-1],
+        )
         return solved * self.systems.weight[:, None]
 
     @cached_property
     def feature_reach(self) -> float:
-        """How far the choice of a network's features moves a value from all rows, at the settings' level.
+        """How far the choice of a network's features moves a value from all rows, at
+        the settings' level.
 
-        Student t over the networks, each with the last layer of the least kernel loss on the whole log.
+        Student t over the networks, each with the last layer of the least kernel loss
+        on the whole log.
         """
         whole = Resampling(self.resampling.seed, len(self.resampling.roles), ())
         asked = self.record.network, self.instruments, whole, self.settings.gamma, None
         sums: LinearSystems = self.fold(partial(systems_of_part, *asked))
-        theta = last_layer(minimise_kernel_loss(self.record.network, sums.system, self.settings.ridge))
-        values = mean_values(self.start_features[:, 1], theta, self.problem.reward_scale)[self.alive]
-        quantile = float(special.stdtrit(len(values) - 1, 0.5 + self.settings.level / 2.0))
+        theta = last_layer(
+            minimise_kernel_loss(self.record.network, sums.system, self.settings.ridge)
+        )
+        values = mean_values(
+            self.start_features[:, 1], theta, self.problem.reward_scale
+        )[self.alive]
+        quantile = float(
+            special.stdtrit(len(values) - 1, 0.5 + self.settings.level / 2.0)
+        )
         return quantile * float(values.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(values))
 
     def values_of(self, head: str) -> Float[np.ndarray, "replica 2"]:
-        """J of a head per replica, start states weighted as in its sample and as in the log; else NaN."""
+        """J of a head per replica, start states weighted as in its sample and as in the
+        log; else NaN.
+        """
         theta = last_layer(self.network_of(head))
         return mean_values(self.start_features, theta, self.problem.reward_scale)
 
@@ -169,44 +220,84 @@ class FittedValues:
 
     def summarise(self, values: Float[np.ndarray, "replica 2"]) -> ReplicaMean:
         """Summarise J over replicas. Raises KofflineError if too few are finite."""
-        full, kept = self.resampling.full, self.alive & np.isfinite(values).all(axis=1)
+        full = self.resampling.full
+        kept = self.alive & np.isfinite(values).all(axis=1)
         if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
-            told = f"{np.count_nonzero(~kept)} of {len(kept)} networks diverged or give no number"
-            raise KofflineError(f"{told}; lower learning_rate or look for outliers (koffline data validate)")
+            told = (
+                f"{np.count_nonzero(~kept)} of {len(kept)} networks diverged or give no"
+                " number"
+            )
+            raise KofflineError(
+                f"{told}; lower learning_rate or look for outliers (koffline data"
+                " validate)"
+            )
         resampled = values[full:, 0][kept[full:]]
         spread = float(resampled.std(ddof=1))
-        return ReplicaMean(float(values[kept, 1].mean()), spread, int(kept[:full].sum()), len(resampled))
+        return ReplicaMean(
+            float(values[kept, 1].mean()),
+            spread,
+            int(kept[:full].sum()),
+            len(resampled),
+        )
 
     def interval(
-        self, values: Float[np.ndarray, "replica 2"], level: float | None = None, units: float | None = None
+        self,
+        values: Float[np.ndarray, "replica 2"],
+        level: float | None = None,
+        units: float | None = None,
     ) -> Interval:
         """Student-t interval around J with the spread of the resampled replicas.
 
-        Resampling U units shows (U − 1)/U of the variance of a mean, with at most U − 1 degrees of freedom.
-        The interval is as wide as one around the mean of the full replicas alone. level, units: replace those
-        of the settings and the log.
+        Resampling U units shows (U − 1)/U of the variance of a mean, with at most U − 1
+        degrees of freedom. The interval is as wide as one around the mean of the full
+        replicas alone. level, units: replace those of the settings and the log.
         """
         found = self.summarise(values)
-        level, parts = level or self.settings.level, max(2.0, units or self.units)
-        quantile = float(special.stdtrit(min(found.resampled, parts) - 1, 0.5 + level / 2.0))
-        half_width = quantile * found.deviation * math.sqrt((1.0 + 1.0 / found.full) * parts / (parts - 1.0))
+        level = level or self.settings.level
+        parts = max(2.0, units or self.units)
+        quantile = float(
+            special.stdtrit(min(found.resampled, parts) - 1, 0.5 + level / 2.0)
+        )
+        half_width = (
+            quantile
+            * found.deviation
+            * math.sqrt((1.0 + 1.0 / found.full) * parts / (parts - 1.0))
+        )
         assumptions = _ASSUMPTIONS.format(units=self.problem.kind)
-        return Interval(found.value - half_width, found.value + half_width, level, BOOTSTRAP, assumptions)
+        return Interval(
+            found.value - half_width,
+            found.value + half_width,
+            level,
+            BOOTSTRAP,
+            assumptions,
+        )
 
     def estimate_by_head(self, *more: str) -> dict[str, float]:
-        """Mean of J over replicas that did not diverge, by head (own and ``more``), where it is finite."""
-        heads = [head for head in dict.fromkeys((*self.heads, *more)) if head != AVERAGED]
-        means = {head: float(self.values_of(head)[self.alive, 1].mean()) for head in heads}
+        """Mean of J over replicas that did not diverge, by head (own and ``more``),
+        where it is finite.
+        """
+        heads = [
+            head for head in dict.fromkeys((*self.heads, *more)) if head != AVERAGED
+        ]
+        means = {
+            head: float(self.values_of(head)[self.alive, 1].mean()) for head in heads
+        }
         return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
     def describe_diverged(self) -> str:
         """Text on how many networks diverged, and from which step on."""
         steps = [step for step in self.record.diverged_at if step is not None]
         since = f", the first at step {min(steps)}" if steps else ""
-        return f"{np.count_nonzero(~self.alive)} of {len(self.alive)} networks diverged{since}"
+        return (
+            f"{np.count_nonzero(~self.alive)} of {len(self.alive)} networks"
+            f" diverged{since}"
+        )
 
     def value_function(self, transitions: Transitions) -> ValueFunction:
-        """Mean network of the chosen head, fitted to ``transitions``. KofflineError if all diverged."""
+        """Mean network of the chosen head, fitted to ``transitions``.
+
+        KofflineError if all diverged.
+        """
         if not self.alive.any():
             raise KofflineError(f"{self.describe_diverged()}; lower learning_rate")
         network = self.network_of(self.head).select(np.flatnonzero(self.alive).tolist())
@@ -221,20 +312,35 @@ class FittedValues:
 
 @torch.no_grad()
 def _mean_values(
-    network: StackedMLP, problem: Measures, observations: np.ndarray, actions: np.ndarray
+    network: StackedMLP,
+    problem: Measures,
+    observations: np.ndarray,
+    actions: np.ndarray,
 ) -> np.ndarray:
-    """Mean of Q(s, a) (M,) over networks, clipped to possible returns, in units of the return."""
-    inputs = torch.as_tensor(problem.standardise(observations, actions)).to(network.flat)
+    """Mean of Q(s, a) (M,) over networks, clipped to possible returns, in units of the
+    return.
+    """
+    inputs = torch.as_tensor(problem.standardise(observations, actions)).to(
+        network.flat
+    )
     outputs = network.forward(inputs).mean(dim=0).cpu().double().numpy()  # (M, n)
-    taken = np.zeros(len(outputs), dtype=np.int64) if problem.n_actions is None else np.asarray(actions)
+    if problem.n_actions is None:
+        taken = np.zeros(len(outputs), dtype=np.int64)
+    else:
+        taken = np.asarray(actions)
     values = np.take_along_axis(outputs, taken[:, None], axis=1)[:, 0]
     return np.clip(values, *problem.value_bounds) * problem.reward_scale
 
 
 def uplift_of(fitted: FittedValues, values: np.ndarray) -> Uplift | None:
-    """Uplift of the policy over the logging policy, from J of every network; None if unknown."""
+    """Uplift of the policy over the logging policy, from J of every network; None if
+    unknown.
+    """
     behavior = fitted.behavior
     if behavior is None or not np.isfinite(behavior[fitted.alive]).all():
         return None
-    worth, more = fitted.summarise(behavior).value, fitted.summarise(values - behavior).value
-    return Uplift(more, fitted.interval(values - behavior), worth, fitted.interval(behavior))
+    worth = fitted.summarise(behavior).value
+    more = fitted.summarise(values - behavior).value
+    return Uplift(
+        more, fitted.interval(values - behavior), worth, fitted.interval(behavior)
+    )

@@ -1,8 +1,9 @@
 """The kernel loss minimised exactly over the last layer, on all rows at once.
 
-A network is linear in its last layer θ, so its residual is r − Zθ with Z = φ(x) − discount · E φ(x'), and the
-full-batch V-statistic with an explicit feature map ψ of the kernel, ‖ψᵀ(r − Zθ)‖²/n², is a least-squares
-problem in θ. Only the sums ψᵀZ and ψᵀr over rows are needed: one pass in blocks, memory independent of n.
+A network is linear in its last layer θ, so its residual is r − Zθ with Z = φ(x) −
+discount · E φ(x'), and the full-batch V-statistic with an explicit feature map ψ of the
+kernel, ‖ψᵀ(r − Zθ)‖²/n², is a least-squares problem in θ. Only the sums ψᵀZ and ψᵀr
+over rows are needed: one pass in blocks, memory independent of n.
 """
 
 from __future__ import annotations
@@ -21,83 +22,128 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from koffline.data.columns import blocks
-from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.kernels import (
+    FourierFeatures,
+    Gaussian,
+    median_bandwidth,
+    random_fourier_features,
+)
 from koffline.ope.learning import Resampling, row_blocks, start_inputs
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
 _INSTRUMENTS = 300, 1000  # the fewest and the most, by default
-_MANY, _TOGETHER = 1000, 256  # parameters from which the fastest solution is good enough; rows of a product
+# parameters from which the fastest solution is good enough; rows of a product
+_MANY = 1000
+_TOGETHER = 256
 Matrices = Float[Tensor, "replica critic parameter"]
-Goals, Parameters = Float[Tensor, "replica critic"], Float[Tensor, "replica parameter"]
-_LEVEL = 1e-9  # share of the ridge on the level of all values, so that the system stays solvable
+Goals = Float[Tensor, "replica critic"]
+Parameters = Float[Tensor, "replica parameter"]
+# share of the ridge on the level of all values, so that the system stays solvable
+_LEVEL = 1e-9
 
 
 def draw_instruments(
-    problem: EvaluationProblem, bandwidth: float, count: int | None, parameters: int, seed: int
+    problem: EvaluationProblem,
+    bandwidth: float,
+    count: int | None,
+    parameters: int,
+    seed: int,
 ) -> tuple[FourierFeatures, float]:
     """Instruments ψ with ψ(x)ᵀψ(y) ≈ k(x, y) of the Gaussian kernel, and its bandwidth.
 
-    bandwidth: multiple of the median distance. count: None for twice the number of ``parameters`` to be
-    solved for, but at least 300 and at most 1000.
+    bandwidth: multiple of the median distance. count: None for twice the number of
+    ``parameters`` to be solved for, but at least 300 and at most 1000.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
     bandwidth = bandwidth * median_bandwidth(rows, generator=generator)
     count = count or min(max(_INSTRUMENTS[0], 2 * parameters), _INSTRUMENTS[1])
-    return random_fourier_features(Gaussian(bandwidth), rows.shape[1], count, generator), bandwidth
+    return (
+        random_fourier_features(Gaussian(bandwidth), rows.shape[1], count, generator),
+        bandwidth,
+    )
 
 
 def best_level(rows: Any) -> Any:
-    """The constant that solves the Bellman equation on average: mean r / mean (1 − discount)."""
-    return (rows.row_weights @ rows.rewards) / (rows.row_weights @ (1.0 - rows.discounts))
+    """The constant that solves the Bellman equation on average: mean r / mean (1 −
+    discount).
+    """
+    return (rows.row_weights @ rows.rewards) / (
+        rows.row_weights @ (1.0 - rows.discounts)
+    )
 
 
-def hidden_features(network: StackedMLP, inputs: Float[Tensor, "row *draw input"]) -> Tensor:
+def hidden_features(
+    network: StackedMLP, inputs: Float[Tensor, "row *draw input"]
+) -> Tensor:
     """Last hidden layer averaged over draws, (R, N, H).
 
-    Computed in float64: in single precision, a row's output depends on the other rows of its block.
+    Computed in float64: in single precision, a row's output depends on the other rows
+    of its block.
     """
-    hidden = network.with_flat(network.flat.double()).features(inputs.double().flatten(0, -2))
-    return hidden if hidden.shape[1] == len(inputs) else hidden.unflatten(1, inputs.shape[:-1]).mean(dim=2)
+    hidden = network.with_flat(network.flat.double()).features(
+        inputs.double().flatten(0, -2)
+    )
+    if hidden.shape[1] == len(inputs):
+        return hidden
+    return hidden.unflatten(1, inputs.shape[:-1]).mean(dim=2)
 
 
 def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
-    """θ (R, (H + 1) · n) in float64: the first feature's weights for all n outputs, …, the constants last."""
+    """θ (R, (H + 1) · n) in float64: the first feature's weights for all n outputs, …,
+    the constants last.
+    """
     weight, bias = network.layers(network.flat)[-1]
     return torch.cat([weight, bias], dim=1).double().flatten(1)
 
 
-def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter"]) -> StackedMLP:
+def with_last_layer(
+    network: StackedMLP, theta: Float[Tensor, "replica parameter"]
+) -> StackedMLP:
     """Copy of the networks in float64 with the last layer θ."""
     flat = network.flat.double().clone()
-    flat[:, -theta.shape[1] :] = theta  # weight rows, then the bias row: the layout of the flat parameters
+    flat[:, -theta.shape[1] :] = (
+        theta  # weight rows, then the bias row: the layout of the flat parameters
+    )
     return network.with_flat(flat)
 
 
 def minimise_kernel_loss(
-    network: StackedMLP, system: Float[Tensor, "replica instrument column"], ridge: float
+    network: StackedMLP,
+    system: Float[Tensor, "replica instrument column"],
+    ridge: float,
 ) -> StackedMLP:
-    """The networks with the last layer θ of least kernel loss ‖v − Bθ‖² for a system [B v], with a ridge.
+    """The networks with the last layer θ of least kernel loss ‖v − Bθ‖² for a system [B
+    v], with a ridge.
 
-    The ridge pulls toward the old layer (toward zero it would shrink the values). ``ridge`` is relative to
-    the mean curvature; the level of all values is not penalised. With the linear kernel (ψ = φ, the temporal
-    system) this is the LSTD solution. Solved as an equation it would blow up where states drift along short
-    episodes.
-    (Feng et al. 2019, cor:same_as_td)
+    The ridge pulls toward the old layer (toward zero it would shrink the values).
+    ``ridge`` is relative to the mean curvature; the level of all values is not
+    penalised. With the linear kernel (ψ = φ, the temporal system) this is the LSTD
+    solution. Solved as an equation it would blow up where states drift along short
+    episodes. (Feng et al. 2019, cor:same_as_td)
     """
-    theta, matrix = last_layer(network), system[..., :-1]
-    gap = torch.stack([own[:, -1] - own[:, :-1] @ old for own, old in zip(system, theta, strict=True)])  # ψᵀδ
-    return with_last_layer(network, theta + least_squares(matrix, gap, ridge, network.sizes[-1]))
+    theta = last_layer(network)
+    matrix = system[..., :-1]
+    gap = torch.stack(
+        [own[:, -1] - own[:, :-1] @ old for own, old in zip(system, theta, strict=True)]
+    )  # ψᵀδ
+    return with_last_layer(
+        network, theta + least_squares(matrix, gap, ridge, network.sizes[-1])
+    )
 
 
-def least_squares(matrices: Matrices, goals: Goals, ridge: float, outputs: int) -> Parameters:
-    """θ (R, p) that minimise ‖v − Bθ‖² + ridge · θᵀPθ for matrices B and goals v (R, m).
+def least_squares(
+    matrices: Matrices, goals: Goals, ridge: float, outputs: int
+) -> Parameters:
+    """θ (R, p) that minimise ‖v − Bθ‖² + ridge · θᵀPθ for matrices B and goals v (R,
+    m).
 
-    P is the mean diagonal of BᵀB, in all directions of θ except that of a constant added to all outputs. In a
-    kernel loss this constant only has curvature (1 − γ)², so that any usual ridge would keep the level of all
-    values from moving. Dead features do no harm; the result is not finite for a network that diverged.
+    P is the mean diagonal of BᵀB, in all directions of θ except that of a constant
+    added to all outputs. In a kernel loss this constant only has curvature (1 − γ)², so
+    that any usual ridge would keep the level of all values from moving. Dead features
+    do no harm; the result is not finite for a network that diverged.
     """
 
     def solve(matrix: Tensor, goal: Tensor) -> Tensor:
@@ -107,50 +153,78 @@ def least_squares(matrices: Matrices, goals: Goals, ridge: float, outputs: int) 
             of_level, of_goal = invert(torch.stack([along, goal], dim=1)).mT
             height = of_level @ goal / (of_level @ along + _LEVEL)
             return across.mT @ (of_goal - of_level * height) + level * height
-        factor = _by_parameters(torch.cat([matrix, goal[:, None]], dim=1), ridge, outputs)
-        return torch.linalg.solve_triangular(factor[:-1, :-1], factor[:-1, -1:], upper=True).squeeze(1)
+        factor = _by_parameters(
+            torch.cat([matrix, goal[:, None]], dim=1), ridge, outputs
+        )
+        return torch.linalg.solve_triangular(
+            factor[:-1, :-1], factor[:-1, -1:], upper=True
+        ).squeeze(1)
 
-    return torch.stack(list(map(solve, matrices, goals)))  # one after another, to save memory
+    return torch.stack(
+        list(map(solve, matrices, goals))
+    )  # one after another, to save memory
 
 
 def dual_of(matrices: Matrices, goals: Parameters, ridge: float, outputs: int) -> Goals:
-    """B (BᵀB + ridge · P)⁻¹ c (R, m) for matrices B and goals c (R, p), P as in `least_squares`."""
+    """B (BᵀB + ridge · P)⁻¹ c (R, m) for matrices B and goals c (R, p), P as in
+    `least_squares`.
+    """
 
     def solve(matrix: Tensor, goal: Tensor) -> Tensor:
         if len(matrix) < len(goal):
             across, invert, level, along = _by_critics(matrix, ridge, outputs)
             of_level, of_goal = invert(torch.stack([along, across @ goal], dim=1)).mT
-            return of_goal + of_level * (goal @ level - along @ of_goal) / (of_level @ along + _LEVEL)
+            return of_goal + of_level * (goal @ level - along @ of_goal) / (
+                of_level @ along + _LEVEL
+            )
         factor = _by_parameters(matrix, ridge, outputs, columns=0)
         half = torch.linalg.solve_triangular(factor.mT, goal[:, None], upper=False)
-        return matrix @ torch.linalg.solve_triangular(factor, half, upper=True).squeeze(1)
+        return matrix @ torch.linalg.solve_triangular(factor, half, upper=True).squeeze(
+            1
+        )
 
     return torch.stack(list(map(solve, matrices, goals)))
 
 
 def _penalty(matrix: Tensor, ridge: float, outputs: int) -> tuple[Tensor, Tensor]:
-    """√(ridge times the mean diagonal of BᵀB), and the direction (p,) of a constant added to all outputs."""
+    """√(ridge times the mean diagonal of BᵀB), and the direction (p,) of a constant
+    added to all outputs.
+    """
     level = matrix.new_zeros(matrix.shape[1])
-    level[-outputs:] = outputs**-0.5  # the constants of the outputs are the last parameters
+    level[-outputs:] = (
+        outputs**-0.5
+    )  # the constants of the outputs are the last parameters
     return matrix.norm() * (ridge / len(level)) ** 0.5, level
 
 
-def _by_parameters(system: Tensor, ridge: float, outputs: int, columns: int = 1) -> Tensor:
-    """Triangular U with UᵀU = [B v]ᵀ[B v] + ridge · P, by QR. columns: how many of the system's are v."""
+def _by_parameters(
+    system: Tensor, ridge: float, outputs: int, columns: int = 1
+) -> Tensor:
+    """Triangular U with UᵀU = [B v]ᵀ[B v] + ridge · P, by QR. columns: how many of the
+    system's are v.
+    """
     scale, level = _penalty(system[:, : system.shape[1] - columns], ridge, outputs)
-    spared = torch.eye(len(level)).to(level) - (1.0 - _LEVEL**0.5) * torch.outer(level, level)
-    return torch.linalg.qr(torch.cat([system, pad(scale * spared, (0, columns))]), mode="r").R
+    spared = torch.eye(len(level)).to(level) - (1.0 - _LEVEL**0.5) * torch.outer(
+        level, level
+    )
+    return torch.linalg.qr(
+        torch.cat([system, pad(scale * spared, (0, columns))]), mode="r"
+    ).R
 
 
-def _by_critics(matrix: Tensor, ridge: float, outputs: int) -> tuple[Tensor, Any, Tensor, Tensor]:
-    """Solve by critics if there are fewer than parameters: B without the level l, x ↦ A⁻¹x, l, and Bl.
+def _by_critics(
+    matrix: Tensor, ridge: float, outputs: int
+) -> tuple[Tensor, Any, Tensor, Tensor]:
+    """Solve by critics if there are fewer than parameters: B without the level l, x ↦
+    A⁻¹x, l, and Bl.
 
-    A = (B − Bllᵀ)(B − Bllᵀ)ᵀ + scale². The level has almost no ridge and is solved for separately (Sherman &
-    Morrison).
+    A = (B − Bllᵀ)(B − Bllᵀ)ᵀ + scale². The level has almost no ridge and is solved for
+    separately (Sherman & Morrison).
     """
     scale, level = _penalty(matrix, ridge, outputs)
     along = matrix @ level
-    across, gram = matrix - along[:, None] * level, scale**2 * torch.eye(len(matrix)).to(matrix)
+    across = matrix - along[:, None] * level
+    gram = scale**2 * torch.eye(len(matrix)).to(matrix)
     for rows in blocks(len(gram), _TOGETHER):  # the lower triangle is enough
         gram[rows, : rows.stop] += across[rows] @ across[: rows.stop].mT
     factor, failed = torch.linalg.cholesky_ex(gram)
@@ -161,14 +235,17 @@ def _by_critics(matrix: Tensor, ridge: float, outputs: int) -> tuple[Tensor, Any
     def invert(right: Tensor) -> Tensor:
         found = torch.cholesky_solve(right, factor)
         gap = right - across @ (across.mT @ found) - scale**2 * found
-        return found + torch.cholesky_solve(gap, factor)  # refined: errors are a thousandth
+        return found + torch.cholesky_solve(
+            gap, factor
+        )  # refined: errors are a thousandth
 
     return across, invert, level, along
 
 
 @dataclass(frozen=True, eq=False)
 class StartSums(Sums):
-    """Σ w E_{a~π} φ(s0, a) (R, 2, G, p) and Σ w (R, 2, G) over start states, for each of G groups.
+    """Σ w E_{a~π} φ(s0, a) (R, 2, G, p) and Σ w (R, 2, G) over start states, for each
+    of G groups.
 
     The axis of size 2: weights of each replica's sample, then of the log.
     """
@@ -188,21 +265,35 @@ def sum_starts(
     share_of: Callable[[np.ndarray], Tensor] | None,
     problem: EvaluationProblem,
 ) -> StartSums:
-    """Sums over start states. share_of: from units to their shares (E, G) in groups; None: one group."""
-    weights, units = resampling.start_weights(problem), problem.start_units  # (R, 2, E)
-    shares = torch.ones(len(units), 1, dtype=torch.float64) if share_of is None else share_of(units)
+    """Sums over start states. share_of: from units to their shares (E, G) in groups;
+    None: one group.
+    """
+    # (R, 2, E)
+    weights = resampling.start_weights(problem)
+    units = problem.start_units
+    if share_of is None:
+        shares = torch.ones(len(units), 1, dtype=torch.float64)
+    else:
+        shares = share_of(units)
     sums = sum_features(network, *start_inputs(network, problem), weights, shares)
     return StartSums(sums, weights @ shares)
 
 
 def sum_features(
-    network: StackedMLP, inputs: Tensor, readout: Tensor | None, weights: Tensor, shares: Tensor
+    network: StackedMLP,
+    inputs: Tensor,
+    readout: Tensor | None,
+    weights: Tensor,
+    shares: Tensor,
 ) -> Float[Tensor, "replica 2 group parameter"]:
     """Σ w φ over states with inputs (E, m, d), for each group.
 
     w: ``weights`` (R, 2, E) times shares in groups (E, G).
     """
-    chances = torch.ones(len(inputs), 1).to(inputs) if readout is None else readout
+    if readout is None:
+        chances = torch.ones(len(inputs), 1).to(inputs)
+    else:
+        chances = readout
     parts = (
         torch.einsum(
             "rkge,ea,ref->rkgfa",
@@ -216,11 +307,15 @@ def sum_features(
 
 
 def mean_values(
-    starts: Float[Tensor, "replica *mean parameter"], theta: Float[Tensor, "replica parameter"], scale: float
+    starts: Float[Tensor, "replica *mean parameter"],
+    theta: Float[Tensor, "replica parameter"],
+    scale: float,
 ) -> np.ndarray:
-    """Mean values φ̄ᵀθ of start states with mean features φ̄, in units of the return; NaN if not finite.
+    """Mean values φ̄ᵀθ of start states with mean features φ̄, in units of the return;
+    NaN if not finite.
 
-    They are not clipped to possible returns, because that would make intervals from their spread too narrow.
+    They are not clipped to possible returns, because that would make intervals from
+    their spread too narrow.
     """
     values = torch.einsum("r...p,rp->r...", starts, theta).cpu() * scale
     return torch.where(values.isfinite(), values, math.nan).numpy()

@@ -1,4 +1,6 @@
-"""Replicas of a log: how often each counts a unit, and the rows and start states that their networks read."""
+"""Replicas of a log: how often each counts a unit, and the rows and start states that
+their networks read.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,20 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _MOST_ROWS = 4096
-_MOST_NUMBERS = 1 << 19  # numbers in one array of a block: 4 MB in float64; a pass holds several such arrays
+_MOST_NUMBERS = (
+    1 << 19
+)  # numbers in one array of a block: 4 MB in float64; a pass holds several such arrays
 _NETWORKS = 0x6E6574  # separate random streams
 _STARTS = 1 << 32
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """R replicas: ``full`` ones come first and count each unit once, the others resample by ``streams``.
+    """R replicas: ``full`` ones come first and count each unit once, the others
+    resample by ``streams``.
 
-    `poisson_counts` says how often a replica counts a unit (an episode, or a row without episodes) or
-    cluster.
+    `poisson_counts` says how often a replica counts a unit (an episode, or a row
+    without episodes) or cluster.
     """
 
     seed: int
@@ -36,7 +41,9 @@ class Resampling:
     streams: tuple[int, ...]
 
     @classmethod
-    def draw(cls, problem: EvaluationProblem, full: int, resampled: int, seed: int) -> Resampling:
+    def draw(
+        cls, problem: EvaluationProblem, full: int, resampled: int, seed: int
+    ) -> Resampling:
         """Draw streams; each sample has rows and start states with positive weight."""
         streams = []
         for stream in range(resampled):
@@ -47,17 +54,25 @@ class Resampling:
 
     def select(self, replicas: Sequence[int]) -> Resampling:
         """Only some of the replicas; full ones first."""
-        streams = tuple(self.streams[number - self.full] for number in replicas if number >= self.full)
+        streams = tuple(
+            self.streams[number - self.full]
+            for number in replicas
+            if number >= self.full
+        )
         return Resampling(self.seed, len(replicas) - len(streams), streams)
 
     def has_weight(self, problem: EvaluationProblem) -> bool:
         """Whether any row and any start state has weight."""
-        return bool(self.row_weights(problem).any() and self.start_weights(problem)[:, 0].any())
+        return bool(
+            self.row_weights(problem).any() and self.start_weights(problem)[:, 0].any()
+        )
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """Seeds (R,) of initial parameters and mini-batches."""
-        drawn = np.random.default_rng([self.seed, _NETWORKS]).integers(2**31, size=len(self.roles))
+        drawn = np.random.default_rng([self.seed, _NETWORKS]).integers(
+            2**31, size=len(self.roles)
+        )
         return tuple(drawn.tolist())
 
     @property
@@ -65,7 +80,9 @@ class Resampling:
         """Roles of the replicas: "full" or "resampled"."""
         return ("full",) * self.full + ("resampled",) * len(self.streams)
 
-    def counts(self, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, "replica unit"]:
+    def counts(
+        self, units: Int[np.ndarray, " unit"]
+    ) -> Int[np.ndarray, "replica unit"]:
         """Counts (R, U) of units, given the numbers by which they are resampled."""
         whole = np.ones((self.full, len(units)), dtype=np.int64)
         return np.concatenate([whole, poisson_counts(self.seed, self.streams, units)])
@@ -78,17 +95,24 @@ class Resampling:
         """`row_counts` times the log's own weights."""
         return torch.as_tensor(self.row_counts(problem) * problem.row_weights)
 
-    def start_weights(self, problem: EvaluationProblem) -> Float[Tensor, "replica 2 start"]:
+    def start_weights(
+        self, problem: EvaluationProblem
+    ) -> Float[Tensor, "replica 2 start"]:
         """Weights of start states: in each replica's sample, and in the log.
 
         Given start states are resampled independently of the log's rows.
         """
-        own, numbers = self, problem.clusters
+        own = self
+        numbers = problem.clusters
         if problem.fixed_starts:
-            own = Resampling(self.seed, self.full, tuple(stream + _STARTS for stream in self.streams))
+            own = Resampling(
+                self.seed, self.full, tuple(stream + _STARTS for stream in self.streams)
+            )
             numbers = problem.start_units
         counts = own.counts(numbers)
-        return torch.as_tensor(np.stack([counts, np.ones_like(counts)], axis=1) * problem.start_weights)
+        return torch.as_tensor(
+            np.stack([counts, np.ones_like(counts)], axis=1) * problem.start_weights
+        )
 
 
 def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice]:
@@ -96,11 +120,18 @@ def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice
 
     ``draws``: how many inputs each row has.
     """
-    size = max(1, min(_MOST_ROWS, _MOST_NUMBERS // (network.replicas * draws * max(network.sizes))))
+    size = max(
+        1,
+        min(
+            _MOST_ROWS, _MOST_NUMBERS // (network.replicas * draws * max(network.sizes))
+        ),
+    )
     return blocks(rows, size)
 
 
-def make_table(problem: EvaluationProblem, device: str, dtype: torch.dtype = torch.float32) -> Table:
+def make_table(
+    problem: EvaluationProblem, device: str, dtype: torch.dtype = torch.float32
+) -> Table:
     """The problem's rows on a device, as networks of the given precision read them."""
 
     def column(values: np.ndarray) -> Tensor:
@@ -112,7 +143,11 @@ def make_table(problem: EvaluationProblem, device: str, dtype: torch.dtype = tor
         rewards=column(problem.rewards),
         discounts=column(problem.discounts),
         readout=None if problem.readout is None else column(problem.readout),
-        next_readout=None if problem.next_probabilities is None else column(problem.next_probabilities),
+        next_readout=(
+            None
+            if problem.next_probabilities is None
+            else column(problem.next_probabilities)
+        ),
         kernel_inputs=column(problem.kernel_inputs),
     )
 
@@ -120,36 +155,64 @@ def make_table(problem: EvaluationProblem, device: str, dtype: torch.dtype = tor
 def read_values(
     network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
 ) -> Float[Tensor, "replica row"]:
-    """Outputs for some of the inputs (N, d) or (N, m, d), averaged over draws and weighted by readout."""
+    """Outputs for some of the inputs (N, d) or (N, m, d), averaged over draws and
+    weighted by readout.
+    """
     some = inputs[rows].to(network.flat)
-    outputs = network.forward(some.reshape(-1, some.shape[-1])).unflatten(1, (len(some), -1)).mean(dim=2)
-    return outputs.squeeze(-1) if readout is None else (outputs * readout[rows].to(outputs)).sum(dim=-1)
+    outputs = (
+        network.forward(some.reshape(-1, some.shape[-1]))
+        .unflatten(1, (len(some), -1))
+        .mean(dim=2)
+    )
+    if readout is None:
+        return outputs.squeeze(-1)
+    return (outputs * readout[rows].to(outputs)).sum(dim=-1)
 
 
 def read_rows(
     network: StackedMLP, table: Table, rows: slice
-) -> tuple[Float[Tensor, "replica row"], Float[Tensor, "replica row"], Float[Tensor, "replica row"]]:
-    """Q(s, a), E Q(s', a'), and the residual, of a block of rows, in the network's precision."""
+) -> tuple[
+    Float[Tensor, "replica row"],
+    Float[Tensor, "replica row"],
+    Float[Tensor, "replica row"],
+]:
+    """Q(s, a), E Q(s', a'), and the residual, of a block of rows, in the network's
+    precision.
+    """
     now = read_values(network, table.inputs, table.readout, rows)
     later = read_values(network, table.next_inputs, table.next_readout, rows)
-    return now, later, table.rewards[rows].to(now) + table.discounts[rows].to(now) * later - now
+    return (
+        now,
+        later,
+        table.rewards[rows].to(now) + table.discounts[rows].to(now) * later - now,
+    )
 
 
-def start_inputs(network: StackedMLP, problem: EvaluationProblem) -> tuple[Tensor, Tensor | None]:
+def start_inputs(
+    network: StackedMLP, problem: EvaluationProblem
+) -> tuple[Tensor, Tensor | None]:
     """Inputs (E, m, d) of start states and their readout, as a network reads them."""
     chances = problem.start_probabilities
-    readout = None if chances is None else torch.as_tensor(chances).to(network.flat)
+    if chances is None:
+        readout = None
+    else:
+        readout = torch.as_tensor(chances).to(network.flat)
     return torch.as_tensor(problem.start_inputs).to(network.flat), readout
 
 
-def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tensor, "replica start"]:
+def start_values(
+    network: StackedMLP, problem: EvaluationProblem
+) -> Float[Tensor, "replica start"]:
     """E_{a~π} Q(s0, a) per start state, in units of the return; NaN if not finite.
 
-    Not clipped to possible returns: a clipped expectation is not the expectation of any Q.
+    Not clipped to possible returns: a clipped expectation is not the expectation of any
+    Q.
     """
     inputs, readout = start_inputs(network, problem)
     blocks = row_blocks(network, len(inputs), inputs.shape[1])
-    values = torch.cat([read_values(network, inputs, readout, rows) for rows in blocks], dim=1)
+    values = torch.cat(
+        [read_values(network, inputs, readout, rows) for rows in blocks], dim=1
+    )
     return torch.where(values.isfinite(), values * problem.reward_scale, math.nan)
 
 
@@ -160,17 +223,26 @@ def _is_cut(problem: EvaluationProblem) -> Bool[np.ndarray, " row"]:
 
 
 def cut_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
-    """Share (T,) of rows at each step, among those that did not terminate, after which recording stopped."""
-    steps, goes_on = problem.steps, problem.row_weights * (problem.discounts > 0.0)
-    total, cut = np.bincount(steps, goes_on), np.bincount(steps, goes_on * _is_cut(problem))
+    """Share (T,) of rows at each step, among those that did not terminate, after which
+    recording stopped.
+    """
+    steps = problem.steps
+    goes_on = problem.row_weights * (problem.discounts > 0.0)
+    total = np.bincount(steps, goes_on)
+    cut = np.bincount(steps, goes_on * _is_cut(problem))
     return np.asarray(cut / np.where(total > 0.0, total, 1.0))
 
 
-def stops_at(problem: EvaluationProblem, stops: np.ndarray) -> Float[np.ndarray, " row"]:
+def stops_at(
+    problem: EvaluationProblem, stops: np.ndarray
+) -> Float[np.ndarray, " row"]:
     """Probability that recording stopped after the row, had the world gone on.
 
-    1 at cuts, 0 at rows that another row follows. After a termination it is not known and is taken from
-    ``stops`` (T,) at the row's step: with 0, terminations would be too frequent among rows before a stop.
+    1 at cuts, 0 at rows that another row follows. After a termination it is not known
+    and is taken from ``stops`` (T,) at the row's step: with 0, terminations would be
+    too frequent among rows before a stop.
     """
     steps = np.minimum(problem.steps, len(stops))
-    return np.where(problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps])
+    return np.where(
+        problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps]
+    )

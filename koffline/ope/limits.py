@@ -1,6 +1,8 @@
-"""Facts about all rows of a log that need no model, and the limits that they set to any estimate.
+"""Facts about all rows of a log that need no model, and the limits that they set to any
+estimate.
 
-The facts say whether the log supports an interval at all, and which values are possible.
+The facts say whether the log supports an interval at all, and which values are
+possible.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from koffline.data.transitions import Transitions, no_log
 from koffline.data.units import cluster_sums
 from koffline.ope.results import Interval, PointEstimate
 
-MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
+# share of the discounted horizon beyond the longest episode that gives a warning
+MUCH_UNSEEN = 0.2
 NOTABLE = 0.02  # smallest difference of estimates that is reported, in rms returns
 _FEWEST_UNITS = 1.9  # allows two units of slightly different weight
 _MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode
@@ -32,9 +35,10 @@ _NEAR = (1e-2, 1e-3)  # tolerances relative to a bound and to the largest value
 class Limits:
     """Limits that a log sets to estimates from it.
 
-    ``facts``: facts about all rows of the log. ``bounds``: bounds of every discounted sum of rewards that lie
-    in the range of the log's rewards or, if given, within the reward bounds. ``fixed_starts``: the user gave
-    the start states. ``copies``: share of the rows that are copies of others and were not merged.
+    ``facts``: facts about all rows of the log. ``bounds``: bounds of every discounted
+    sum of rewards that lie in the range of the log's rewards or, if given, within the
+    reward bounds. ``fixed_starts``: the user gave the start states. ``copies``: share
+    of the rows that are copies of others and were not merged.
     """
 
     facts: LogFacts
@@ -43,56 +47,76 @@ class Limits:
     copies: float = 0.0
 
     def of_logged_returns(self) -> Limits:
-        """Limits for returns that end where the log cuts its episodes, without a future after the cuts."""
+        """Limits for returns that end where the log cuts its episodes, without a future
+        after the cuts.
+        """
         low, high = self.bounds
         return dataclasses.replace(self, bounds=(min(low, 0.0), max(high, 0.0)))
 
     def reasons_for_no_interval(self, by_rows: bool = False) -> list[str]:
         """Reasons why the log does not support a calibrated interval; empty if it does.
 
-        by_rows: the interval only assumes that rewards and next states are drawn independently from row to
-        row. With given start states, one episode is then enough to estimate the spread.
+        by_rows: the interval only assumes that rewards and next states are drawn
+        independently from row to row. With given start states, one episode is then
+        enough to estimate the spread.
         """
-        facts, (low, high) = self.facts, self.facts.bounds()
-        kind, unseen = "episode" if facts.episodes else "row", facts.unseen
+        facts = self.facts
+        low, high = self.facts.bounds()
+        kind = "episode" if facts.episodes else "row"
+        unseen = facts.unseen
         kind = "cluster" if facts.clusters is not None else kind
         reasons = {
-            f"the log has one {kind} that counts (copies and weights near zero do not): that says nothing of "
-            "spread": facts.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts),
-            "rewards and endings are the same in all rows, so that nothing in the log tells policies apart; "
-            "log rewards that differ": low == high,
-            f"{self.copies:.0%} of the rows are copies of others; remove them, or let sample_rows hold all "
-            "rows": self.copies > 0.0,
-            f"{unseen:.0%} of a constant reward's value lies beyond the longest episode ({facts.longest} "
-            "steps); log longer episodes, or ask for a smaller gamma": unseen > _MOST_UNSEEN,
+            f"the log has one {kind} that counts (copies and weights near zero do not): that says nothing of spread": (
+                facts.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts)
+            ),
+            "rewards and endings are the same in all rows, so that nothing in the log tells policies apart; log rewards that differ": (
+                low == high
+            ),
+            f"{self.copies:.0%} of the rows are copies of others; remove them, or let sample_rows hold all rows": (
+                self.copies > 0.0
+            ),
+            f"{unseen:.0%} of a constant reward's value lies beyond the longest episode ({facts.longest} steps); log longer episodes, or ask for a smaller gamma": (
+                unseen > _MOST_UNSEEN
+            ),
         }
         return [reason for reason, holds in reasons.items() if holds]
 
     @property
     def _slack(self) -> tuple[float, float]:
-        """Distances below and above the bounds that rounding and unfinished training alone can explain."""
+        """Distances below and above the bounds that rounding and unfinished training
+        alone can explain.
+        """
         of_bound, of_largest = _NEAR
         low, high = map(abs, self.bounds)
         least = of_largest * max(low, high)
         return max(of_bound * low, least), max(of_bound * high, least)
 
     def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
-        """Clip both policies' values to the bounds. With ``reasons``, drop the interval, else clip it too.
+        """Clip both policies' values to the bounds. With ``reasons``, drop the
+        interval, else clip it too.
 
         reasons: None for a certified interval, which is never dropped for such reasons.
         """
         low, high = self.bounds
-        warnings, interval, value = list(found.warnings), found.interval, found.value
+        warnings = list(found.warnings)
+        interval = found.interval
+        value = found.value
         impossible = self.impossible(value)
         if impossible is not None:
             warnings.append(f"{impossible}; the nearest possible value is given.")
-            reasons = None if reasons is None else [*reasons, "the estimate is impossible"]
+            if reasons is None:
+                reasons = None
+            else:
+                reasons = [*reasons, "the estimate is impossible"]
         value = min(max(value, low), high)
         why = None
         if interval is not None and reasons:
             why = "; ".join(reasons)
-            bare = found.uplift and dataclasses.replace(found.uplift, interval=None, behavior_interval=None)
-            found, interval = dataclasses.replace(found, uplift=bare), None
+            bare = found.uplift and dataclasses.replace(
+                found.uplift, interval=None, behavior_interval=None
+            )
+            found = dataclasses.replace(found, uplift=bare)
+            interval = None
         elif interval is not None:
             interval, note = self.cut(interval)
             why, note = (note, None) if interval is None else (None, note)
@@ -103,49 +127,69 @@ class Limits:
             uplift = dataclasses.replace(
                 uplift,
                 behavior_value=min(max(uplift.behavior_value, low), high),
-                behavior_interval=None if logged is None else logged.within(self.bounds),
+                behavior_interval=(
+                    None if logged is None else logged.within(self.bounds)
+                ),
             )
             found = dataclasses.replace(found, uplift=uplift)
-        found = dataclasses.replace(found, value=value, interval=interval, why_no_interval=why)
+        found = dataclasses.replace(
+            found, value=value, interval=interval, why_no_interval=why
+        )
         return dataclasses.replace(found, warnings=tuple(warnings))
 
     def impossible(self, value: float) -> str | None:
-        """Clause about a value that the rewards and γ do not allow; None for a possible value."""
-        (low, high), (below, above) = self.bounds, self._slack
+        """Clause about a value that the rewards and γ do not allow; None for a possible
+        value.
+        """
+        low, high = self.bounds
+        below, above = self._slack
         if low - below <= value <= high + above:
             return None
         return f"{value:.4g} lies outside [{low:.4g}, {high:.4g}], {_WHERE}"
 
     def cut(self, interval: Interval) -> tuple[Interval | None, str | None]:
-        """The part of an interval that the rewards and γ allow, and a sentence if the interval was cut.
+        """The part of an interval that the rewards and γ allow, and a sentence if the
+        interval was cut.
 
         Returns None and a clause if no part of the interval is possible.
         """
-        (low, high), (below, above) = self.bounds, self._slack
+        low, high = self.bounds
+        below, above = self._slack
         text = f"[{interval.low:.4g}, {interval.high:.4g}]"
         within = f"[{low:.4g}, {high:.4g}], {_WHERE}"
         if interval.low > high + above or interval.high < low - below:
             return None, f"{text} lies wholly outside {within}"
         is_whole = interval.low >= low - below and interval.high <= high + above
-        return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
+        return interval.within(self.bounds), (
+            None if is_whole else f"The interval {text} was cut to {within}."
+        )
 
 
 def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
     """The given gamma, else the log's hint. None if neither is known.
 
-    If every row ends its episode, nothing is discounted, and any gamma serves. Raises DataError if ``log`` is
-    no log.
+    If every row ends its episode, nothing is discounted, and any gamma serves. Raises
+    DataError if ``log`` is no log.
     """
     if not isinstance(log, (Transitions, LazyTransitions)):
         raise no_log(log)
-    blocks = (block for shard in range(len(log.shard_names)) for block in log.shard_blocks(shard))
+    blocks = (
+        block
+        for shard in range(len(log.shard_names))
+        for block in log.shard_blocks(shard)
+    )
     if (gamma := log.metadata.gamma if given is None else given) is None:
-        return ANY_GAMMA if all(block.terminated.all() for block in blocks) else None
+        if all(block.terminated.all() for block in blocks):
+            return ANY_GAMMA
+        return None
     return gamma
 
 
-def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -> list[str]:
-    """A sentence if the intervals of two heads of the same networks are disjoint; else empty.
+def contradiction(
+    intervals: Mapping[str, Interval], scale: float, steps: int
+) -> list[str]:
+    """A sentence if the intervals of two heads of the same networks are disjoint; else
+    empty.
 
     scale: the root mean square return; smaller gaps than a share of it do not count.
     """
@@ -153,8 +197,12 @@ def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -
     high = max(intervals.items(), key=lambda item: item[1].low)
     if not high[1].low - low[1].high > NOTABLE * scale:
         return []
-    texts = [f"{head} says [{one.low:.4g}, {one.high:.4g}]" for head, one in (low, high)]
-    return [f"after {steps} steps {' and '.join(texts)}: train longer, or log more episodes"]
+    texts = [
+        f"{head} says [{one.low:.4g}, {one.high:.4g}]" for head, one in (low, high)
+    ]
+    return [
+        f"after {steps} steps {' and '.join(texts)}: train longer, or log more episodes"
+    ]
 
 
 def value_bounds(
@@ -162,8 +210,8 @@ def value_bounds(
 ) -> tuple[float, float]:
     """Smallest and largest possible discounted sum of rewards in the given ranges.
 
-    going_on: range of rewards of steps after which the episode goes on; final: of steps that end it. The
-    largest value solves V = max(final, going_on + γV).
+    going_on: range of rewards of steps after which the episode goes on; final: of steps
+    that end it. The largest value solves V = max(final, going_on + γV).
     """
     least, most = (reward / (1.0 - gamma) for reward in going_on)
     return min(final[0], least), max(final[1], most)
@@ -173,11 +221,12 @@ def value_bounds(
 class LogFacts:
     """Facts of a log at a ``gamma`` that add up over its parts.
 
-    ``returns``: discounted returns of episodes up to their cuts. ``sizes``: |return|. ``beyond``: share
-    γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of each unit's rows.
-    ``clusters``: their numbers (C,) and summed weights, if any. ``starts``: number of start states with
-    positive weight. ``going_on`` and ``final``: rewards of rows with positive weight after which the episode
-    goes on, and of those that end it.
+    ``returns``: discounted returns of episodes up to their cuts. ``sizes``: |return|.
+    ``beyond``: share γ^length of the horizon after a cut, 0 after a termination.
+    ``weights``: mean weight of each unit's rows.
+    ``clusters``: their numbers (C,) and summed weights, if any. ``starts``: number of
+    start states with positive weight. ``going_on`` and ``final``: rewards of rows with
+    positive weight after which the episode goes on, and of those that end it.
     """
 
     gamma: float
@@ -196,14 +245,20 @@ class LogFacts:
     clusters: tuple[np.ndarray, ...] | None = None
 
     def bounds(self, given: tuple[float, float] | None = None) -> tuple[float, float]:
-        """Bounds of every discounted sum of the log's rewards, or of rewards within the given bounds."""
+        """Bounds of every discounted sum of the log's rewards, or of rewards within the
+        given bounds.
+        """
         if given is None:
             return value_bounds(self.going_on.range, self.final.range, self.gamma)
-        return value_bounds(given, given if self.final.count else self.final.range, self.gamma)
+        return value_bounds(
+            given, given if self.final.count else self.final.range, self.gamma
+        )
 
     @property
     def units(self) -> float:
-        """Effective number of independent units: clusters if there are any, else episodes, else rows."""
+        """Effective number of independent units: clusters if there are any, else
+        episodes, else rows.
+        """
         if self.clusters is None:
             return self.weights.effective_count
         return float(self.clusters[1].sum() ** 2 / np.square(self.clusters[1]).sum())
@@ -212,36 +267,56 @@ class LogFacts:
     def unseen(self) -> float:
         """Share of a constant reward's value that lies beyond the longest episode.
 
-        It is (γ · (1 − share of rows that end an episode))^longest: if episodes can end, later rewards count
-        less. 0 without episodes, and if all episodes terminate after the same number of steps.
+        It is (γ · (1 − share of rows that end an episode))^longest: if episodes can
+        end, later rewards count less. 0 without episodes, and if all episodes terminate
+        after the same number of steps.
         """
-        is_fixed = self.terminated * self.longest == self.rows  # all end after the same number of steps
+        is_fixed = (
+            self.terminated * self.longest == self.rows
+        )  # all end after the same number of steps
         if not self.episodes or is_fixed:
             return 0.0
         return float((self.gamma * (1.0 - self.terminated / self.rows)) ** self.longest)
 
     @property
     def endings(self) -> int | None:
-        """Number of terminated rows if their rewards are all equal, and all other rewards too; else None."""
+        """Number of terminated rows if their rewards are all equal, and all other
+        rewards too; else None.
+        """
         tells = any(each.minimum < each.maximum for each in (self.going_on, self.final))
-        return None if tells else self.terminated
+        if tells:
+            return None
+        return self.terminated
 
     def __add__(self, other: LogFacts) -> LogFacts:
-        added = {name: getattr(self, name) + getattr(other, name) for name in vars(self).keys() - _NOT_ADDED}
-        clusters = self.clusters and _clusters(*map(np.append, self.clusters, other.clusters or ()))
+        added = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in vars(self).keys() - _NOT_ADDED
+        }
+        clusters = self.clusters and _clusters(
+            *map(np.append, self.clusters, other.clusters or ())
+        )
         longest = max(self.longest, other.longest)
         return dataclasses.replace(self, **added, longest=longest, clusters=clusters)
 
 
 def log_facts(part: Any, gamma: float) -> LogFacts:
-    """Facts of a part of a log that consists of whole units. part: a `koffline.ope.working_log.LogPart`."""
+    """Facts of a part of a log that consists of whole units. part: a
+    `koffline.ope.working_log.LogPart`.
+    """
     log = part.transitions
-    weights, firsts = log.row_weights, log.unit_starts
+    weights = log.row_weights
+    firsts = log.unit_starts
     lengths = np.diff(np.append(firsts, len(log)))
-    rewards, terminated = np.asarray(log.rewards, dtype=np.float64), np.asarray(log.terminated)
-    returns = log.returns(gamma) if log.has_episodes else np.zeros(0)
+    rewards = np.asarray(log.rewards, dtype=np.float64)
+    terminated = np.asarray(log.terminated)
+    if log.has_episodes:
+        returns = log.returns(gamma)
+    else:
+        returns = np.zeros(0)
     of_units = np.add.reduceat(weights, firsts) / lengths
-    counted, is_cut = weights > 0.0, ~terminated[firsts + lengths - 1]
+    counted = weights > 0.0
+    is_cut = ~terminated[firsts + lengths - 1]
     return LogFacts(
         gamma=gamma,
         rows=len(log),
@@ -254,9 +329,13 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
         final=ColumnStatistics.of(rewards[counted & terminated]),
         returns=ColumnStatistics.of(returns),
         sizes=ColumnStatistics.of(np.abs(returns)),
-        beyond=ColumnStatistics.of(np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]),
+        beyond=ColumnStatistics.of(
+            np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]
+        ),
         weights=ColumnStatistics.of(of_units),
-        clusters=None if log.clusters is None else _clusters(log.clusters[firsts], of_units),
+        clusters=(
+            None if log.clusters is None else _clusters(log.clusters[firsts], of_units)
+        ),
     )
 
 

@@ -14,10 +14,18 @@ WITHOUT_MODEL = ("is", "wis", "pdis", "wpdis")
 WITH_MODEL = ("dr", "wdr", "magic")
 OVER_EPISODES = WITHOUT_MODEL + WITH_MODEL
 WHOLE_WEIGHT = ("is", "wis")  # use the weight of the whole episode, not of each step
-CERTIFIABLE = {"is": False, "pdis": True}  # value: whether weights are those of each step
+CERTIFIABLE = {
+    "is": False,
+    "pdis": True,
+}  # value: whether weights are those of each step
 
 AVERAGED = "kloss+fqe"  # mean of the two
-FITTED = (AVERAGED, "kloss", "fqe", "lstd")  # heads of the trained networks, which share their hidden layers
+FITTED = (
+    AVERAGED,
+    "kloss",
+    "fqe",
+    "lstd",
+)  # heads of the trained networks, which share their hidden layers
 ESTIMATORS = {  # estimator: family, in the order of tables
     **dict.fromkeys((*FITTED, "mql", "lstdq"), "value function"),
     **dict.fromkeys(("mwl", "dualdice"), "marginal weights"),
@@ -29,7 +37,9 @@ ESTIMATORS = {  # estimator: family, in the order of tables
 _WEIGHTED = {"is": "IPS", "pdis": "IPS", "wis": "SNIPS", "wpdis": "SNIPS"}
 BANDIT = {**dict.fromkeys((AVERAGED, "kloss", "fqe"), "DM"), **_WEIGHTED}
 
-AUTO = "auto"  # `default_head`, or dr for some one-step logs (`koffline.ope.estimators.choose_estimator`)
+# `default_head`, or dr for some one-step logs
+# (`koffline.ope.estimators.choose_estimator`)
+AUTO = "auto"
 
 # Kinds of intervals, as in `Interval.kind`.
 DEFAULT = "default"  # the estimator's own kind
@@ -44,7 +54,12 @@ HOEFFDING = "hoeffding"
 EMPIRICAL_BERNSTEIN = "empirical-bernstein"
 
 # Kinds made on a feature system, for any estimator.
-SYSTEM_KINDS = (BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, KERNEL_SIMULTANEOUS, KERNEL_CERTIFIED)
+SYSTEM_KINDS = (
+    BOOTSTRAP_PIVOT,
+    KERNEL_CALIBRATED,
+    KERNEL_SIMULTANEOUS,
+    KERNEL_CERTIFIED,
+)
 CALIBRATED_EPISODE_KINDS = (EPISODES_T, EPISODES_BOOTSTRAP)
 CERTIFIED_EPISODE_KINDS = (HOEFFDING, EMPIRICAL_BERNSTEIN)
 EPISODE_KINDS = CALIBRATED_EPISODE_KINDS + CERTIFIED_EPISODE_KINDS
@@ -53,28 +68,42 @@ KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *EPISODE_KINDS)
 
 
 def default_head(steps: int | None) -> str:
-    """The head of ``auto``: kloss+fqe if training goes on until values settle (no ``steps``), else kloss.
+    """The head of ``auto``: kloss+fqe if training goes on until values settle (no
+    ``steps``), else kloss.
 
-    In part, errors of the solved and of the trained last layer cancel; the solved one is right earlier.
+    In part, errors of the solved and of the trained last layer cancel; the solved one
+    is right earlier.
     """
-    return AVERAGED if steps is None else "kloss"
+    if steps is None:
+        return AVERAGED
+    return "kloss"
 
 
 def kinds_for(name: str) -> tuple[str, ...]:
-    """The kinds of interval that an estimator can have, its own first; for ``auto``, those of networks."""
+    """The kinds of interval that an estimator can have, its own first; for ``auto``,
+    those of networks.
+    """
     if name in OVER_EPISODES:
-        return (DEFAULT, *(EPISODE_KINDS if name in CERTIFIABLE else CALIBRATED_EPISODE_KINDS))
+        return (
+            DEFAULT,
+            *(EPISODE_KINDS if name in CERTIFIABLE else CALIBRATED_EPISODE_KINDS),
+        )
     return (DEFAULT, *((BOOTSTRAP,) if name != "drl" else ()), *SYSTEM_KINDS)
 
 
 def check_estimator(name: str) -> None:
     """Raise ConfigError for an unknown estimator."""
     if name not in ESTIMATORS:
-        raise ConfigError(f"there is no estimator '{name}'; {nearest_name(name, ESTIMATORS)}")
+        raise ConfigError(
+            f"there is no estimator '{name}'; {nearest_name(name, ESTIMATORS)}"
+        )
 
 
 def having(kind: str, wanted: Iterable[str] | None = None) -> tuple[str, ...]:
-    """The estimators (None: all) that can have this kind of interval. Raises ConfigError if none can."""
+    """The estimators (None: all) that can have this kind of interval.
+
+    Raises ConfigError if none can.
+    """
     names = tuple(dict.fromkeys(wanted or ESTIMATORS))
     for name in names:
         check_estimator(name)
@@ -91,6 +120,7 @@ def check_interval(name: str, kind: str) -> None:
         raise ConfigError(f"there is no interval '{kind}'; {nearest_name(kind, KINDS)}")
     if kind not in kinds_for(name):
         raise ConfigError(
-            f"{name} has no interval of kind '{kind}'; give one of {', '.join(kinds_for(name))}, or an "
-            f"estimator that has it ({', '.join(having(kind))})"
+            f"{name} has no interval of kind '{kind}'; give one of"
+            f" {', '.join(kinds_for(name))}, or an estimator that has it"
+            f" ({', '.join(having(kind))})"
         )

@@ -1,20 +1,25 @@
-"""Passes of the networks over rows, each row by networks that have not seen it; doubly robust sums.
+"""Passes of the networks over rows, each row by networks that have not seen it; doubly
+robust sums.
 
-With ω = d^π/μ, d^π = Σ_t γ^t P^π(x_t = ·) unnormalised and μ the (weighted) distribution of logged rows,
-E_μ[ω (f(x) − discount · E f(x'))] = E f(x0) for every f. Hence
+With ω = d^π/μ, d^π = Σ_t γ^t P^π(x_t = ·) unnormalised and μ the (weighted)
+distribution of logged rows, E_μ[ω (f(x) − discount · E f(x'))] = E f(x0) for every f.
+Hence
 
     J = E q(x0) + n⁻¹ Σ w ω (r + discount · E q(x') − q(x))
 
-has the bias E_μ[(ω̂ − ω)(B^π q − q)]: none when either q = Q^π or ω̂ is the true ratio. ω has the scale of
-the sum of visits, 1/(1 − γ) per row where nothing ends, so no factor 1 − γ appears. Terminal rows have
-discount 0; rows cut by a time limit are like any other row, since their next state is known.
-(Kallus & Uehara 2020, Double Reinforcement Learning)
+has the bias E_μ[(ω̂ − ω)(B^π q − q)]: none when either q = Q^π or ω̂ is the true ratio.
+ω has the scale of the sum of visits, 1/(1 − γ) per row where nothing ends, so no factor
+1 − γ appears. Terminal rows have discount 0; rows cut by a time limit are like any
+other row, since their next state is known. (Kallus & Uehara 2020, Double Reinforcement
+Learning)
 
-All this holds only if one and the same q(s, a) stands in all three places. So none is clipped to possible
-returns: a row's value is q itself, the others are expectations of q over actions, all are means over
-networks, and a bound of a mean is not the mean of a bounded q. Where rewards are rare, clipped parts lost
-most of the estimate. A bound of every network's own q(s, a) would keep the identity, but turn the scatter of
-the networks, which their mean removes, into a bias of q, and ω̂ corrects only a part of that
+All this holds only if one and the same q(s, a) stands in all three places. So none is
+clipped to possible
+returns: a row's value is q itself, the others are expectations of q over actions, all
+are means over networks, and a bound of a mean is not the mean of a bounded q. Where
+rewards are rare, clipped parts lost most of the estimate. A bound of every network's
+own q(s, a) would keep the identity, but turn the scatter of the networks, which their
+mean removes, into a bias of q, and ω̂ corrects only a part of that
 (scripts/bench/doubly_robust.py).
 """
 
@@ -37,7 +42,13 @@ from koffline.kernels import FourierFeatures
 from koffline.ope.coverage import doubts_of_weights
 from koffline.ope.fitted import FittedValues
 from koffline.ope.importance.problem import RowValues
-from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks, start_values
+from koffline.ope.learning import (
+    Resampling,
+    make_table,
+    read_rows,
+    row_blocks,
+    start_values,
+)
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval, PointEstimate
 from koffline.ope.working_log import Columns, Sums
@@ -46,13 +57,14 @@ from koffline.replicas import StackedMLP
 SANDWICH = "sandwich"
 _SAMPLE_ROWS = 20_000
 _ASSUMPTIONS = (
-    "Student t over {units}, each independent of the others, or over resampled networks where these differ "
-    "by more: it covers the sampling of {units}{starts}, not what no network can express."
+    "Student t over {units}, each independent of the others, or over resampled networks"
+    " where these differ by more: it covers the sampling of {units}{starts}, not what"
+    " no network can express."
 )
 _NOT_COVERED = "the policy takes no logged action; use a log that covers the policy"
 _SEEN = (
-    "the value function has seen the rows that correct it: the correction and its standard error are too "
-    "small; resample more networks"
+    "the value function has seen the rows that correct it: the correction and its"
+    " standard error are too small; resample more networks"
 )
 
 
@@ -60,12 +72,14 @@ _SEEN = (
 class PassOverRows(Sums):
     """Columns and sums of one pass of the networks over rows.
 
-    ``columns`` by row: ``now`` and ``later``, mean values by the resampled networks that did not see its
-    episode (by all of them if each did: 0.63^12 = 0.4 % of rows with 12 networks); ``weights``, ω by the same
-    networks; ``unseen``, whether there were any; ``residual`` of the full networks' mean; ``weight``. By
-    start state: ``starts``, by the networks of its episode; by all if it was given, each with its share in
-    the rows. ``projected (R', m)``: ψᵀδ of the rows of positive weight that a resampled network did not draw;
-    ``squares (R',)``: their Σ δ²; ``counts (R',)``: their number.
+    ``columns`` by row: ``now`` and ``later``, mean values by the resampled networks
+    that did not see its episode (by all of them if each did: 0.63^12 = 0.4 % of rows
+    with 12 networks); ``weights``, ω by the same networks; ``unseen``, whether there
+    were any; ``residual`` of the full networks' mean; ``weight``. By start state:
+    ``starts``, by the networks of its episode; by all if it was given, each with its
+    share in the rows. ``projected (R', m)``: ψᵀδ of the rows of positive weight that a
+    resampled network did not draw; ``squares (R',)``: their Σ δ²; ``counts (R',)``:
+    their number.
     """
 
     columns: Columns
@@ -78,27 +92,37 @@ class PassOverRows(Sums):
         """Out-of-bag values and weights of the rows."""
         found = self.columns.joined()
         unseen = float(found["unseen"].mean())
-        return RowValues(found["now"], found["later"], found["starts"], unseen, found["weights"])
+        return RowValues(
+            found["now"], found["later"], found["starts"], unseen, found["weights"]
+        )
 
     def sample(self, reward_scale: float) -> Float[np.ndarray, " row"]:
-        """Residuals of the full networks' mean on (about 20,000) rows, in units of the reward."""
+        """Residuals of the full networks' mean on (about 20,000) rows, in units of the
+        reward.
+        """
         found = self.columns.joined()
         residual = found["residual"][found["weight"] > 0.0] * reward_scale
         return np.asarray(residual[:: max(1, len(residual) // _SAMPLE_ROWS)])
 
     def diagnostics(self, reward_scale: float) -> dict[str, float]:
-        """Residuals and held-out losses in units of the reward; NaN if no replica left two rows out.
+        """Residuals and held-out losses in units of the reward; NaN if no replica left
+        two rows out.
 
-        ``held_out_kernel_loss`` is the U-statistic on the episodes that a resampled replica did not draw,
-        averaged over those replicas: unbiased for the kernel loss of its network. ``held_out_kernel_ratio``
-        divides the V-statistic by its expectation under a perfect value function: 1 means nothing left to
-        explain.
+        ``held_out_kernel_loss`` is the U-statistic on the episodes that a resampled
+        replica did not draw, averaged over those replicas: unbiased for the kernel loss
+        of its network. ``held_out_kernel_ratio`` divides the V-statistic by its
+        expectation under a perfect value function: 1 means nothing left to explain.
         """
-        found, enough = self.columns.joined(), self.counts >= 2
-        residual, share = found["residual"] * reward_scale, found["weight"] / found["weight"].sum()
-        norms, squares = self.projected.square().sum(dim=1)[enough], self.squares[enough]
+        found = self.columns.joined()
+        enough = self.counts >= 2
+        residual = found["residual"] * reward_scale
+        share = found["weight"] / found["weight"].sum()
+        norms = self.projected.square().sum(dim=1)[enough]
+        squares = self.squares[enough]
         counts = self.counts[enough]
-        loss = float(((norms - squares) / (counts * (counts - 1))).mean())  # k(x, x) = 1
+        loss = float(
+            ((norms - squares) / (counts * (counts - 1))).mean()
+        )  # k(x, x) = 1
         return {
             "held_out_kernel_loss": loss * reward_scale**2,
             "held_out_kernel_ratio": float((norms / squares.clamp_min(1e-300)).mean()),
@@ -107,11 +131,15 @@ class PassOverRows(Sums):
         }
 
 
-def reader_of(fitted: FittedValues, head: str) -> Callable[[EvaluationProblem], PassOverRows]:
+def reader_of(
+    fitted: FittedValues, head: str
+) -> Callable[[EvaluationProblem], PassOverRows]:
     """`pass_over_rows` with the replicas of a head that did not diverge."""
     kept = np.flatnonzero(fitted.alive).tolist()
-    network, chosen = fitted.network_of(head).select(kept), fitted.resampling.select(kept)
-    first, resampled = chosen.full, replace(chosen, full=0)
+    network = fitted.network_of(head).select(kept)
+    chosen = fitted.resampling.select(kept)
+    first = chosen.full
+    resampled = replace(chosen, full=0)
     asked = network, first, resampled, fitted.instruments, fitted.duals[kept][first:]
     return partial(pass_over_rows, *asked)
 
@@ -124,31 +152,43 @@ def pass_over_rows(
     duals: Float[Tensor, "resampled instrument"],
     problem: EvaluationProblem,
 ) -> PassOverRows:
-    """Read the rows of a part of a log with ``full`` full-log networks and R' resampled ones.
+    """Read the rows of a part of a log with ``full`` full-log networks and R' resampled
+    ones.
 
     duals: coefficients α of the resampled networks' row weights ω = ψᵀα.
     """
-    # In the networks' own precision, as start states are read: the same q to the last digit.
+    # In the networks' own precision, as start states are read: the same q to the last
+    # digit.
     table = make_table(problem, str(network.flat.device), network.flat.dtype)
     own = torch.as_tensor(problem.row_weights)
     left_out = torch.as_tensor(resampling.row_counts(problem) == 0)  # (R', N)
     held_out = (left_out & (own > 0.0)).double()
-    share = torch.where(left_out.any(dim=0), left_out.double(), 1.0)  # of networks; all where each saw a row
+    share = torch.where(
+        left_out.any(dim=0), left_out.double(), 1.0
+    )  # of networks; all where each saw a row
     share = share / share.sum(dim=0)
     parts: list[Tensor] = []
-    projected, squares = torch.zeros_like(duals), duals.new_zeros(len(duals))
+    projected = torch.zeros_like(duals)
+    squares = duals.new_zeros(len(duals))
     compared = table.compared
     for rows in row_blocks(network, len(table), table.draws):
         now, later, residual = read_rows(network, table, rows)
         unseen = residual[full:] * held_out[:, rows].to(now)
         psi = instruments(compared[rows].double())  # (B, m)
-        projected, squares = projected + unseen @ psi, squares + unseen.square().sum(dim=1)
+        projected = projected + unseen @ psi
+        squares = squares + unseen.square().sum(dim=1)
         mean = share[:, rows].to(now)
         omega = ((psi @ duals.mT) * mean.mT).sum(dim=1)
-        by_row = ((now[full:] * mean).sum(dim=0), (later[full:] * mean).sum(dim=0), omega)
+        by_row = (
+            (now[full:] * mean).sum(dim=0),
+            (later[full:] * mean).sum(dim=0),
+            omega,
+        )
         parts.append(torch.stack([*by_row, residual[:full].mean(dim=0)]).cpu())
     now, later, omega, residual = torch.cat(parts, dim=1)
-    starts = start_values(network, problem).double().cpu()[full:]  # (R', E), in units of the return
+    starts = (
+        start_values(network, problem).double().cpu()[full:]
+    )  # (R', E), in units of the return
     if problem.fixed_starts:  # of no row: networks count as much as in the mean row
         start_mean = (share @ own / own.sum()) @ starts
     else:
@@ -163,16 +203,19 @@ def pass_over_rows(
         "weight": own,
     }
     arrays = {name: column.numpy() for name, column in columns.items()}
-    return PassOverRows(Columns((arrays,)), projected.cpu(), squares.cpu(), held_out.sum(dim=1))
+    return PassOverRows(
+        Columns((arrays,)), projected.cpu(), squares.cpu(), held_out.sum(dim=1)
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class RowSums(Sums):
     """Sums over rows with values q and weights ω, where u = w ω.
 
-    ``units``: by unit, Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; for the log's own start states
-    also w as ``start_weight`` and w q(x0) as ``start``. ``start_value``, ``start_weight``: Σ w q(x0) and Σ w
-    of start states. ``unseen``: rows valued by networks that had not seen their episode. ``size``: Σ|u|;
+    ``units``: by unit, Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; for the
+    log's own start states also w as ``start_weight`` and w q(x0) as ``start``.
+    ``start_value``, ``start_weight``: Σ w q(x0) and Σ w of start states. ``unseen``:
+    rows valued by networks that had not seen their episode. ``size``: Σ|u|;
     ``negative``: that over rows with u < 0. ``mass``: Σ u (1 − discount).
     """
 
@@ -187,13 +230,24 @@ class RowSums(Sums):
 
     @classmethod
     def of(cls, problem: EvaluationProblem, values: RowValues) -> RowSums:
-        """Sums over a problem's rows; values in units of the return, and including ω."""
+        """Sums over a problem's rows; values in units of the return, and including
+        ω.
+        """
         assert values.weights is not None
-        own, starts, discounts = problem.row_weights, problem.start_weights, problem.discounts
+        own = problem.row_weights
+        starts = problem.start_weights
+        discounts = problem.discounts
         used = own * values.weights
-        term = used * (problem.rewards * problem.reward_scale + discounts * values.later - values.now)
+        term = used * (
+            problem.rewards * problem.reward_scale
+            + discounts * values.later
+            - values.now
+        )
         by_row = {"weight": own, "term": term, "used": used}
-        units = {name: np.add.reduceat(rows, problem.episode_starts) for name, rows in by_row.items()}
+        units = {
+            name: np.add.reduceat(rows, problem.episode_starts)
+            for name, rows in by_row.items()
+        }
         if not problem.fixed_starts:
             units |= {"start_weight": starts, "start": starts * values.starts}
         return cls(
@@ -209,7 +263,9 @@ class RowSums(Sums):
 
     @cached_property
     def by_unit(self) -> dict[str, np.ndarray]:
-        """The arrays of ``units``, (U,) each; summed over clusters if the log has any."""
+        """The arrays of ``units``, (U,) each; summed over clusters if the log has
+        any.
+        """
         units = self.units.joined()
         clusters = units.pop("cluster")
         return {name: cluster_sums(clusters, values) for name, values in units.items()}
@@ -227,7 +283,10 @@ class RowSums(Sums):
     @property
     def value(self) -> float:
         """Estimate J: E q(x0) plus the mean of the terms."""
-        return self.start_value / self.start_weight + float(self.by_unit["term"].sum()) / self.weight
+        return (
+            self.start_value / self.start_weight
+            + float(self.by_unit["term"].sum()) / self.weight
+        )
 
     def standard_error(self) -> float | None:
         """Standard error of J over independent units; None for one unit.
@@ -238,7 +297,8 @@ class RowSums(Sums):
         mean = float(units["term"].sum() / self.weight)
         parts = (units["term"] - mean * units["weight"]) / self.weight
         if "start" in units:
-            mean, total = self.start_value / self.start_weight, units["start_weight"].sum()
+            mean = self.start_value / self.start_weight
+            total = units["start_weight"].sum()
             parts = parts + (units["start"] - mean * units["start_weight"]) / total
         if self.count < 2:
             return None
@@ -246,17 +306,21 @@ class RowSums(Sums):
         return math.sqrt(float(influence.var(ddof=1)) / self.count)
 
     def diagnostics(self) -> dict[str, float]:
-        """Properties of ω compared with those of the true ratio d^π/μ, d^π = Σ_t γ^t P(x_t = ·).
+        """Properties of ω compared with those of the true ratio d^π/μ, d^π = Σ_t γ^t
+        P(x_t = ·).
 
-        ``effective_units``: (Σu)²/Σu² of u = w ω summed over units. ``mass``: mean of w ω (1 − discount), 1
-        for the true ratio, terminal rows included. ``negative_share``: of Σ|w ω|; a true ratio is nowhere
-        negative. Raises DataError when ω is zero everywhere or not finite.
+        ``effective_units``: (Σu)²/Σu² of u = w ω summed over units. ``mass``: mean of w
+        ω (1 − discount), 1 for the true ratio, terminal rows included.
+        ``negative_share``: of Σ|w ω|; a true ratio is nowhere negative. Raises
+        DataError when ω is zero everywhere or not finite.
         """
         if not 0.0 < self.size < math.inf:
             raise DataError(f"weights are all zero or not finite: {_NOT_COVERED}")
         used = self.by_unit["used"]
         return {
-            "effective_units": float(used.sum()) ** 2 / max(float(np.square(used).sum()), 1e-300),
+            "effective_units": (
+                float(used.sum()) ** 2 / max(float(np.square(used).sum()), 1e-300)
+            ),
             "mass": self.mass / self.weight,
             "negative_share": self.negative / self.size,
         }
@@ -266,24 +330,36 @@ class RowSums(Sums):
         return tuple(reason.text for reason in doubts_of_weights(self.diagnostics()))
 
 
-def drl(sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "episodes") -> PointEstimate:
-    """The doubly robust estimate: J, its standard error over units, and the interval J ± t · standard error.
+def drl(
+    sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "episodes"
+) -> PointEstimate:
+    """The doubly robust estimate: J, its standard error over units, and the interval J
+    ± t · standard error.
 
-    least: half width of the interval from the networks' values. The standard error over units takes values
-    and weights as known; if the resampled networks vary by more, the interval is as wide as theirs.
+    least: half width of the interval from the networks' values. The standard error over
+    units takes values and weights as known; if the resampled networks vary by more, the
+    interval is as wide as theirs.
     """
-    error, interval, unseen = sums.standard_error(), None, sums.unseen / sums.rows
+    error = sums.standard_error()
+    interval = None
+    unseen = sums.unseen / sums.rows
     warnings = [_SEEN] if unseen < 0.5 else []
     if error is None:
-        warnings.append("a single episode has no spread: no standard error and no interval")
+        warnings.append(
+            "a single episode has no spread: no standard error and no interval"
+        )
     else:
         quantile = float(special.stdtrit(sums.count - 1, 0.5 + level / 2.0))
         half = max(quantile * error, least)
         error = half / quantile
-        starts = " and their start states" if "start" in sums.by_unit else ""
+        if "start" in sums.by_unit:
+            starts = " and their start states"
+        else:
+            starts = ""
         text = _ASSUMPTIONS.format(units=kind, starts=starts)
         interval = Interval(sums.value - half, sums.value + half, level, SANDWICH, text)
-    described, direct = sums.diagnostics(), sums.start_value / sums.start_weight
+    described = sums.diagnostics()
+    direct = sums.start_value / sums.start_weight
     return PointEstimate(
         name="drl",
         value=sums.value,

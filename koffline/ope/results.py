@@ -1,4 +1,6 @@
-"""Results of estimators and evaluations: values, intervals and their evidence, with JSON output."""
+"""Results of estimators and evaluations: values, intervals and their evidence, with
+JSON output.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,31 @@ from koffline.store.run_record import versions
 
 
 class Record:
-    """Base of dataclasses with JSON output. ``repr=False`` omits a field; metadata ``key`` renames it."""
+    """Base of dataclasses with JSON output.
+
+    ``repr=False`` omits a field; metadata ``key`` renames it.
+    """
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in the order of its fields."""
         assert dataclasses.is_dataclass(self)
         shown = [field for field in dataclasses.fields(self) if field.repr]
-        return {field.metadata.get("key", field.name): plain(getattr(self, field.name)) for field in shown}
+        return {
+            field.metadata.get("key", field.name): plain(getattr(self, field.name))
+            for field in shown
+        }
 
     def to_json(self, timing: bool = True) -> str:
-        """The record as JSON, keys in reading order. timing: include seconds, which differ in every run."""
-        kept = self.as_dict() if timing else without_seconds(self.as_dict())
-        return escaped_json(json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False))
+        """The record as JSON, keys in reading order. timing: include seconds, which
+        differ in every run.
+        """
+        if timing:
+            kept = self.as_dict()
+        else:
+            kept = without_seconds(self.as_dict())
+        return escaped_json(
+            json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False)
+        )
 
 
 def plain(value: Any) -> Any:
@@ -40,29 +55,43 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in items.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
         return [plain(item) for item in value]
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
+    if isinstance(value, np.generic):
+        value = value.item()
+    return (
+        None if isinstance(value, float) and not math.isfinite(value) else value
+    )  # JSON has no NaN
 
 
 def without_seconds(content: Any) -> Any:
     """Copy of ``content`` without the entries named ``seconds``, at any depth."""
     if isinstance(content, Mapping):
-        return {key: without_seconds(part) for key, part in content.items() if key != "seconds"}
-    return [without_seconds(part) for part in content] if isinstance(content, (list, tuple)) else content
+        return {
+            key: without_seconds(part)
+            for key, part in content.items()
+            if key != "seconds"
+        }
+    if isinstance(content, (list, tuple)):
+        return [without_seconds(part) for part in content]
+    return content
 
 
-SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
+SUPPORTED = "supported"
+WITH_CARE = "with care"
+NOT_ANSWERABLE = "not answerable from this log"
 
 
 @dataclass(frozen=True)
 class Interval(Record):
-    """An interval for a value, in units of the discounted return; ``level``: nominal coverage in (0, 1).
+    """An interval for a value, in units of the discounted return; ``level``: nominal
+    coverage in (0, 1).
 
-    ``kind``: the method (``"bootstrap"``, ``"kernel-certified"`` …). A calibrated interval has its level on
-    average over many logs; a certified one holds for any number of rows under the stated ``assumptions``.
-    ``is_guess``: some of its bounds were read off the log, and it fails if they are wrong. ``norm_bound``: ρ,
-    the largest norm of a value function in its class; None without a class. ``uncut``: the ends before
-    `within` moved them to a bound; None if it moved none.
+    ``kind``: the method (``"bootstrap"``, ``"kernel-certified"`` …). A calibrated
+    interval has its level on average over many logs; a certified one holds for any
+    number of rows under the stated ``assumptions``.
+    ``is_guess``: some of its bounds were read off the log, and it fails if they are
+    wrong. ``norm_bound``: ρ, the largest norm of a value function in its class; None
+    without a class. ``uncut``: the ends before `within` moved them to a bound; None if
+    it moved none.
     """
 
     low: float
@@ -84,16 +113,23 @@ class Interval(Record):
         return self.low <= value <= self.high
 
     def within(self, bounds: tuple[float, float]) -> Interval:
-        """The part inside ``bounds``, which every value obeys; the nearest bound if nothing is inside."""
+        """The part inside ``bounds``, which every value obeys; the nearest bound if
+        nothing is inside.
+        """
         least, most = bounds
-        low, high = min(max(self.low, least), most), max(min(self.high, most), least)
+        low = min(max(self.low, least), most)
+        high = max(min(self.high, most), least)
         if (low, high) == (self.low, self.high):
             return self
-        return dataclasses.replace(self, low=low, high=high, uncut=self.uncut or (self.low, self.high))
+        return dataclasses.replace(
+            self, low=low, high=high, uncut=self.uncut or (self.low, self.high)
+        )
 
     @property
     def as_measured(self) -> Interval:
-        """The interval before it was cut at bounds; estimates that are not cut are compared with this one."""
+        """The interval before it was cut at bounds; estimates that are not cut are
+        compared with this one.
+        """
         if self.uncut is None:
             return self
         low, high = self.uncut
@@ -102,7 +138,9 @@ class Interval(Record):
 
 @dataclass(frozen=True)
 class Uplift(Record):
-    """How much more a policy is worth than the logging policy, both by the same resampled episodes."""
+    """How much more a policy is worth than the logging policy, both by the same
+    resampled episodes.
+    """
 
     value: float
     interval: Interval | None
@@ -114,9 +152,10 @@ class Uplift(Record):
 class PointEstimate(Record):
     """An estimate in units of the discounted return, with what is needed to judge it.
 
-    ``standard_error``: asymptotic, over independent units (episodes, or rows without episodes); None if
-    unknown. ``effective_sample_size``: (Σw)²/Σw² over these units. ``warnings``: readable sentences; a
-    NaN always has one. ``why_no_interval``: a clause if the log allows no interval.
+    ``standard_error``: asymptotic, over independent units (episodes, or rows without
+    episodes); None if unknown. ``effective_sample_size``: (Σw)²/Σw² over these units.
+    ``warnings``: readable sentences; a NaN always has one. ``why_no_interval``: a
+    clause if the log allows no interval.
     """
 
     name: str
@@ -132,7 +171,9 @@ class PointEstimate(Record):
 
 @dataclass(frozen=True)
 class Reason(Record):
-    """Why a log does not fully answer: ``kind``, what is missing (support, size, state …), and a clause."""
+    """Why a log does not fully answer: ``kind``, what is missing (support, size, state
+    …), and a clause.
+    """
 
     kind: str
     text: str
@@ -143,8 +184,9 @@ class Reason(Record):
 
 @dataclass(frozen=True)
 class Verdict(Record):
-    """``answer``: "supported", "with care" or "not answerable from this log"; ``reasons``: why not
-    "supported". ``sentence``: the answer in a sentence with the estimate.
+    """``answer``: "supported", "with care" or "not answerable from this log";
+    ``reasons``: why not "supported". ``sentence``: the answer in a sentence with the
+    estimate.
     """
 
     answer: str
@@ -161,16 +203,19 @@ class Verdict(Record):
         return tuple(str(reason) for reason in self.reasons if reason.kind in kinds)
 
     def __str__(self) -> str:
-        return self.answer + (f" ({'; '.join(map(str, self.reasons))})" if self.reasons else "")
+        return self.answer + (
+            f" ({'; '.join(map(str, self.reasons))})" if self.reasons else ""
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """Arrays for the plots of the report.
 
-    Shapes: ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)``
-    with weights: distances of the policy's state-actions to the log, relative to the log's own spacing;
-    ``initial_values (E,)``; ``replica_values (R,)`` with ``replica_roles``, ``"full"`` or ``"resampled"``.
+    Shapes: ``residuals (N',)`` over a sample of the rows, in units of the reward;
+    ``action_support (M,)`` with weights: distances of the policy's state-actions to the
+    log, relative to the log's own spacing; ``initial_values (E,)``; ``replica_values
+    (R,)`` with ``replica_roles``, ``"full"`` or ``"resampled"``.
     """
 
     residuals: np.ndarray
@@ -183,7 +228,9 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogResult(Record):
-    """Base of results computed from a log; these fields, which identify the log, come last in the JSON."""
+    """Base of results computed from a log; these fields, which identify the log, come
+    last in the JSON.
+    """
 
     gamma: float
     n_transitions: int
@@ -199,11 +246,15 @@ class LogResult(Record):
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         found = super().as_dict()
-        return found | {about.name: found.pop(about.name) for about in dataclasses.fields(LogResult)}
+        return found | {
+            about.name: found.pop(about.name) for about in dataclasses.fields(LogResult)
+        }
 
 
 def describe_log(log: AnyLog, seed: int, started: float) -> dict[str, Any]:
-    """Fields of a `LogResult` for this log, except gamma and settings. started: by `time.perf_counter`."""
+    """Fields of a `LogResult` for this log, except gamma and settings. started: by
+    `time.perf_counter`.
+    """
     return {
         "n_transitions": len(log),
         "n_episodes": log.n_episodes,
@@ -218,13 +269,18 @@ def describe_log(log: AnyLog, seed: int, started: float) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimate(LogResult):
-    """What a policy is worth: the expected discounted return J = E_{s0, a~π} Q(s0, a) from start states.
+    """What a policy is worth: the expected discounted return J = E_{s0, a~π} Q(s0, a)
+    from start states.
 
-    ``interval``: for ``value``, None if the log does not support one; ``truth``: a value to compare with;
-    ``verdict``: whether the log answers the question; ``warnings``: to be read before acting on the estimate;
-    ``notes``: what else was done. ``behavior_value``: of the logging policy, by the same estimator;
-    ``uplift``: how much more this policy is worth. ``groups``: a `koffline.ope.groups.GroupValue` for each
-    group of start states that ``by`` defines. ``evidence``, ``value_function``: only from kloss, fqe, lstd.
+    ``interval``: for ``value``, None if the log does not support one; ``truth``: a
+    value to compare with;
+    ``verdict``: whether the log answers the question; ``warnings``: to be read before
+    acting on the estimate;
+    ``notes``: what else was done. ``behavior_value``: of the logging policy, by the
+    same estimator;
+    ``uplift``: how much more this policy is worth. ``groups``: a
+    `koffline.ope.groups.GroupValue` for each group of start states that ``by`` defines.
+    ``evidence``, ``value_function``: only from kloss, fqe, lstd.
     """
 
     verdict: Verdict
@@ -243,16 +299,22 @@ class Estimate(LogResult):
     value_function: ValueFunction | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        about = f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
+        about = (
+            f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
+        )
         if (one := self.interval) is None:
             return f"{self.value:.4g}  (no interval, {about})"
-        ends, kind = f"[{one.low:.4g}, {one.high:.4g}]", f"{percent(one.level)} {one.kind}"
+        ends = f"[{one.low:.4g}, {one.high:.4g}]"
+        kind = f"{percent(one.level)} {one.kind}"
         return f"{self.value:.4g}  {ends} ({kind}, {about})"
 
 
 @dataclass(frozen=True, eq=False)
 class EstimateRow(Record):
-    """One estimator's estimate, or the reason for none. Shared work counts for the first estimator."""
+    """One estimator's estimate, or the reason for none.
+
+    Shared work counts for the first estimator.
+    """
 
     name: str
     family: str
@@ -272,13 +334,18 @@ class EstimateRow(Record):
         if self.estimate is None:
             return f"–  {self.reason}"
         one = self.estimate.interval
-        text = "" if one is None else f"  [{one.low:.4g}, {one.high:.4g}] {one.kind}"
+        if one is None:
+            text = ""
+        else:
+            text = f"  [{one.low:.4g}, {one.high:.4g}] {one.kind}"
         return f"{self.estimate.value:.4g}{text}"
 
 
 @dataclass(frozen=True, eq=False)
 class BoundRow(Record):
-    """An interval that belongs to no single estimator, or the reason why there is none."""
+    """An interval that belongs to no single estimator, or the reason why there is
+    none.
+    """
 
     kind: str
     interval: Interval | None
@@ -287,9 +354,11 @@ class BoundRow(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EstimateTable(LogResult):
-    """Estimates of a policy's value by several estimators (``table["fqe"]``), and bounds of no single one.
+    """Estimates of a policy's value by several estimators (``table["fqe"]``), and
+    bounds of no single one.
 
-    ``verdict``: on the first row: that of ``auto``, if it is there. ``warnings``: on all. ``truth``: given.
+    ``verdict``: on the first row: that of ``auto``, if it is there. ``warnings``: on
+    all. ``truth``: given.
     """
 
     verdict: Verdict
@@ -308,5 +377,8 @@ class EstimateTable(LogResult):
         return iter(self.rows)
 
     def __str__(self) -> str:
-        about = f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions; {self.verdict}"
+        about = (
+            f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions;"
+            f" {self.verdict}"
+        )
         return "\n".join([about, *(f"  {row.name:<10} {row}" for row in self.rows)])

@@ -1,7 +1,9 @@
-"""Settings of passes over a log that is not held in memory, and saved sums of an unfinished pass.
+"""Settings of passes over a log that is not held in memory, and saved sums of an
+unfinished pass.
 
-A pass saves its sums in one file, from which the same evaluation can continue: a pickle of sum records. The
-unpickler accepts only those records, arrays and tensors, so that it cannot run code.
+A pass saves its sums in one file, from which the same evaluation can continue: a pickle
+of sum records. The unpickler accepts only those records, arrays and tensors, so that it
+cannot run code.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ _KNOWN = {
 class StreamSettings(PassSettings):
     """Settings of passes over a log; they affect time and memory, not the estimate.
 
-    memory: limit per process, in bytes or as in "2GB": blocks of rows are sized to fit; sums need memory on
-    top. partial: a folder where passes over shards save their sums from time to time, so that the same
-    evaluation can continue after it was killed. workers, ray: as in `PassSettings`.
+    memory: limit per process, in bytes or as in "2GB": blocks of rows are sized to fit;
+    sums need memory on top. partial: a folder where passes over shards save their sums
+    from time to time, so that the same evaluation can continue after it was killed.
+    workers, ray: as in `PassSettings`.
     """
 
     memory: int | str = DEFAULT_MEMORY
@@ -47,7 +50,9 @@ class StreamSettings(PassSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parse_memory(self.memory)  # only its form; whether it is enough depends on the log
+        parse_memory(
+            self.memory
+        )  # only its form; whether it is enough depends on the log
 
     @property
     def memory_bytes(self) -> int:
@@ -56,17 +61,28 @@ class StreamSettings(PassSettings):
 
 
 def parse_memory(size: int | str) -> int:
-    """Bytes of a size such as "2GB", "1.5G", "500MiB" or a number. Raises ConfigError."""
+    """Bytes of a size such as "2GB", "1.5G", "500MiB" or a number.
+
+    Raises ConfigError.
+    """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
-        return int(TypeAdapter(ByteSize).validate_python(size if isinstance(size, int) else size.strip()))
+        return int(
+            TypeAdapter(ByteSize).validate_python(
+                size if isinstance(size, int) else size.strip()
+            )
+        )
     except ValidationError:
-        raise ConfigError(f"memory is '{size}'; give a size such as 2GB or 500MB") from None
+        raise ConfigError(
+            f"memory is '{size}'; give a size such as 2GB or 500MB"
+        ) from None
 
 
 def pickled(value: Any) -> bytes:
-    """Pickle to bytes that are equal in every process: tensors as arrays, whose pickles hold no addresses."""
+    """Pickle to bytes that are equal in every process: tensors as arrays, whose pickles
+    hold no addresses.
+    """
     import cloudpickle
     import torch
 
@@ -90,12 +106,18 @@ def torch_tensor(array: Any) -> Any:
 
 class _SumsUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Allow arrays, tensors and this package's records of sums; refuse everything else."""
+        """Allow arrays, tensors and this package's records of sums; refuse everything
+        else.
+        """
         if name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
         if module.startswith("koffline.ope."):
             found = getattr(import_module(module), name, None)
-            if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "__add__"):
+            if (
+                isinstance(found, type)
+                and dataclasses.is_dataclass(found)
+                and hasattr(found, "__add__")
+            ):
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} is no record of sums")
 
@@ -121,7 +143,9 @@ def write_sums(path: Path, sums: tuple[int, Any]) -> None:
 
 
 def remove_saved(folder: Path) -> None:
-    """Remove the sums that passes have saved in a folder, and the folder if it is then empty."""
+    """Remove the sums that passes have saved in a folder, and the folder if it is then
+    empty.
+    """
     with contextlib.suppress(OSError):
         for path in folder.glob(f"*{SAVED}"):
             path.unlink()

@@ -14,19 +14,43 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped, UInt64
 
-from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions, check_in_memory
+from koffline.data.transitions import (
+    ActionSpace,
+    Continuous,
+    Discrete,
+    Transitions,
+    check_in_memory,
+)
 from koffline.data.units import hash_rows
 from koffline.errors import DataError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policies.base import as_numbers, call_in_chunks, check_spaces, describe_actions
-from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded, training_rows
+from koffline.policies.base import (
+    as_numbers,
+    call_in_chunks,
+    check_spaces,
+    describe_actions,
+)
+from koffline.policy_specs import (
+    ModuleFunction,
+    import_object,
+    is_instance_of_loaded,
+    training_rows,
+)
 
 Fingerprints = UInt64[np.ndarray, " row"]
 _ACCEPTED = (
-    "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
-    "(observations, actions) -> (N,), or one of observations that gives a column per action"
+    "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a"
+    " function (observations, actions) -> (N,), or one of observations that gives a"
+    " column per action"
 )
-_ENTROPY = ("SAC", "DiscreteSAC", "KLossSAC", "KLossDiscreteSAC", "TrustPCL", "DiscreteTrustPCL")
+_ENTROPY = (
+    "SAC",
+    "DiscreteSAC",
+    "KLossSAC",
+    "KLossDiscreteSAC",
+    "TrustPCL",
+    "DiscreteTrustPCL",
+)
 _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
 
 
@@ -34,9 +58,9 @@ _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
 class ValueFunction:
     """Q(s, a) in units of the discounted return.
 
-    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,), called in chunks. trained_on:
-    `row_fingerprints` of the rows it was fitted to, all or the smallest; None if unknown. notes: sentences
-    for a person on what these values mean.
+    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,), called in chunks.
+    trained_on: `row_fingerprints` of the rows it was fitted to, all or the smallest;
+    None if unknown. notes: sentences for a person on what these values mean.
     """
 
     name: str
@@ -45,7 +69,10 @@ class ValueFunction:
     observation_shape: tuple[int, ...]
     trained_on: Fingerprints | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
-    what, error, copies = "value function", DataError, 1  # for `call_in_chunks`
+    # for `call_in_chunks`
+    what = "value function"
+    error = DataError
+    copies = 1
 
     def values(
         self, observations: Shaped[np.ndarray, " row *observation"], actions: np.ndarray
@@ -62,27 +89,36 @@ class ValueFunction:
         draws: int = 8,
         generator: np.random.Generator | None = None,
     ) -> Float[np.ndarray, " row"]:
-        """E_{a~π} Q(s, a) (N,) float64: exact for discrete actions and deterministic policies.
+        """E_{a~π} Q(s, a) (N,) float64: exact for discrete actions and deterministic
+        policies.
 
-        Otherwise the mean over ``draws`` draws per row from ``generator`` (seed 0 when None).
+        Otherwise the mean over ``draws`` draws per row from ``generator`` (seed 0 when
+        None).
         Raises DataError, PolicyError.
         """
         total = np.zeros(len(observations))
         if isinstance(policy, DiscretePolicy):
             probabilities = policy.probabilities(observations)
             for action in range(policy.n):
-                rows = np.flatnonzero(probabilities[:, action])  # not asked for actions that are never taken
+                rows = np.flatnonzero(
+                    probabilities[:, action]
+                )  # not asked for actions that are never taken
                 if len(rows):
                     values = self.values(observations[rows], np.full(len(rows), action))
                     total[rows] += probabilities[rows, action] * values
             return total
-        count, generator = 1 if policy.deterministic else draws, generator or np.random.default_rng(0)
+        count = 1 if policy.deterministic else draws
+        generator = generator or np.random.default_rng(0)
         for _ in range(count):
             total += self.values(observations, policy.sample(observations, generator))
         return total / count
 
-    def over(self, transitions: Transitions) -> Iterator[tuple[np.ndarray, ValueFunction]]:
-        """Yield all row numbers with this model; `koffline.ope.cross_fit` yields several models."""
+    def over(
+        self, transitions: Transitions
+    ) -> Iterator[tuple[np.ndarray, ValueFunction]]:
+        """Yield all row numbers with this model; `koffline.ope.cross_fit` yields
+        several models.
+        """
         yield np.arange(len(transitions)), self
 
 
@@ -94,30 +130,42 @@ def _checked(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
     output = output.reshape(rows)
     if not np.isfinite(output).all():
         worst = output[np.argmin(np.isfinite(output))]
-        raise DataError(f"a value is {worst}; the model has diverged or the row is outside what it accepts")
+        raise DataError(
+            f"a value is {worst}; the model has diverged or the row is outside what it"
+            " accepts"
+        )
     return output
 
 
 def row_fingerprints(transitions: Transitions) -> Fingerprints:
-    """Fingerprint (N,) of each row's (s, a, r, s'), rounded to float32; equal rows have equal fingerprints.
+    """Fingerprint (N,) of each row's (s, a, r, s'), rounded to float32; equal rows have
+    equal fingerprints.
 
-    Models and files store fingerprints, so that an overlap of two logs can be found after selecting,
-    reordering or converting rows.
+    Models and files store fingerprints, so that an overlap of two logs can be found
+    after selecting, reordering or converting rows.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return hash_rows(transitions, precision=np.float32)
 
 
 def counted_rows(transitions: Transitions) -> Fingerprints:
-    """Fingerprints (M,) of the rows with positive weight: those that a function is fitted to."""
+    """Fingerprints (M,) of the rows with positive weight: those that a function is
+    fitted to.
+    """
     rows = row_fingerprints(transitions)
-    return rows if transitions.weights is None else rows[transitions.weights > 0.0]
+    if transitions.weights is None:
+        return rows
+    return rows[transitions.weights > 0.0]
 
 
 def check_arguments(q: Any, transitions: Any) -> None:
-    """Raise DataError if the second argument is no log in memory, or the first one is a log."""
+    """Raise DataError if the second argument is no log in memory, or the first one is a
+    log.
+    """
     if isinstance(q, Transitions):
-        raise DataError("the first argument is a log; give the value function, the log, the policy")
+        raise DataError(
+            "the first argument is a log; give the value function, the log, the policy"
+        )
     check_in_memory(transitions)
 
 
@@ -131,21 +179,30 @@ def as_value_function(
 ) -> ValueFunction:
     """Make a value function from any object that holds one.
 
-    q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path of a .d3 or TorchScript
-    file; ``package.module:name``; the result of `koffline.evaluate`; a torch module or a function of
-    (observations, actions), or of observations alone that returns Q(s, ·) (N, n) for n discrete actions.
-    trained_on: replaces what q itself knows. Raises DataError and PolicyError (files) in one line.
+    q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path
+    of a .d3 or TorchScript file; ``package.module:name``; the result of
+    `koffline.evaluate`; a torch module or a function of (observations, actions), or of
+    observations alone that returns Q(s, ·) (N, n) for n discrete actions.
+    trained_on: replaces what q itself knows. Raises DataError and PolicyError (files)
+    in one line.
     """
     shape = tuple(int(side) for side in observation_shape)
     made = _read(q, action_space, shape, name)
     told = "the model has", "give a model of logs like this one"
     own = made.action_space, made.observation_shape
     check_spaces(made.name, own, (action_space, shape), told, DataError)
-    return made if trained_on is None else dataclasses.replace(made, trained_on=trained_on)
+    if trained_on is None:
+        return made
+    return dataclasses.replace(made, trained_on=trained_on)
 
 
-def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) -> ValueFunction:
-    """Read the value function that q is, holds or names, for these spaces. Raises KofflineError."""
+def _read(
+    q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None
+) -> ValueFunction:
+    """Read the value function that q is, holds or names, for these spaces.
+
+    Raises KofflineError.
+    """
     if isinstance(q, (str, Path)):
         return _read_named(q, space, shape, str(name or q))
     inner = getattr(q, "value_function", q)
@@ -155,18 +212,32 @@ def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) 
     if is_instance_of_loaded("d3rlpy.base", "LearnableBase", q):
         return _of_model(q, space, name)
     if isinstance(q, type) or not callable(q):
-        what = f"the class {name}" if isinstance(q, type) else f"a {type(q).__name__}"
+        if isinstance(q, type):
+            what = f"the class {name}"
+        else:
+            what = f"a {type(q).__name__}"
         raise DataError(f"{what} is no value function; give {_ACCEPTED}")
-    function, is_table = q, _is_table(q)
+    function = q
+    is_table = _is_table(q)
     if is_instance_of_loaded("torch.nn", "Module", q):
-        function, is_table = ModuleFunction(q), _is_table(q.forward)
+        function = ModuleFunction(q)
+        is_table = _is_table(q.forward)
         if is_instance_of_loaded("torch.jit", "ScriptModule", q):
             is_table = len(q.forward.schema.arguments) == 2  # self and observations
-    return ValueFunction(name, partial(_taken, function, name, space) if is_table else function, space, shape)
+    return ValueFunction(
+        name,
+        partial(_taken, function, name, space) if is_table else function,
+        space,
+        shape,
+    )
 
 
-def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], name: str) -> ValueFunction:
-    """Read a file, whose type is detected from its content, or import ``package.module:name``."""
+def _read_named(
+    spec: str | Path, space: ActionSpace, shape: tuple[int, ...], name: str
+) -> ValueFunction:
+    """Read a file, whose type is detected from its content, or import
+    ``package.module:name``.
+    """
     if (path := check_named(spec)).is_file():
         from koffline.policies.files import detect, read_torchscript
 
@@ -174,45 +245,71 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
         if found == "d3":
             from koffline.algos.model_files import load
 
-            rows, made = training_rows(path), _of_model(load(path), space, name)
-            return dataclasses.replace(made, trained_on=None if rows is None else rows.fingerprints)
+            rows = training_rows(path)
+            made = _of_model(load(path), space, name)
+            return dataclasses.replace(
+                made, trained_on=None if rows is None else rows.fingerprints
+            )
         if found == "torchscript":
             return _read(read_torchscript(path), space, shape, name)
-        raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
+        raise DataError(
+            f"{name}: a {found} file holds a policy, no value function; give"
+            f" {_ACCEPTED}"
+        )
     return _read(import_object(str(spec)), space, shape, name)
 
 
 def check_named(spec: str | Path, own: Sequence[str] = ()) -> Path:
-    """The path that a spec names; nothing is read or run. own: other names that the user may have meant.
+    """The path that a spec names; nothing is read or run. own: other names that the
+    user may have meant.
 
-    Raises DataError if the spec is neither a file nor of the form ``package.module:name``.
+    Raises DataError if the spec is neither a file nor of the form
+    ``package.module:name``.
     """
     path = Path(os.path.expanduser(spec))
     if not path.is_file() and ":" not in str(spec)[:-1]:
-        what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"
+        if path.is_dir() and str(spec):
+            what = "this is a folder"
+        else:
+            what = "there is no such file"
         meant = nearest_name(str(spec), own)
-        remedy = meant if meant.endswith("?") else f"a value function is {_ACCEPTED}"
+        if meant.endswith("?"):
+            remedy = meant
+        else:
+            remedy = f"a value function is {_ACCEPTED}"
         if spec in ("kloss", "fqe"):
-            remedy = "to fit one: koffline.cross_fit(log, lambda rows: koffline.evaluate(rows, policy, …))"
+            remedy = (
+                "to fit one: koffline.cross_fit(log, lambda rows:"
+                " koffline.evaluate(rows, policy, …))"
+            )
         raise DataError(f"{str(spec)!r}: {what}; {remedy}")
     return path
 
 
 def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
-    """A d3rlpy model as a value function: its scalers are applied, and scaled rewards are scaled back.
+    """A d3rlpy model as a value function: its scalers are applied, and scaled rewards
+    are scaled back.
 
     d3rlpy's own `predict_value` stays in the units of scaled rewards.
     """
-    algorithm, size = type(algo).__name__, int(algo.action_size)
+    algorithm = type(algo).__name__
+    size = int(algo.action_size)
     if not hasattr(algo, "predict_value"):
-        raise DataError(f"{name}: {algorithm} has no action values; give a Q-learning algorithm or FQE")
+        raise DataError(
+            f"{name}: {algorithm} has no action values; give a Q-learning algorithm"
+            " or FQE"
+        )
     if algo.impl is None:
-        raise DataError(f"{name}: the {algorithm} has no networks yet; fit it or load its weights")
+        raise DataError(
+            f"{name}: the {algorithm} has no networks yet; fit it or load its weights"
+        )
     discrete = algo.get_action_type().name == "DISCRETE"
     own: ActionSpace = Discrete(size) if discrete else Continuous(size)
     if describe_actions(own) == describe_actions(space):
         own = space  # the log's bounds
-    slope, shift, scaler = 1.0, 0.0, algo.config.reward_scaler
+    slope = 1.0
+    shift = 0.0
+    scaler = algo.config.reward_scaler
     if scaler is not None:
         shift, one = map(float, scaler.reverse_transform_numpy(np.array([0.0, 1.0])))
         slope = one - shift
@@ -221,14 +318,20 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
         found = np.asarray(algo.predict_value(observations, actions), dtype=np.float64)
         return slope * found + shift / (1.0 - float(algo.config.gamma))
 
-    about, scaling = f"{name} is a {algorithm}: its values", type(scaler).__name__
+    about = f"{name} is a {algorithm}: its values"
+    scaling = type(scaler).__name__
     is_clipped = scaling == "ClipRewardScaler"
     notes = {
-        "The model was fitted to clipped rewards: its values are those of them.": is_clipped,
-        f"The model subtracted {shift:.4g} from every reward ({scaling}): its values are right only where "
-        "episodes go on for ever.": shift != 0.0,
+        "The model was fitted to clipped rewards: its values are those of them.": (
+            is_clipped
+        ),
+        f"The model subtracted {shift:.4g} from every reward ({scaling}): its values are right only where episodes go on for ever.": (
+            shift != 0.0
+        ),
         f"{about} hold a bonus for entropy beside the rewards.": algorithm in _ENTROPY,
-        f"{about} are pushed down on purpose where the log has no actions.": algorithm in _CAUTIOUS,
+        f"{about} are pushed down on purpose where the log has no actions.": (
+            algorithm in _CAUTIOUS
+        ),
     }
     shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
     told = tuple(note for note, applies in notes.items() if applies)
@@ -236,14 +339,21 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
 
 
 def _taken(
-    function: Callable[..., Any], name: str, space: ActionSpace, observations: np.ndarray, actions: np.ndarray
+    function: Callable[..., Any],
+    name: str,
+    space: ActionSpace,
+    observations: np.ndarray,
+    actions: np.ndarray,
 ) -> np.ndarray:
-    """Values of the given actions from a function of observations alone, which returns Q(s, ·) (N, n)."""
+    """Values of the given actions from a function of observations alone, which returns
+    Q(s, ·) (N, n).
+    """
     table = as_numbers(function(observations))
     if not isinstance(space, Discrete) or table.shape != (len(observations), space.n):
         raise DataError(
-            f"{name}: the values of {len(observations)} observations have shape {table.shape}, the log has "
-            f"{space}; give a function of observations and actions, or a column per action"
+            f"{name}: the values of {len(observations)} observations have shape"
+            f" {table.shape}, the log has {space}; give a function of observations and"
+            " actions, or a column per action"
         )
     return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
 
@@ -252,6 +362,9 @@ def _is_table(function: Callable[..., Any]) -> bool:
     """Whether a function can be called with observations alone."""
     try:
         inspect.signature(function).bind(None)
-    except (TypeError, ValueError):  # it needs actions too, or is a callable in C without a signature
+    except (
+        TypeError,
+        ValueError,
+    ):  # it needs actions too, or is a callable in C without a signature
         return False
     return True

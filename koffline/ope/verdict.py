@@ -1,4 +1,6 @@
-"""The verdict on whether the log answers the question, with reasons if it does not fully."""
+"""The verdict on whether the log answers the question, with reasons if it does not
+fully.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,12 @@ from koffline.ope.results import (
 from koffline.ope.workspace import Workspace
 from koffline.policies import DiscretePolicy
 
-_LOW_COVERAGE, _UNLOGGED = 0.8, 0.001
+_LOW_COVERAGE = 0.8
+_UNLOGGED = 0.001
 _FEW_EPISODES = 20.0
-_WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
+# half widths in rms returns
+_WIDE = 0.25
+_TOO_WIDE = 1.0
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
 _FEW_SEEN = 0.02  # share of the rows that the policy was trained on
 _MANY_CUT = 0.2  # share of episodes cut at the same step
@@ -47,14 +52,26 @@ _MANY_CUT = 0.2  # share of episodes cut at the same step
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     robust = None
-    if found.name not in OVER_EPISODES:  # from the rows in memory; all rows would need another pass
-        robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
+    if (
+        found.name not in OVER_EPISODES
+    ):  # from the rows in memory; all rows would need another pass
+        robust = drl(
+            workspace.held_sums, workspace.fitted.half_width, workspace.settings.level
+        )
     noted = (note.partition(": ") for note in workspace.log.log.metadata.notes)
     gaps = [Reason(kind, text) for kind, _, text in noted if kind in CAUTIONS]
-    gaps += [*training_rows(workspace), *structure_reasons(workspace), *order_of_actions(workspace)]
+    gaps += [
+        *training_rows(workspace),
+        *structure_reasons(workspace),
+        *order_of_actions(workspace),
+    ]
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)
-    problem, visits = workspace.problem, None if robust is None else workspace.held_values.weights
+    problem = workspace.problem
+    if robust is None:
+        visits = None
+    else:
+        visits = workspace.held_values.weights
     holes = visited_holes(problem, visits, workspace.settings.seed)
     coverage = dataclasses.replace(workspace.coverage, holes=holes)
     return judge(found, workspace.limits, coverage, problem.reward_scale, robust, gaps)
@@ -68,47 +85,74 @@ def judge(
     robust: PointEstimate | None = None,
     gaps: Sequence[Reason] = (),
 ) -> Verdict:
-    """Judge an estimate as *supported*, *with care* or *not answerable from this log*, with reasons.
+    """Judge an estimate as *supported*, *with care* or *not answerable from this log*,
+    with reasons.
 
-    scale: the rms return. robust: the doubly robust estimate by the same networks; its weights show whether
-    the log visits the states and actions that the policy does. gaps: reasons for care that come from the
-    data.
+    scale: the rms return. robust: the doubly robust estimate by the same networks; its
+    weights show whether the log visits the states and actions that the policy does.
+    gaps: reasons for care that come from the data.
     """
     if hopeless := _why_not(found, coverage, scale):
         what = "result" if hopeless.kind == "interval" else "log"
         why = f"This {what} does not say what the policy is worth: {hopeless.text}."
-        return Verdict(NOT_ANSWERABLE, (hopeless, *(gap for gap in gaps if gap.kind == "training")), why)
+        return Verdict(
+            NOT_ANSWERABLE,
+            (hopeless, *(gap for gap in gaps if gap.kind == "training")),
+            why,
+        )
     doubts = [*gaps, *_doubts(found, limits, coverage, scale, robust)]
-    more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""
+    if len(doubts) > 1:
+        more = f" (and {counted(len(doubts) - 1, 'more reason')})"
+    else:
+        more = ""
     good = f"coverage is good ({coverage.fraction:.0%})"
-    care = f"take it with care: {doubts[0].text}{more}" if doubts else good
-    return Verdict(WITH_CARE if doubts else SUPPORTED, tuple(doubts), f"{_finding(found)}; {care}.")
+    if doubts:
+        care = f"take it with care: {doubts[0].text}{more}"
+    else:
+        care = good
+    return Verdict(
+        WITH_CARE if doubts else SUPPORTED, tuple(doubts), f"{_finding(found)}; {care}."
+    )
 
 
 def _finding(found: PointEstimate) -> str:
     """Sentence on the policy's value, compared with the logging policy's if known."""
     assert found.interval is not None
     worth = f"The policy is worth {plus_minus(found.value, found.interval)}"
-    level, uplift = percent(found.interval.level), found.uplift
+    level = percent(found.interval.level)
+    uplift = found.uplift
     if uplift is None or (gap := uplift.interval) is None:
         return f"{worth} ({level} interval)"
-    size, side = uplift.value, "more"
+    size = uplift.value
+    side = "more"
     if gap.holds(0.0):
         more = f"not clearly more or less ({plus_minus(size, gap)})"
     else:
         if size < 0.0:
-            size, gap, side = -size, Interval(-gap.high, -gap.low, gap.level, gap.kind), "less"
+            size = -size
+            gap = Interval(-gap.high, -gap.low, gap.level, gap.kind)
+            side = "less"
         more = f"{plus_minus(size, gap)} {side}"
     return f"{worth}, {more} than the policy that wrote the log ({level} intervals)"
 
 
 def plus_minus(value: float, interval: Interval) -> str:
-    """``42.73 ± 0.83``, two digits of the half width; with both ends if the value is not in the middle."""
+    """``42.73 ± 0.83``, two digits of the half width; with both ends if the value is
+    not in the middle.
+    """
     half = 0.5 * interval.width
-    digits = max(0, 1 - math.floor(math.log10(half))) if half > 0.0 else 3
-    shown, low, high = (f"{number:,.{min(digits, 12)}f}" for number in (value, interval.low, interval.high))
+    if half > 0.0:
+        digits = max(0, 1 - math.floor(math.log10(half)))
+    else:
+        digits = 3
+    shown, low, high = (
+        f"{number:,.{min(digits, 12)}f}"
+        for number in (value, interval.low, interval.high)
+    )
     is_middle = abs(value - 0.5 * (interval.low + interval.high)) <= 0.02 * half
-    return f"{shown} ± {half:,.{min(digits, 12)}f}" if is_middle else f"{shown} ({low} to {high})"
+    if is_middle:
+        return f"{shown} ± {half:,.{min(digits, 12)}f}"
+    return f"{shown} ({low} to {high})"
 
 
 def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Reason | None:
@@ -116,15 +160,24 @@ def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Reason |
     if coverage.reasons:
         return Reason("support", coverage.reasons[0])
     if found.interval is None:
-        told = f", because {found.why_no_interval}" if found.why_no_interval else ""
+        if found.why_no_interval:
+            told = f", because {found.why_no_interval}"
+        else:
+            told = ""
         return Reason("interval", f"there is no interval{told}")
     if 0.5 * found.interval.width > _TOO_WIDE * scale:
-        return Reason("size", "the interval is wider than the returns; log more episodes")
+        return Reason(
+            "size", "the interval is wider than the returns; log more episodes"
+        )
     return None
 
 
 def _doubts(
-    found: PointEstimate, limits: Limits, coverage: Coverage, scale: float, robust: PointEstimate | None
+    found: PointEstimate,
+    limits: Limits,
+    coverage: Coverage,
+    scale: float,
+    robust: PointEstimate | None,
 ) -> Iterator[Reason]:
     """Yield reasons to act on an answer with care."""
     assert found.interval is not None
@@ -135,30 +188,44 @@ def _doubts(
     if coverage.holes:
         yield Reason("support", told_of_holes(coverage.holes))
     if coverage.unlogged > _UNLOGGED:
-        yield Reason("support", f"{coverage.told}; it is valued as if it took its others there")
+        yield Reason(
+            "support", f"{coverage.told}; it is valued as if it took its others there"
+        )
     if limits.facts.units < _FEW_EPISODES:
         units = counted(round(limits.facts.units), "independent unit")
         yield Reason("size", f"{units} (episodes, rows or clusters) in the log")
     if limits.facts.endings is not None and limits.facts.endings < FEW_WEIGHTED:
-        which = counted(limits.facts.endings, "episode", "ends by itself", "end by themselves")
+        which = counted(
+            limits.facts.endings, "episode", "ends by itself", "end by themselves"
+        )
         yield Reason("size", f"only {which}, and no reward tells policies apart")
     if limits.facts.unseen >= MUCH_UNSEEN:
         told = "of a constant reward lies beyond the longest episode"
         yield Reason("horizon", f"{limits.facts.unseen:.0%} {told}")
     if 0.5 * found.interval.width > _WIDE * scale:
         half = 0.5 * found.interval.width / scale
-        yield Reason("size", f"the interval reaches {half:.0%} of the rms return either way")
-    elif limits.facts.episodes and 0.5 * found.interval.width > _WIDE_OF_USUAL * limits.facts.sizes.mean:
+        yield Reason(
+            "size", f"the interval reaches {half:.0%} of the rms return either way"
+        )
+    elif (
+        limits.facts.episodes
+        and 0.5 * found.interval.width > _WIDE_OF_USUAL * limits.facts.sizes.mean
+    ):
         told = "the interval reaches half of the mean |return| either way"
         yield Reason("size", f"{told}: few returns make up the value")
     if robust is None:
         size = found.effective_sample_size
         if size is not None and size < FEW_WEIGHTED:
-            yield Reason("support", f"only {size:.1f} episodes (effective number) carry the weight")
+            yield Reason(
+                "support",
+                f"only {size:.1f} episodes (effective number) carry the weight",
+            )
         for deviation in found.diagnostics.get("probabilities", ()):
             yield Reason("contradiction", deviation.rstrip("."))
         return
-    if not found.interval.as_measured.holds(robust.value):  # neither is cut at what the rewards allow
+    if not found.interval.as_measured.holds(
+        robust.value
+    ):  # neither is cut at what the rewards allow
         told = f"the doubly robust estimate {robust.value:.4g}"
         yield Reason("contradiction", f"{told} lies outside the interval")
     yield from doubts_of_weights(robust.diagnostics)
@@ -167,41 +234,69 @@ def _doubts(
 def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
     """The estimate without uplift and interval if the log does not answer.
 
-    A certified interval without guessed bounds is kept. So is an interval whose width is itself the reason.
+    A certified interval without guessed bounds is kept. So is an interval whose width
+    is itself the reason.
     """
     if not verdict.is_open:
         return found
     if _stands(found.interval, verdict):
-        is_certified = found.interval is not None and found.interval.kind in CERTIFIED_KINDS
-        return dataclasses.replace(found, uplift=None) if is_certified else found
-    bare = {key: value for key, value in found.diagnostics.items() if key not in ("interval", "intervals")}
+        is_certified = (
+            found.interval is not None and found.interval.kind in CERTIFIED_KINDS
+        )
+        if is_certified:
+            return dataclasses.replace(found, uplift=None)
+        return found
+    bare = {
+        key: value
+        for key, value in found.diagnostics.items()
+        if key not in ("interval", "intervals")
+    }
     return dataclasses.replace(found, interval=None, uplift=None, diagnostics=bare)
 
 
 def without_guess(bound: BoundRow, verdict: Verdict) -> BoundRow:
     """`without_guesswork` for an interval that belongs to no estimator."""
-    if not verdict.is_open or bound.interval is None or _stands(bound.interval, verdict):
+    if (
+        not verdict.is_open
+        or bound.interval is None
+        or _stands(bound.interval, verdict)
+    ):
         return bound
-    return BoundRow(bound.kind, None, "the log does not answer, and the interval would rest on it alone")
+    return BoundRow(
+        bound.kind,
+        None,
+        "the log does not answer, and the interval would rest on it alone",
+    )
 
 
 def _stands(interval: Interval | None, verdict: Verdict) -> bool:
-    """Whether an interval rests on no guess, or is itself the reason why there is no answer."""
+    """Whether an interval rests on no guess, or is itself the reason why there is no
+    answer.
+    """
     if interval is not None and interval.kind in CERTIFIED_KINDS:
         return not interval.is_guess
     return interval is not None and verdict.reasons[0].kind == "size"
 
 
 def structure_reasons(workspace: Workspace) -> list[Reason]:
-    """Reasons for care that the rows show: signs that the log is not what it says it is."""
+    """Reasons for care that the rows show: signs that the log is not what it says it
+    is.
+    """
     return [Reason(symptom.kind, symptom.text) for symptom in workspace.symptoms]
 
 
 def order_of_actions(workspace: Workspace) -> Iterator[Reason]:
-    """Yield a reason for care if the policy's columns seem to be in another order than the log's actions."""
-    log, policy = workspace.transitions, workspace.policy
+    """Yield a reason for care if the policy's columns seem to be in another order than
+    the log's actions.
+    """
+    log = workspace.transitions
+    policy = workspace.policy
     names = workspace.log.log.metadata.extra.get(ACTIONS)
-    if not isinstance(policy, DiscretePolicy) or not isinstance(names, list) or len(names) != policy.n:
+    if (
+        not isinstance(policy, DiscretePolicy)
+        or not isinstance(names, list)
+        or len(names) != policy.n
+    ):
         return
     texts = list(map(str, names))
     if len(set(texts)) < len(texts) or not any(usual_orders(log.actions, texts)):
@@ -217,32 +312,67 @@ def training_rows(workspace: Workspace) -> Iterator[Reason]:
     if (trained := workspace.policy.trained_on) is None:
         return
     share, _, is_more = share_seen(trained.fingerprints, workspace.transitions)
-    if trained.sha256 == workspace.log.log.sha256 and not is_more:  # of a world that repeats itself
-        share, is_more = 1.0, True
+    if (
+        trained.sha256 == workspace.log.log.sha256 and not is_more
+    ):  # of a world that repeats itself
+        share = 1.0
+        is_more = True
     if is_more and share > _FEW_SEEN:
-        told = f"the policy was trained on {share:.0%} of these rows, on which it looks better than it is"
-        remedy = "train on one part of the log and evaluate on the other (koffline data split)"
+        told = (
+            f"the policy was trained on {share:.0%} of these rows, on which it looks"
+            " better than it is"
+        )
+        remedy = (
+            "train on one part of the log and evaluate on the other (koffline data"
+            " split)"
+        )
         yield Reason("training", f"{told}; {remedy}")
 
 
-def failed_assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[Reason]:
-    """Yield reasons for care if the logged state is not Markov, or the world changes along the log."""
+def failed_assumptions(
+    value: float, interval: Interval, workspace: Workspace
+) -> Iterator[Reason]:
+    """Yield reasons for care if the logged state is not Markov, or the world changes
+    along the log.
+    """
     shift = workspace.memory_shift
     if shift is not None and shift.matters(interval):
         rows = shift.rows + (workspace.settings.history or 0)
-        part, remedy = "the row before" if rows == 1 else f"{rows} rows before", f"try --set history={rows}"
+        if rows == 1:
+            part = "the row before"
+        else:
+            part = f"{rows} rows before"
+        remedy = f"try --set history={rows}"
         if shift.rows == 0:
-            part, remedy = "sums over the rows before", "add to it what adds up (a sum, a count, the step)"
+            part = "sums over the rows before"
+            remedy = "add to it what adds up (a sum, a count, the step)"
         if shift.of_step:
-            part, remedy = "the step", "add the step to it, or flag ends truncated that are limits of time"
-        told = f"with {part} as part of it the value would be about {value + shift.value:.4g}"
+            part = "the step"
+            remedy = (
+                "add the step to it, or flag ends truncated that are limits of time"
+            )
+        told = (
+            f"with {part} as part of it the value would be about"
+            f" {value + shift.value:.4g}"
+        )
         log = workspace.transitions
-        is_last = (log.episode_lengths == log.episode_lengths.max()) & log.truncated[log.episode_ends]
-        if shift.of_step and is_last.mean() > _MANY_CUT:  # would extrapolate to unseen later steps
-            told, remedy = "the step does", "log what changes with it (a phase, the day of the week)"
-        yield Reason("state", f"what happened earlier matters beyond the logged state; {told}: {remedy}")
+        is_last = (log.episode_lengths == log.episode_lengths.max()) & log.truncated[
+            log.episode_ends
+        ]
+        if (
+            shift.of_step and is_last.mean() > _MANY_CUT
+        ):  # would extrapolate to unseen later steps
+            told = "the step does"
+            remedy = "log what changes with it (a phase, the day of the week)"
+        yield Reason(
+            "state",
+            f"what happened earlier matters beyond the logged state; {told}: {remedy}",
+        )
     shift = workspace.drift_shift
     if shift is not None and shift.matters(interval):
-        told = "the world changes along the log; if evenly, the value where the log ends is about"
+        told = (
+            "the world changes along the log; if evenly, the value where the log ends"
+            " is about"
+        )
         remedy = "evaluate the later part of the log by itself"
         yield Reason("drift", f"{told} {value + shift.value:.4g}: {remedy}")

@@ -1,8 +1,9 @@
 """The log as an evaluation uses it: rows held in memory, and sums over all rows.
 
-A log of at most ``sample_rows`` rows is held whole, wherever it is stored. Of a larger log, a sample of whole
-units (episodes, or rows without episodes) is held, chosen by hashes of their numbers. Sums then run over all
-rows, part by part, in memory or from disk, in this process or in workers.
+A log of at most ``sample_rows`` rows is held whole, wherever it is stored. Of a larger
+log, a sample of whole units (episodes, or rows without episodes) is held, chosen by
+hashes of their numbers. Sums then run over all rows, part by part, in memory or from
+disk, in this process or in workers.
 """
 
 from __future__ import annotations
@@ -29,17 +30,26 @@ from koffline.data.units import UnitSample, sample_units, stop_shares, without_l
 from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
-from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
+from koffline.ope.stream_settings import (
+    SAVED,
+    StreamSettings,
+    pickled,
+    read_sums,
+    write_sums,
+)
 from koffline.policies import Policy
 
 _LIBRARIES = 600_000_000  # bytes of a process without rows
-_SHARE = 0.25  # share of the remaining memory for the rows of a part; derived arrays get the rest
+# share of the remaining memory for the rows of a part; derived arrays get the rest
+_SHARE = 0.25
 SECONDS_BETWEEN_SAVES = 20.0  # in a pass over shards
 _DRAWS = 31  # random stream of the actions
 _TOGETHER = 1024  # states in which actions are drawn at once
-_LEAST_ROWS, _MOST_ROWS = 1024, 1 << 16
+_LEAST_ROWS = 1024
+_MOST_ROWS = 1 << 16
 # Limits on the records of sums that workers return: each may have 200 MB.
-_ROWS_TOGETHER, _MOST_ITEMS = 1 << 18, 256
+_ROWS_TOGETHER = 1 << 18
+_MOST_ITEMS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +61,9 @@ class LogPart:
 
 
 class Sums:
-    """Base of dataclasses of additive sums over rows: ``+`` adds field by field; None stays None."""
+    """Base of dataclasses of additive sums over rows: ``+`` adds field by field; None
+    stays None.
+    """
 
     def __add__(self, other: Any) -> Any:
         names = [field.name for field in fields(self)]  # type: ignore[arg-type]
@@ -64,21 +76,27 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, eq=False)
 class Columns(Sums):
-    """Arrays by name, one entry per row or unit, in the order of the log; ``+`` concatenates."""
+    """Arrays by name, one entry per row or unit, in the order of the log; ``+``
+    concatenates.
+    """
 
     parts: tuple[dict[str, np.ndarray], ...]
 
     def joined(self) -> dict[str, np.ndarray]:
         """Each name's array over all parts."""
-        return {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
+        return {
+            name: np.concatenate([part[name] for part in self.parts])
+            for name in self.parts[0]
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class WorkingLog:
     """A log with some rows in memory: all of them (``is_whole``), or a sample of units.
 
-    ``answers``: bytes that identify the policy, so that a pass of a killed run can be resumed. ``stops``:
-    from `stop_shares`; late ends are already removed from the sample.
+    ``answers``: bytes that identify the policy, so that a pass of a killed run can be
+    resumed. ``stops``: from `stop_shares`; late ends are already removed from the
+    sample.
     """
 
     log: AnyLog
@@ -97,45 +115,64 @@ class WorkingLog:
     def merged(self) -> DistinctLog:
         """The rows in memory, with copies of units merged into weights.
 
-        In a sample of a larger log nothing is merged: other copies of its units may lie outside the sample.
+        In a sample of a larger log nothing is merged: other copies of its units may lie
+        outside the sample.
         """
         found = without_copies(self.sample.transitions)
-        return found if self.is_whole else replace(found, transitions=self.sample.transitions)
+        if self.is_whole:
+            return found
+        return replace(found, transitions=self.sample.transitions)
 
     @property
     def copies(self) -> tuple[str, ...]:
         """A sentence if copies of units were merged into weights; else empty."""
-        return tuple(self.merged.notes) if self.is_whole else ()
+        if self.is_whole:
+            return tuple(self.merged.notes)
+        return ()
 
     @cached_property
     def held(self) -> LogPart:
         """The rows in memory as one part."""
         rows = self.merged.transitions
-        return LogPart(rows, np.arange(len(rows.unit_starts)) if self.is_whole else self.sample.units)
+        return LogPart(
+            rows,
+            np.arange(len(rows.unit_starts)) if self.is_whole else self.sample.units,
+        )
 
     def fold(self, summarise: Callable[[LogPart], S], row_bytes: int = 0) -> S:
         """Sum ``summarise`` over all parts of the log.
 
-        summarise: must be picklable for workers. row_bytes: memory it needs per row. Raises DataError for
-        rows that cannot be read.
+        summarise: must be picklable for workers. row_bytes: memory it needs per row.
+        Raises DataError for rows that cannot be read.
         """
         if self.is_whole:
             return summarise(self.held)
-        plan = _Pass(self.log, summarise, self.part_rows(row_bytes), torch.get_num_threads(), self.stops)
+        plan = _Pass(
+            self.log,
+            summarise,
+            self.part_rows(row_bytes),
+            torch.get_num_threads(),
+            self.stops,
+        )
         if isinstance(self.log, Transitions):
             return _sum_of_shards(plan, (0,))
         return self._fold_shards(self.log, plan)
 
     def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
-        """Sum over shards; resume from saved sums of the same pass, and save the sums from time to time."""
-        names, items = [shard.name for shard in log.shards], _items(log)
+        """Sum over shards; resume from saved sums of the same pass, and save the sums
+        from time to time.
+        """
+        names = [shard.name for shard in log.shards]
+        items = _items(log)
         saved = self._saved(log, plan, items)
         before, total = (0, None) if saved is None else read_sums(saved)
         mapped = self.stream.map(
             _sum_of_shards,
             items[before:],
             plan,
-            name=lambda item: " … ".join(dict.fromkeys((names[item[0]], names[item[-1]]))),
+            name=lambda item: " … ".join(
+                dict.fromkeys((names[item[0]], names[item[-1]]))
+            ),
             progress=self._report,
         )
         last = time.monotonic()
@@ -146,31 +183,45 @@ class WorkingLog:
                 last = time.monotonic()
         return total
 
-    def _saved(self, log: LazyTransitions, plan: _Pass, items: list[Any]) -> Path | None:
-        """File of this pass's saved sums; its name is a digest of everything that determines them."""
+    def _saved(
+        self, log: LazyTransitions, plan: _Pass, items: list[Any]
+    ) -> Path | None:
+        """File of this pass's saved sums; its name is a digest of everything that
+        determines them.
+        """
         if self.stream.partial is None:
             return None
         names = [shard.name for shard in log.shards]
         try:
-            files = [(name, found.st_size, found.st_mtime_ns) for name in names for found in [os.stat(name)]]
+            files = [
+                (name, found.st_size, found.st_mtime_ns)
+                for name in names
+                for found in [os.stat(name)]
+            ]
         except OSError:  # storage elsewhere
             if log.metadata.sha256 is None:
                 return None
             files = []
         rows = (log.metadata.sha256, names, files, items, plan.rows)
-        digest = hashlib.sha256(pickled((rows, self.answers, plan.summarise))).hexdigest()
+        digest = hashlib.sha256(
+            pickled((rows, self.answers, plan.summarise))
+        ).hexdigest()
         return Path(self.stream.partial) / f"{digest[:32]}{SAVED}"
 
     def part_rows(self, row_bytes: int) -> int:
-        """Rows per part that fit a share of the memory. Raises ConfigError if the memory is too small."""
+        """Rows per part that fit a share of the memory.
+
+        Raises ConfigError if the memory is too small.
+        """
         log_bytes = self.sample.transitions.row_bytes
         free = _SHARE * (self.stream.memory_bytes - _LIBRARIES)
         rows = int(free / (3 * log_bytes + row_bytes))
         if rows < _LEAST_ROWS:
             needed = _LIBRARIES + _LEAST_ROWS * (3 * log_bytes + row_bytes) / _SHARE
             raise ConfigError(
-                f"memory is {self.stream.memory}, this evaluation needs at least {needed / 1e6:.0f}MB; give "
-                "that, or fewer replicas, hidden_units or action_draws"
+                f"memory is {self.stream.memory}, this evaluation needs at least"
+                f" {needed / 1e6:.0f}MB; give that, or fewer replicas, hidden_units or"
+                " action_draws"
             )
         return min(rows, _MOST_ROWS)
 
@@ -189,31 +240,52 @@ def in_problem(
     longest: int,
     part: LogPart,
 ) -> S:
-    """Apply ``summarise`` to a part of the log, prepared as a problem with the measures of the whole log.
+    """Apply ``summarise`` to a part of the log, prepared as a problem with the measures
+    of the whole log.
 
     longest: rows of the log's longest unit.
     """
     asked = part.transitions, policy, gamma, action_draws, np.random.default_rng(0)
-    draw = None if getattr(policy, "deterministic", True) else partial(_draw, policy, seed, longest, part)
+    if getattr(policy, "deterministic", True):
+        draw = None
+    else:
+        draw = partial(_draw, policy, seed, longest, part)
     return summarise(prepare_problem(*asked, like=like, numbers=part.units, draw=draw))
 
 
 def _draw(
-    policy: Policy, seed: int, longest: int, part: LogPart, states: np.ndarray, count: int, _: bool = False
+    policy: Policy,
+    seed: int,
+    longest: int,
+    part: LogPart,
+    states: np.ndarray,
+    count: int,
+    _: bool = False,
 ) -> np.ndarray:
-    """Draw actions (N, count, k) in states of a part; draws do not depend on how the log is split.
+    """Draw actions (N, count, k) in states of a part; draws do not depend on how the
+    log is split.
 
-    Units share batches of fixed layout, with places for the longest unit; unused places repeat some state.
+    Units share batches of fixed layout, with places for the longest unit; unused places
+    repeat some state.
     """
-    rows, units, found = part.transitions, part.units, []
+    rows = part.transitions
+    units = part.units
+    found = []
     by_step = rows.has_episodes and states is rows.next_observations
-    lengths, longest = (rows.episode_lengths, longest) if by_step else (np.ones_like(units), 1)
-    together, key = max(1, _TOGETHER // longest), (seed, _DRAWS, int(by_step))
+    lengths, longest = (
+        (rows.episode_lengths, longest) if by_step else (np.ones_like(units), 1)
+    )
+    together = max(1, _TOGETHER // longest)
+    key = (seed, _DRAWS, int(by_step))
     steps = np.arange(len(states)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     groups, slots = np.divmod(np.repeat(units, lengths), together)
     for these in np.split(np.arange(len(states)), np.flatnonzero(np.diff(groups)) + 1):
         places = slots[these] * longest + steps[these]
-        batch = np.repeat(states[these[:1]], together * longest if together > 1 else len(these), axis=0)
+        batch = np.repeat(
+            states[these[:1]],
+            together * longest if together > 1 else len(these),
+            axis=0,
+        )
         batch[places] = states[these]
         own = np.random.default_rng([*key, groups[these[0]]])
         drawn = policy.sample(np.concatenate([batch] * count), own)
@@ -228,14 +300,20 @@ def hold(
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
 ) -> WorkingLog:
-    """Read the log, or a sample of whole units with about ``sample_rows`` rows. Raises DataError."""
+    """Read the log, or a sample of whole units with about ``sample_rows`` rows.
+
+    Raises DataError.
+    """
     stream = stream or StreamSettings()
     found = sample_units(log, sample_rows, seed, settings=stream)
     if (stops := stop_shares(found.transitions)) is not None:
         rows = without_late_ends(found.transitions, found.units, stops)
         if len(rows) < len(found.transitions):
             noted = log.metadata.with_notes(rows.metadata.notes[-1])
-            log = log.with_metadata(noted) if isinstance(log, Transitions) else replace(log, metadata=noted)
+            if isinstance(log, Transitions):
+                log = log.with_metadata(noted)
+            else:
+                log = replace(log, metadata=noted)
         found = replace(found, transitions=rows)
     return WorkingLog(log, found, stream, progress, stops=stops)
 
@@ -251,7 +329,9 @@ class _Pass:
     stops: np.ndarray | None
 
     def parts(self, shards: tuple[int, ...]) -> Iterator[LogPart]:
-        """Parts of about ``rows`` rows at most, without late ends; a log in memory counts as one shard."""
+        """Parts of about ``rows`` rows at most, without late ends; a log in memory
+        counts as one shard.
+        """
         for part in self._parts(shards):
             fair = part.transitions
             if self.stops is not None:
@@ -262,7 +342,10 @@ class _Pass:
         if isinstance(self.log, Transitions):
             yield from _parts_in_memory(self.log, self.rows)
             return
-        before = [shard.episodes if self.log.has_episodes else shard.rows for shard in self.log.shards]
+        before = [
+            shard.episodes if self.log.has_episodes else shard.rows
+            for shard in self.log.shards
+        ]
         for shard in shards:
             for block in in_whole_units(self.log.shard_blocks(shard, self.rows)):
                 part = Transitions.of_checked(block.columns, self.log.action_space)
@@ -276,7 +359,9 @@ def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
 
 
 def _items(log: LazyTransitions) -> list[tuple[int, ...]]:
-    """Groups of shards that are summed together: sums can take more memory than the rows of a small shard."""
+    """Groups of shards that are summed together: sums can take more memory than the
+    rows of a small shard.
+    """
     most = max(_ROWS_TOGETHER, -(-len(log) // _MOST_ITEMS))
     items: list[list[int]] = []
     rows = most
@@ -294,5 +379,8 @@ def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
     stretch = (ends - 1) // rows  # in which a unit ends
     for units in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(stretch)) + 1):
         first = 0 if units[0] == 0 else int(ends[units[0] - 1])
-        columns = {name: column[first : ends[units[-1]]] for name, column in log.columns.items()}
+        columns = {
+            name: column[first : ends[units[-1]]]
+            for name, column in log.columns.items()
+        }
         yield LogPart(Transitions.of_checked(columns, log.action_space), units)

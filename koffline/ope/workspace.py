@@ -1,4 +1,6 @@
-"""Workspace of one evaluation: log, policy, settings, and shared quantities computed on demand."""
+"""Workspace of one evaluation: log, policy, settings, and shared quantities computed on
+demand.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError, refuse
 from koffline.fitting import Progress, threads
 from koffline.ope.coverage import Coverage, among, known_actions, measure_coverage
-from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
+from koffline.ope.features import (
+    FeatureMap,
+    FeatureSystem,
+    default_features,
+    make_feature_system,
+)
 from koffline.ope.fitted import FittedValues, Summarise
 from koffline.ope.importance.problem import (
     EpisodeProblem,
@@ -44,17 +51,26 @@ from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
 
 _TOLD_APART_BY = 1000  # states
-_TIES = 0.01  # share of states where rounding, which differs between batches, may choose among equal actions
-_AGAIN = "in another way each time; return probabilities (continuous: take a generator; networks: eval mode)"
-_APART = "in another way in another batch; answer each by itself (a network: save it in evaluation mode)"
+# share of states where rounding, which differs between batches, may choose among equal
+# actions
+_TIES = 0.01
+_AGAIN = (
+    "in another way each time; return probabilities (continuous: take a generator;"
+    " networks: eval mode)"
+)
+_APART = (
+    "in another way in another batch; answer each by itself (a network: save it in"
+    " evaluation mode)"
+)
 
 
 @dataclass(eq=False)
 class Workspace:
     """Quantities that estimators share, each computed at most once.
 
-    The settings' seed determines all random numbers. ``initial_observations`` (E, …) replace the log's own
-    start states. ``log``: the log, with the rows of it that are in memory.
+    The settings' seed determines all random numbers. ``initial_observations`` (E, …)
+    replace the log's own start states. ``log``: the log, with the rows of it that are
+    in memory.
     """
 
     log: WorkingLog
@@ -70,13 +86,19 @@ class Workspace:
 
     @cached_property
     def known_actions(self) -> np.ndarray | None:
-        """Mask (n,) of the actions whose values the log can tell; None if all are, or if continuous."""
+        """Mask (n,) of the actions whose values the log can tell; None if all are, or
+        if continuous.
+        """
         return known_actions(self.policy, self.transitions)
 
     @property
     def answerable(self) -> Policy:
-        """The policy, restricted to the known actions and renormalised if some are unknown."""
-        return self.policy if self.known_actions is None else among(self.policy, self.known_actions)
+        """The policy, restricted to the known actions and renormalised if some are
+        unknown.
+        """
+        if self.known_actions is None:
+            return self.policy
+        return among(self.policy, self.known_actions)
 
     @cached_property
     def problem(self) -> EvaluationProblem:
@@ -84,10 +106,15 @@ class Workspace:
         return self._problem_of(self.answerable)
 
     def _problem_of(self, policy: Policy) -> EvaluationProblem:
-        settings, facts, generator = self.settings, self.facts, np.random.default_rng(self.settings.seed)
+        settings = self.settings
+        facts = self.facts
+        generator = np.random.default_rng(self.settings.seed)
         asked = (policy, settings.gamma, settings.action_draws, generator)
         starts = self.initial_observations
-        more: dict[str, Any] = {"history": settings.history or 0, "numbers": self.log.held.units}
+        more: dict[str, Any] = {
+            "history": settings.history or 0,
+            "numbers": self.log.held.units,
+        }
         problem = prepare_problem(self.transitions, *asked, starts, **more)
         low, high = facts.bounds(settings.reward_bounds)  # by the rewards of all rows
         scale = problem.reward_scale
@@ -97,10 +124,19 @@ class Workspace:
         """Sum ``summarise`` over all parts of the log, each prepared as a problem."""
         if self.log.is_whole:
             return summarise(self.problem)
-        settings, problem = self.settings, self.problem
-        asked = (self.answerable, settings.gamma, settings.action_draws, settings.seed, self.facts.longest)
+        settings = self.settings
+        problem = self.problem
+        asked = (
+            self.answerable,
+            settings.gamma,
+            settings.action_draws,
+            settings.seed,
+            self.facts.longest,
+        )
         replicas = settings.full_replicas + settings.resampled_replicas
-        numbers = problem.inputs.shape[1] * (3 + problem.next_inputs.shape[1]) + 4 * (problem.n_actions or 0)
+        numbers = problem.inputs.shape[1] * (3 + problem.next_inputs.shape[1]) + 4 * (
+            problem.n_actions or 0
+        )
         of_part = partial(in_problem, summarise, Measures(**problem.measures), *asked)
         return self.log.fold(of_part, 12 * numbers + 24 * replicas)
 
@@ -114,7 +150,9 @@ class Workspace:
         """Facts and structure of all rows, read once."""
         if self.log.is_whole:
             facts = log_facts(self.log.held, gamma=self.settings.gamma)
-            return FirstPass(facts=facts, structure=Structure.of(self.log.sample.transitions))
+            return FirstPass(
+                facts=facts, structure=Structure.of(self.log.sample.transitions)
+            )
         return self.log.fold(partial(first_pass_of, gamma=self.settings.gamma))
 
     @cached_property
@@ -125,50 +163,78 @@ class Workspace:
     @cached_property
     def limits(self) -> Limits:
         """Limits that the log sets to any estimate."""
-        bounds, merged = self.facts.bounds(self.settings.reward_bounds), self.log.merged
-        copies = 0.0 if self.log.is_whole else 1.0 - len(merged.kept) / merged.units
+        bounds = self.facts.bounds(self.settings.reward_bounds)
+        merged = self.log.merged
+        if self.log.is_whole:
+            copies = 0.0
+        else:
+            copies = 1.0 - len(merged.kept) / merged.units
         return Limits(self.facts, bounds, self.initial_observations is not None, copies)
 
     @cached_property
     def fitted(self) -> FittedValues:
-        """The trained networks, the slow part. Raises KofflineError if too many diverged."""
-        settings, facts = self.settings, self.facts
+        """The trained networks, the slow part.
+
+        Raises KofflineError if too many diverged.
+        """
+        settings = self.settings
+        facts = self.facts
         problem = self.problem
         sizes = problem.inputs.shape[1], problem.n_actions or 1
-        check_networks_fit(settings, *sizes, rows=problem.n_rows, units=len(problem.units))
+        check_networks_fit(
+            settings, *sizes, rows=problem.n_rows, units=len(problem.units)
+        )
         drawn = settings.full_replicas, settings.resampled_replicas, settings.seed
         resampling = Resampling.draw(self.problem, *drawn)
-        of_log = self.fold, facts.units, facts.terminated < (facts.episodes or facts.rows)
-        fitted = fit_value_functions(self.problem, resampling, settings, self.log.progress, *of_log)
+        of_log = (
+            self.fold,
+            facts.units,
+            facts.terminated < (facts.episodes or facts.rows),
+        )
+        fitted = fit_value_functions(
+            self.problem, resampling, settings, self.log.progress, *of_log
+        )
         fitted.summarise(fitted.values_of(fitted.head))  # raises
         return fitted
 
     @cached_property
     def held_pass(self) -> PassOverRows:
-        """Pass of the chosen head's networks over the rows in memory; for kloss+fqe, those of kloss."""
+        """Pass of the chosen head's networks over the rows in memory; for kloss+fqe,
+        those of kloss.
+        """
         return reader_of(self.fitted, self.fitted.head.partition("+")[0])(self.problem)
 
     @cached_property
     def held_values(self) -> RowValues:
-        """Values of the rows in memory by kernel-loss networks that were not trained on their episodes."""
+        """Values of the rows in memory by kernel-loss networks that were not trained on
+        their episodes.
+        """
         if self.fitted.head.startswith("kloss"):
             return self.held_pass.values
         return reader_of(self.fitted, "kloss")(self.problem).values
 
     @cached_property
     def memory_shift(self) -> Shift | None:
-        """Change of J if earlier rows were part of the state, from the rows in memory."""
+        """Change of J if earlier rows were part of the state, from the rows in
+        memory.
+        """
         return memory_shift(self.problem, self.held_values, self.settings.seed)
 
     @cached_property
     def drift_shift(self) -> Shift | None:
-        """Change of J by a drift of the world along the log, from the rows in memory."""
+        """Change of J by a drift of the world along the log, from the rows in
+        memory.
+        """
         return drift_shift(self.problem, self.held_values, self.settings.seed)
 
     @cached_property
     def row_values(self) -> RowValues:
-        """Values of all rows by kernel-loss networks that were not trained on their episodes."""
-        return self.held_values if self.log.is_whole else self.fold(reader_of(self.fitted, "kloss")).values
+        """Values of all rows by kernel-loss networks that were not trained on their
+        episodes.
+        """
+        if self.log.is_whole:
+            return self.held_values
+        return self.fold(reader_of(self.fitted, "kloss")).values
 
     @cached_property
     def held_sums(self) -> RowSums:
@@ -184,53 +250,86 @@ class Workspace:
         if not self.problem.fixed_starts:
             return found
         given = self.held_sums  # given start states belong to no part of the log
-        return replace(found, start_value=given.start_value, start_weight=given.start_weight)
+        return replace(
+            found, start_value=given.start_value, start_weight=given.start_weight
+        )
 
     @cached_property
     def coverage(self) -> Coverage:
         """Coverage of the policy's actions by the rows in memory."""
         known = self.known_actions
-        problem = self.problem if known is None else self._problem_of(self.policy)
-        return measure_coverage(problem, np.random.default_rng([self.settings.seed, 1]), known)
+        if known is None:
+            problem = self.problem
+        else:
+            problem = self._problem_of(self.policy)
+        return measure_coverage(
+            problem, np.random.default_rng([self.settings.seed, 1]), known
+        )
 
     @cached_property
     def held_system(self) -> FeatureSystem:
         """Feature system of the rows in memory, for intervals that need every row.
 
-        Learned features are the hidden layers of the first full-log network that did not diverge.
+        Learned features are the hidden layers of the first full-log network that did
+        not diverge.
         """
         if self.settings.feature_source == "random":
             return self.fixed_system
-        first = np.flatnonzero(self.fitted.alive[: self.settings.full_replicas])[:1].tolist()
+        first = np.flatnonzero(self.fitted.alive[: self.settings.full_replicas])[
+            :1
+        ].tolist()
         one = self.fitted.record.network.select(first)
-        return self._system(lambda inputs: hidden_features(one, inputs.to(one.flat.device))[0].cpu())
+        return self._system(
+            lambda inputs: hidden_features(one, inputs.to(one.flat.device))[0].cpu()
+        )
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:
-        """Feature system with random features. They do not depend on rewards, as a certificate requires."""
+        """Feature system with random features.
+
+        They do not depend on rewards, as a certificate requires.
+        """
         settings = self.settings
         asked = settings.features, settings.feature_width, settings.seed
         return self._system(default_features(self.problem, *asked))
 
     def _system(self, features: FeatureMap) -> FeatureSystem:
-        asked = self.settings.model_dump(include={"gamma", "bandwidth", "instruments", "seed"})
+        asked = self.settings.model_dump(
+            include={"gamma", "bandwidth", "instruments", "seed"}
+        )
         return make_feature_system(self.problem, features, **asked)
 
     @cached_property
     def episodes(self) -> EpisodeProblem:
-        """Episodes with the policy's importance weights. Raises DataError and PolicyError.
+        """Episodes with the policy's importance weights. Raises DataError and
+        PolicyError.
 
-        If the behaviour policy must be estimated, which needs observations, only the episodes in memory are
-        used.
+        If the behaviour policy must be estimated, which needs observations, only the
+        episodes in memory are used.
         """
-        settings, (rows, target) = self.settings, self._rows_of_episodes
-        asked: dict[str, Any] = {"behavior": settings.behavior, "clip": settings.weight_clip}
-        return prepare_episodes(rows, self.policy, settings.gamma, seed=settings.seed, target=target, **asked)
+        settings = self.settings
+        rows, target = self._rows_of_episodes
+        asked: dict[str, Any] = {
+            "behavior": settings.behavior,
+            "clip": settings.weight_clip,
+        }
+        return prepare_episodes(
+            rows,
+            self.policy,
+            settings.gamma,
+            seed=settings.seed,
+            target=target,
+            **asked,
+        )
 
     @cached_property
     def _rows_of_episodes(self) -> tuple[Transitions, np.ndarray | None]:
-        """Rows that estimators over episodes use, and the policy's log-probabilities (N,) if known."""
-        return episodes_of_log(self.log, self.policy) if self.sees_all_episodes else (self.transitions, None)
+        """Rows that estimators over episodes use, and the policy's log-probabilities
+        (N,) if known.
+        """
+        if self.sees_all_episodes:
+            return episodes_of_log(self.log, self.policy)
+        return (self.transitions, None)
 
     @property
     def sees_all_episodes(self) -> bool:
@@ -241,8 +340,13 @@ class Workspace:
 
     @cached_property
     def row_values_of_episodes(self) -> RowValues:
-        """`row_values` of the rows that estimators over episodes use, with one Q for unknown actions too."""
-        values = self.row_values if self.sees_all_episodes else self.held_values
+        """`row_values` of the rows that estimators over episodes use, with one Q for
+        unknown actions too.
+        """
+        if self.sees_all_episodes:
+            values = self.row_values
+        else:
+            values = self.held_values
         if self.known_actions is None:
             return values
         rows, _ = self._rows_of_episodes
@@ -250,15 +354,23 @@ class Workspace:
 
     def describe(self) -> dict[str, Any]:
         """Fields that describe the run in every result."""
-        read, facts = self.log.sample.transitions, self.facts
-        counts = (len(read), read.n_episodes) if self.log.is_whole else (facts.rows, facts.episodes)
+        read = self.log.sample.transitions
+        facts = self.facts
+        if self.log.is_whole:
+            counts = (len(read), read.n_episodes)
+        else:
+            counts = (facts.rows, facts.episodes)
         return {
             **describe_log(self.log.log, self.settings.seed, self.started),
             "gamma": self.settings.gamma,
             "policy": self.policy.name,
             "notes": (*self.log.log.metadata.notes, *self.policy.notes),
-            **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),  # including merged copies
-            "settings": self.settings.model_dump(exclude={"gamma", "estimator", "seed"}),
+            **dict(
+                zip(("n_transitions", "n_episodes"), counts, strict=True)
+            ),  # including merged copies
+            "settings": self.settings.model_dump(
+                exclude={"gamma", "estimator", "seed"}
+            ),
         }
 
 
@@ -271,37 +383,61 @@ def open_workspace(
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Workspace]:
-    """Check that log, policy and start states fit together, and read the rows to be held in memory.
+    """Check that log, policy and start states fit together, and read the rows to be
+    held in memory.
 
-    Inside the context, the number of threads is that of the settings, and workers are kept. Raises
-    KofflineError.
+    Inside the context, the number of threads is that of the settings, and workers are
+    kept. Raises KofflineError.
     """
-    about = transitions.action_space, transitions.observation_shape, None, transitions.metadata.features
+    about = (
+        transitions.action_space,
+        transitions.observation_shape,
+        None,
+        transitions.metadata.features,
+    )
     policy = as_policy(policy, *about)
     stream = stream or StreamSettings()
     with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
         if len(log.sample.transitions) < 2:
-            raise DataError("the log has 1 row; an estimate needs at least 2, an honest one hundreds")
+            raise DataError(
+                "the log has 1 row; an estimate needs at least 2, an honest one"
+                " hundreds"
+            )
         if initial_observations is not None:
-            initial_observations = _checked_starts(log.sample.transitions, initial_observations)
-        answers = _checked_answers(policy, log.sample.transitions.observations[:_TOLD_APART_BY])
+            initial_observations = _checked_starts(
+                log.sample.transitions, initial_observations
+            )
+        answers = _checked_answers(
+            policy, log.sample.transitions.observations[:_TOLD_APART_BY]
+        )
         if stream.partial is not None and not log.is_whole:
-            log = dataclasses.replace(log, answers=policy.name.encode() + answers.tobytes())
+            log = dataclasses.replace(
+                log, answers=policy.name.encode() + answers.tobytes()
+            )
         yield Workspace(log, policy, settings, initial_observations)
 
 
 def _checked_answers(policy: Policy, some: np.ndarray) -> np.ndarray:
     """The policy's probabilities in some states, or its draws from one seed.
 
-    Raises PolicyError if the same states get other answers when asked again, or (for deterministic answers)
-    in another batch.
+    Raises PolicyError if the same states get other answers when asked again, or (for
+    deterministic answers) in another batch.
     """
-    half: Any = some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]  # the smaller sums
-    half = half if getattr(policy, "deterministic", True) else slice(None)
-    answers, again, apart = (_answers(policy, states) for states in (some, some, some[half]))
+    half: Any = (
+        some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]
+    )  # the smaller sums
+    if getattr(policy, "deterministic", True):
+        half = half
+    else:
+        half = slice(None)
+    answers, again, apart = (
+        _answers(policy, states) for states in (some, some, some[half])
+    )
     pairs = zip((answers, answers[half]), (again, apart), strict=True)
-    moved, parted = (1.0 - np.isclose(*pair, 1e-3, 1e-6).all(axis=1).mean() for pair in pairs)
+    moved, parted = (
+        1.0 - np.isclose(*pair, 1e-3, 1e-6).all(axis=1).mean() for pair in pairs
+    )
     what = f"{policy.name} answers the same states"
     refuse({f"{what} {_AGAIN}": moved, f"{what} {_APART}": parted > _TIES})
     return answers
@@ -314,17 +450,35 @@ def _answers(policy: Policy, states: np.ndarray) -> np.ndarray:
 
 
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
-    """Given start states, converted to the dtype of the log's observations. Raises DataError."""
-    starts, expected = np.asarray(given), transitions.observation_shape
+    """Given start states, converted to the dtype of the log's observations.
+
+    Raises DataError.
+    """
+    starts = np.asarray(given)
+    expected = transitions.observation_shape
     features = transitions.metadata.features
-    if features is not None and features.layout is not None and starts.dtype.kind in "biuf":
-        starts = features.layout.encode_if_logged(starts, transitions.observations.dtype)
+    if (
+        features is not None
+        and features.layout is not None
+        and starts.dtype.kind in "biuf"
+    ):
+        starts = features.layout.encode_if_logged(
+            starts, transitions.observations.dtype
+        )
     has_shape = starts.dtype.kind in "biuf" and starts.shape == (len(given), *expected)
     if not has_shape or not len(starts) or not np.isfinite(starts).all():
-        received = f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN among them"
-        raise DataError(f"{received}; give finite numbers (E, …), each of the observations' shape {expected}")
+        received = (
+            f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN"
+            " among them"
+        )
+        raise DataError(
+            f"{received}; give finite numbers (E, …), each of the observations' shape"
+            f" {expected}"
+        )
     dtype = transitions.observations.dtype
-    return starts.astype(dtype) if dtype.kind == "f" else starts
+    if dtype.kind == "f":
+        return starts.astype(dtype)
+    return starts
 
 
 def _weigh(reader: Any, problem: EvaluationProblem) -> RowSums:

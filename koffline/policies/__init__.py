@@ -1,9 +1,12 @@
-"""Policies, and koffline's own policy files: .npz of plain arrays, read without running code.
+"""Policies, and koffline's own policy files: .npz of plain arrays, read without running
+code.
 
-The same policy gives the same bytes. A network's arrays: `format` = "koffline-policy", `version` = 1, W0 (in,
-out), b0 (out,), W1, b1, ..., `output`, and optionally `activation`, `temperature`, `observation_mean`,
-`observation_std`, `std` (or `log_std`), `action_low`, `action_high`, as in `Mlp`. A grid's arrays: `format` =
-"koffline-grid-policy", `version` = 1, `low` (2,), `high` (2,), `action_values` (n1, n2, A), `temperature`.
+The same policy gives the same bytes. A network's arrays: `format` = "koffline-policy",
+`version` = 1, W0 (in, out), b0 (out,), W1, b1, ..., `output`, and optionally
+`activation`, `temperature`, `observation_mean`, `observation_std`, `std` (or
+`log_std`), `action_low`, `action_high`, as in `Mlp`. A grid's arrays: `format` =
+"koffline-grid-policy", `version` = 1, `low` (2,), `high` (2,), `action_values` (n1, n2,
+A), `temperature`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ from numpy.typing import ArrayLike
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.finite import Grid
 from koffline.errors import nearest_name, refuse
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
+from koffline.policies.base import (
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    check_spaces,
+    reading,
+)
 from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted
@@ -36,7 +45,8 @@ __all__ = [
     "save_mlp_policy",
 ]
 
-FORMAT, GRID_FORMAT = "koffline-policy", "koffline-grid-policy"
+FORMAT = "koffline-policy"
+GRID_FORMAT = "koffline-grid-policy"
 VERSION = 1
 _KEYS = (*CHOICES, "temperature", *VECTORS, "log_std")
 _REMEDY = "write it with koffline.policies.save_mlp_policy or save_grid_policy"
@@ -44,9 +54,11 @@ _REMEDY = "write it with koffline.policies.save_mlp_policy or save_grid_policy"
 
 @dataclass(frozen=True, eq=False)
 class GridPolicy:
-    """π(a|s) ∝ exp(Q(s, a) / temperature), Q bilinear between cell centres and constant beyond them.
+    """π(a|s) ∝ exp(Q(s, a) / temperature), Q bilinear between cell centres and constant
+    beyond them.
 
-    low, high: the bounds of the state space in its own units. action_values: (n1, n2, A). Raises PolicyError.
+    low, high: the bounds of the state space in its own units. action_values: (n1, n2,
+    A). Raises PolicyError.
     """
 
     low: tuple[float, float]
@@ -55,13 +67,24 @@ class GridPolicy:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        values, box = np.asarray(self.action_values, np.float64), np.array([self.low, self.high], np.float64)
-        is_table = values.ndim == 3 and values.size > 0 and bool(np.isfinite(values).all())
-        is_box = box.shape == (2, 2) and bool(np.isfinite(box).all() and (box[0] < box[1]).all())
+        values = np.asarray(self.action_values, np.float64)
+        box = np.array([self.low, self.high], np.float64)
+        is_table = (
+            values.ndim == 3 and values.size > 0 and bool(np.isfinite(values).all())
+        )
+        is_box = box.shape == (2, 2) and bool(
+            np.isfinite(box).all() and (box[0] < box[1]).all()
+        )
         wrong = {
-            f"action_values has shape {values.shape}; give finite numbers (n1, n2, A)": not is_table,
-            f"low is {self.low}, high {self.high}; give two corners, low below high": not is_box,
-            f"temperature is {self.temperature}; give a positive number": not 0 < self.temperature < math.inf,
+            f"action_values has shape {values.shape}; give finite numbers (n1, n2, A)": (
+                not is_table
+            ),
+            f"low is {self.low}, high {self.high}; give two corners, low below high": (
+                not is_box
+            ),
+            f"temperature is {self.temperature}; give a positive number": (
+                not 0 < self.temperature < math.inf
+            ),
         }
         refuse(wrong)
         object.__setattr__(self, "action_values", values)
@@ -71,7 +94,9 @@ class GridPolicy:
         """Number of actions."""
         return self.action_values.shape[-1]
 
-    def __call__(self, observations: Shaped[np.ndarray, "row 2"]) -> Float[np.ndarray, "row action"]:
+    def __call__(
+        self, observations: Shaped[np.ndarray, "row 2"]
+    ) -> Float[np.ndarray, "row action"]:
         """Probabilities (N, A) for observations (N, 2) in the environment's units."""
         shape = self.action_values.shape[0], self.action_values.shape[1]
         cells, weights = Grid(self.low, self.high, shape).weights_of(observations)
@@ -85,34 +110,53 @@ def save_grid_policy(path: str | Path, policy: GridPolicy) -> None:
 
 
 def save_mlp_policy(
-    path: str | Path, layers: Sequence[tuple[ArrayLike, ArrayLike]], output: str, **settings: Any
+    path: str | Path,
+    layers: Sequence[tuple[ArrayLike, ArrayLike]],
+    output: str,
+    **settings: Any,
 ) -> None:
     """Write a policy file atomically; the same content gives the same bytes.
 
-    layers: (W, b) pairs of shapes (in, out) and (out,), stored as float32 if they are, else as float64.
-    output and settings: as in `Mlp`; `log_std` may replace `std`. Raises PolicyError for content that `Mlp`
-    refuses, and for unknown settings.
+    layers: (W, b) pairs of shapes (in, out) and (out,), stored as float32 if they are,
+    else as float64. output and settings: as in `Mlp`; `log_std` may replace `std`.
+    Raises PolicyError for content that `Mlp` refuses, and for unknown settings.
     """
     columns: dict[str, Any] = {}
     for layer, (weight, bias) in enumerate(layers):
         columns |= {f"W{layer}": weight, f"b{layer}": bias}
-    columns |= {"output": output, **{key: value for key, value in settings.items() if value is not None}}
+    columns |= {
+        "output": output,
+        **{key: value for key, value in settings.items() if value is not None},
+    }
     arrays = {key: _stored(value) for key, value in columns.items()}
     with reading(f"cannot write {path}", "the arrays make no policy", "give numbers"):
         mlp_from_arrays(arrays)  # checked before writing: the file must be readable
     write_arrays(Path(path), FORMAT, arrays)
 
 
-def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    """The network or grid of a file as a policy for a log with these spaces. Raises PolicyError."""
+def load_policy_file(
+    path: Path, action_space: ActionSpace, observation_shape: Sequence[int]
+) -> Policy:
+    """The network or grid of a file as a policy for a log with these spaces.
+
+    Raises PolicyError.
+    """
     with reading(path, "the .npz cannot be read", _REMEDY):
         arrays = untrusted.read_arrays(path)
-    kind, version = str(arrays.pop("format", None)), arrays.pop("version", None)
-    known = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
+    kind = str(arrays.pop("format", None))
+    version = arrays.pop("version", None)
+    known = (
+        f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
+    )
     read = f"policy file version {version}; this koffline reads version {VERSION}"
-    wrong = {f"{known}; {_REMEDY}": kind not in (FORMAT, GRID_FORMAT), read: str(version) != str(VERSION)}
+    wrong = {
+        f"{known}; {_REMEDY}": kind not in (FORMAT, GRID_FORMAT),
+        read: str(version) != str(VERSION),
+    }
     refuse(wrong, str(path))
-    with reading(path, "the arrays make no policy", _REMEDY):  # TypeError, for text in place of numbers
+    with reading(
+        path, "the arrays make no policy", _REMEDY
+    ):  # TypeError, for text in place of numbers
         made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
     if isinstance(made, Mlp):
         return mlp_policy(made, str(path), action_space, observation_shape)
@@ -121,40 +165,76 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
 
 
 def write_arrays(path: Path, kind: str, arrays: Mapping[str, Any]) -> None:
-    """Write a file atomically; the same arrays give the same bytes. Raises DataError."""
+    """Write a file atomically; the same arrays give the same bytes.
+
+    Raises DataError.
+    """
     stored = {"format": np.array(kind), "version": np.array(VERSION, np.int64)}
     stored |= {key: _stored(value) for key, value in arrays.items()}
-    with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for key, array in stored.items():  # without time stamps: the bytes depend on the content alone
+    with (
+        atomic_file(path, force=True) as temporary,
+        zipfile.ZipFile(temporary, "w") as archive,
+    ):
+        for (
+            key,
+            array,
+        ) in (
+            stored.items()
+        ):  # without time stamps: the bytes depend on the content alone
             entry = zipfile.ZipInfo(f"{key}.npy")
-            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            entry.create_system = 3
+            entry.external_attr = 0o644 << 16
             with archive.open(entry, "w") as file:
-                np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
+                np.lib.format.write_array(
+                    file, array, version=(1, 0), allow_pickle=False
+                )
 
 
 def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
-    """The network from a policy file's arrays. Raises PolicyError for missing, unknown or wrong arrays."""
+    """The network from a policy file's arrays.
+
+    Raises PolicyError for missing, unknown or wrong arrays.
+    """
     depth = max(1, sum(key.startswith("W") for key in arrays))
     weights, biases = ([f"{kind}{layer}" for layer in range(depth)] for kind in "Wb")
     missing = [key for key in (*weights, *biases, "output") if key not in arrays]
     unknown = [key for key in arrays if key not in (*_KEYS, *weights, *biases)]
-    remedy = nearest_name(unknown[0], ["W0", "b0", *_KEYS]) if unknown else ""
+    if unknown:
+        remedy = nearest_name(unknown[0], ["W0", "b0", *_KEYS])
+    else:
+        remedy = ""
     wrong = {
         f"{', '.join(missing)} missing; give W0, b0, W1, b1, ... and output": missing,
         f"{', '.join(unknown)}: no setting of a policy file; {remedy}": unknown,
-        "std and log_std are both given; give one of them": "std" in arrays and "log_std" in arrays,
+        "std and log_std are both given; give one of them": (
+            "std" in arrays and "log_std" in arrays
+        ),
     }
     refuse(wrong)
-    values: dict[str, Any] = {k: str(a) if k in CHOICES else a.astype(np.float64) for k, a in arrays.items()}
+    values: dict[str, Any] = {
+        k: str(a) if k in CHOICES else a.astype(np.float64) for k, a in arrays.items()
+    }
     layers = [tuple(values.pop(key) for key in names) for names in (weights, biases)]
     if "log_std" in values:
         values["std"] = np.asarray(np.exp(values.pop("log_std")))
-    return Mlp(layers[0], layers[1], temperature=float(values.pop("temperature", 1.0)), **values)
+    return Mlp(
+        layers[0],
+        layers[1],
+        temperature=float(values.pop("temperature", 1.0)),
+        **values,
+    )
 
 
 def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
-    corners = {side: tuple(arrays[side].astype(np.float64).tolist()) for side in ("low", "high")}
-    given: dict[str, Any] = {**arrays, **corners, "temperature": float(arrays["temperature"])}
+    corners = {
+        side: tuple(arrays[side].astype(np.float64).tolist())
+        for side in ("low", "high")
+    }
+    given: dict[str, Any] = {
+        **arrays,
+        **corners,
+        "temperature": float(arrays["temperature"]),
+    }
     return GridPolicy(**given)
 
 
@@ -163,4 +243,8 @@ def _stored(value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind != "U" and array.dtype != np.float32:
         array = array.astype(np.float64)
-    return np.ascontiguousarray(array).reshape(array.shape).astype(array.dtype.newbyteorder("<"), copy=False)
+    return (
+        np.ascontiguousarray(array)
+        .reshape(array.shape)
+        .astype(array.dtype.newbyteorder("<"), copy=False)
+    )

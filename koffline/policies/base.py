@@ -1,7 +1,9 @@
-"""The two kinds of policies: functions of observations, called in chunks, with checked outputs.
+"""The two kinds of policies: functions of observations, called in chunks, with checked
+outputs.
 
-Discrete functions return probabilities (N, n) or greedy action indices (N,) or (N, 1); continuous ones return
-actions (N, k), or (N,) if k = 1. NumPy arrays, torch tensors and nested lists are accepted.
+Discrete functions return probabilities (N, n) or greedy action indices (N,) or (N, 1);
+continuous ones return actions (N, k), or (N,) if k = 1. NumPy arrays, torch tensors and
+nested lists are accepted.
 """
 
 from __future__ import annotations
@@ -24,23 +26,29 @@ CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
 CHUNK_NUMBERS = 1 << 24
 SUM_TOLERANCE = 1e-4
-# Half-precision types round each probability by up to half of this spacing at 1, and a sum likewise.
+# Half-precision types round each probability by up to half of this spacing at 1, and a
+# sum likewise.
 HALF_SPACINGS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-# A sum this near 1, of numbers in [0, 1], belongs to rounded probabilities and not to logits.
+# A sum this near 1, of numbers in [0, 1], belongs to rounded probabilities and not to
+# logits.
 _NEARLY_ONE = 0.05
-# A probability computed as 1 - sum of the others in float32 may come out this far below zero.
+# A probability computed as 1 - sum of the others in float32 may come out this far below
+# zero.
 NEGATIVE_TOLERANCE = 1e-6
 reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
 Check = Callable[..., np.ndarray]
 Spaces = tuple[ActionSpace, Sequence[int] | None]
 _TOLD = "the policy has", "give a policy trained for this log"
-Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
+Actions = Float[
+    np.ndarray, "row action"
+]  # actions of k numbers, or probabilities of n actions
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """The rows a policy was trained on: part or all of the log whose rows have the digest ``sha256``.
+    """The rows a policy was trained on: part or all of the log whose rows have the
+    digest ``sha256``.
 
     ``fingerprints (M,)``: the smallest fingerprints of these rows; empty if unknown.
     """
@@ -53,9 +61,11 @@ class TrainingRows:
 class DiscretePolicy:
     """A distribution over n actions for each observation.
 
-    function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for a greedy policy.
-    observation_shape: shape of one observation; None accepts any. copies: how often the function copies each
-    row; it then gets fewer rows at a time. notes: readable sentences on how the policy is read.
+    function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for
+    a greedy policy.
+    observation_shape: shape of one observation; None accepts any. copies: how often the
+    function copies each row; it then gets fewer rows at a time. notes: readable
+    sentences on how the policy is read.
     trained_on: None if unknown.
     """
 
@@ -66,21 +76,38 @@ class DiscretePolicy:
     copies: int = 1
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
-    what, error = "policy", PolicyError  # in messages
+    # in messages
+    what = "policy"
+    error = PolicyError
 
     def probabilities(self, observations: Observations) -> Actions:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
-        return call_in_chunks(self, self.function, _probabilities, (self.n,), observations)
+        return call_in_chunks(
+            self, self.function, _probabilities, (self.n,), observations
+        )
 
-    def sample(self, observations: Observations, generator: np.random.Generator) -> Int[np.ndarray, " row"]:
-        """One action index per observation, drawn from `probabilities`. Raises PolicyError."""
-        return pick_actions(self.probabilities(observations), generator.random(len(observations)))
+    def sample(
+        self, observations: Observations, generator: np.random.Generator
+    ) -> Int[np.ndarray, " row"]:
+        """One action index per observation, drawn from `probabilities`.
+
+        Raises PolicyError.
+        """
+        return pick_actions(
+            self.probabilities(observations), generator.random(len(observations))
+        )
 
 
-def pick_actions(probabilities: Actions, numbers: Float[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
-    """Action indices (N,) from probabilities (N, n) and uniform numbers (N,) in [0, 1), by inversion."""
+def pick_actions(
+    probabilities: Actions, numbers: Float[np.ndarray, " row"]
+) -> Int[np.ndarray, " row"]:
+    """Action indices (N,) from probabilities (N, n) and uniform numbers (N,) in [0, 1),
+    by inversion.
+    """
     cumulative = probabilities.cumsum(axis=1)
-    cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
+    cumulative /= cumulative[
+        :, -1:
+    ]  # exactly one at the end: an action of probability 0 is never drawn
     return (numbers[:, None] >= cumulative).sum(axis=1)
 
 
@@ -88,11 +115,12 @@ def pick_actions(probabilities: Actions, numbers: Float[np.ndarray, " row"]) -> 
 class ContinuousPolicy:
     """Actions of k numbers: one for each observation, or drawn at random.
 
-    mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or means of the draws;
-    None if unknown. sample_function: (observations, generator) -> actions (N, k); None for a deterministic
-    policy. observation_shape, copies, notes, trained_on: as in `DiscretePolicy`. density_function:
-    (observations, actions) -> log density (N,) of the draws of `sample_function`; None if unknown. cut_to:
-    bounds (low, high) at which draws are cut off, so that they have positive probability (see
+    mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or
+    means of the draws; None if unknown. sample_function: (observations, generator) ->
+    actions (N, k); None for a deterministic policy. observation_shape, copies, notes,
+    trained_on: as in `DiscretePolicy`. density_function: (observations, actions) -> log
+    density (N,) of the draws of `sample_function`; None if unknown. cut_to: bounds
+    (low, high) at which draws are cut off, so that they have positive probability (see
     `koffline.policies.builtin`); None without such bounds.
     """
 
@@ -106,7 +134,9 @@ class ContinuousPolicy:
     copies: int = 1
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
-    what, error = "policy", PolicyError  # in messages
+    # in messages
+    what = "policy"
+    error = PolicyError
 
     @property
     def deterministic(self) -> bool:
@@ -114,16 +144,29 @@ class ContinuousPolicy:
         return self.sample_function is None
 
     def mean(self, observations: Observations) -> Actions:
-        """Actions (N, k), float64, or the means of a random policy if known. Raises PolicyError."""
-        if self.mean_function is None:
-            raise PolicyError(f"{self.name}: the mean of its draws is unknown; draw actions by sample")
-        return call_in_chunks(self, self.mean_function, _actions, (self.k,), observations)
+        """Actions (N, k), float64, or the means of a random policy if known.
 
-    def sample(self, observations: Observations, generator: np.random.Generator) -> Actions:
-        """One draw (N, k), float64, per observation; the same generator state gives the same draws."""
+        Raises PolicyError.
+        """
+        if self.mean_function is None:
+            raise PolicyError(
+                f"{self.name}: the mean of its draws is unknown; draw actions by sample"
+            )
+        return call_in_chunks(
+            self, self.mean_function, _actions, (self.k,), observations
+        )
+
+    def sample(
+        self, observations: Observations, generator: np.random.Generator
+    ) -> Actions:
+        """One draw (N, k), float64, per observation; the same generator state gives the
+        same draws.
+        """
         if self.sample_function is None:
             return self.mean(observations)
-        return call_in_chunks(self, self.sample_function, _actions, (self.k,), observations, generator)
+        return call_in_chunks(
+            self, self.sample_function, _actions, (self.k,), observations, generator
+        )
 
     @property
     def why_no_density(self) -> str:
@@ -131,13 +174,24 @@ class ContinuousPolicy:
         if self.deterministic:
             return "it is deterministic: its actions have no density"
         if self.density_function is None:
-            return "the density of its actions is unknown (a function may have an attribute log_density)"
+            return (
+                "the density of its actions is unknown (a function may have an"
+                " attribute log_density)"
+            )
         return ""
 
-    def log_density(self, observations: Observations, actions: Actions) -> Float[np.ndarray, " row"]:
-        """Log density (N,) of the given actions (N, k); −inf for impossible ones. Raises PolicyError."""
+    def log_density(
+        self, observations: Observations, actions: Actions
+    ) -> Float[np.ndarray, " row"]:
+        """Log density (N,) of the given actions (N, k); −inf for impossible ones.
+
+        Raises PolicyError.
+        """
         if self.density_function is None or self.deterministic:
-            raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
+            raise PolicyError(
+                f"{self.name}: {self.why_no_density}; use a method that only draws"
+                " actions"
+            )
         given = observations, actions.astype(np.float64)
         return call_in_chunks(self, self.density_function, _log_densities, (), *given)
 
@@ -152,16 +206,26 @@ def check_spaces(
     told: tuple[str, str] = _TOLD,
     kind: type[KofflineError] = PolicyError,
 ) -> None:
-    """Raise an error unless actions and observations of a policy, model or world have the log's spaces.
+    """Raise an error unless actions and observations of a policy, model or world have
+    the log's spaces.
 
-    own, log: action space and observation shape; None fits any. told: the subject, and the remedy.
+    own, log: action space and observation shape; None fits any. told: the subject, and
+    the remedy.
     """
-    mine, logged = ((describe_actions(space), shape and tuple(shape)) for space, shape in (own, log))
+    mine, logged = (
+        (describe_actions(space), shape and tuple(shape)) for space, shape in (own, log)
+    )
     wrong = {
         f"{mine[0]}, the log {logged[0]}": mine[0] != logged[0],
-        f"observations of shape {mine[1]}, the log {logged[1]}": mine[1] not in (None, logged[1]),
+        f"observations of shape {mine[1]}, the log {logged[1]}": (
+            mine[1] not in (None, logged[1])
+        ),
     }
-    refuse({f"{told[0]} {what}; {told[1]}": is_so for what, is_so in wrong.items()}, name, kind)
+    refuse(
+        {f"{told[0]} {what}; {told[1]}": is_so for what, is_so in wrong.items()},
+        name,
+        kind,
+    )
 
 
 def describe_actions(space: ActionSpace) -> str:
@@ -172,22 +236,38 @@ def describe_actions(space: ActionSpace) -> str:
 
 
 def call_in_chunks(
-    owner: Any, function: Callable[..., Any], check: Check, columns: tuple[int, ...], *parts: Any
+    owner: Any,
+    function: Callable[..., Any],
+    check: Check,
+    columns: tuple[int, ...],
+    *parts: Any,
 ) -> np.ndarray:
-    """Call an owner's function in chunks of observations, the first part, and check its output (N, *columns).
+    """Call an owner's function in chunks of observations, the first part, and check its
+    output (N, *columns).
 
-    Arrays among the other parts are chunked, too. owner: has ``name``, ``copies``, ``what`` and ``error``.
+    Arrays among the other parts are chunked, too. owner: has ``name``, ``copies``,
+    ``what`` and ``error``.
     """
     result = np.empty((len(parts[0]), *columns))
-    numbers = max(1, math.prod(parts[0].shape[1:])) * owner.copies  # of a row; bounds the memory
+    numbers = (
+        max(1, math.prod(parts[0].shape[1:])) * owner.copies
+    )  # of a row; bounds the memory
     size = max(1, min(CHUNK_ROWS // owner.copies, CHUNK_NUMBERS // numbers))
     for start in range(0, len(result), size):
         rows = slice(start, start + size)
-        # copies: a function may write into its input, which torch does even to read-only arrays
-        given = [part[rows].copy() if isinstance(part, np.ndarray) else part for part in parts]
-        shapes = " and actions ".join(str(part.shape) for part in given if isinstance(part, np.ndarray))
+        # copies: a function may write into its input, which torch does even to
+        # read-only arrays
+        given = [
+            part[rows].copy() if isinstance(part, np.ndarray) else part
+            for part in parts
+        ]
+        shapes = " and actions ".join(
+            str(part.shape) for part in given if isinstance(part, np.ndarray)
+        )
         failed = f"the {owner.what} failed on observations of shape {shapes}"
-        with user_code(owner.name, failed, "check that it accepts such a batch", owner.error):
+        with user_code(
+            owner.name, failed, "check that it accepts such a batch", owner.error
+        ):
             result[rows] = check(as_numbers(function(*given)), len(given[0]), *columns)
     return result
 
@@ -197,16 +277,23 @@ def as_numbers(raw: Any) -> np.ndarray:
     if hasattr(raw, "detach"):
         raw = raw.detach().cpu()
         is_float = hasattr(raw, "is_floating_point") and raw.is_floating_point()
-        raw = raw.double() if is_float else raw  # numpy has no bfloat16
+        # numpy has no bfloat16
+        if is_float:
+            raw = raw.double()
     if np.ma.is_masked(raw):
         missing = int(np.ma.getmaskarray(raw).sum())
-        masked = f"the output is a masked array without {missing} of its {np.size(raw)} values"
+        masked = (
+            f"the output is a masked array without {missing} of its {np.size(raw)}"
+            " values"
+        )
         raise PolicyError(f"{masked}; return numbers in all places")
     try:
         if np.iscomplexobj(raw):
             raise ValueError("complex numbers")
         found = np.asarray(raw)
-        return found if found.dtype.kind == "b" else found.astype(np.float64)
+        if found.dtype.kind == "b":
+            return found
+        return found.astype(np.float64)
     except (TypeError, ValueError) as error:
         what = f"the output is no array of numbers ({one_line(error)})"
         raise PolicyError(f"{what}; return a row per observation") from error
@@ -215,25 +302,34 @@ def as_numbers(raw: Any) -> np.ndarray:
 def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
     """Check probabilities (N, n); indices become one-hot.
 
-    Rows are rescaled whose sums are within 1e-4 of 1, or of half-precision numbers within their rounding.
+    Rows are rescaled whose sums are within 1e-4 of 1, or of half-precision numbers
+    within their rounding.
     """
     if output.shape in ((rows,), (rows, 1)):
         indices = _finite(output.reshape(rows), "probabilities").astype(np.float64)
         if n == 1:  # the single action is certain, given as a probability or an index
             return np.ones((rows, 1))
         if output.dtype == bool and n > 2:
-            raise PolicyError(f"the output is yes or no, for {n} actions; return their indices")
+            raise PolicyError(
+                f"the output is yes or no, for {n} actions; return their indices"
+            )
         wrong = (indices != np.floor(indices)) | (indices < 0) | (indices >= n)
         if wrong.any():
             row = int(wrong.argmax())
-            what = f"row {row} of the output is {indices[row]:g}, not an action index in 0..{n - 1}"
-            raise PolicyError(f"{what}; return whole numbers in that range, or probabilities")
+            what = (
+                f"row {row} of the output is {indices[row]:g}, not an action index in"
+                f" 0..{n - 1}"
+            )
+            raise PolicyError(
+                f"{what}; return whole numbers in that range, or probabilities"
+            )
         return np.eye(n)[indices.astype(np.int64)]
     wanted = f"return probabilities of shape ({rows}, {n}) or action indices ({rows},)"
     _check_shape(output, (rows, n), f"{n} actions; {wanted}")
     array = _finite(output, "probabilities")
     with np.errstate(over="ignore"):  # of 1e308: refused below
-        sums, least = array.sum(axis=1), array.min(axis=1, initial=np.inf)
+        sums = array.sum(axis=1)
+        least = array.min(axis=1, initial=np.inf)
     errors = np.abs(sums - 1.0)
     is_off = errors > SUM_TOLERANCE
     if is_off.any():
@@ -241,12 +337,18 @@ def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
     wrong = is_off | (least < -NEGATIVE_TOLERANCE)
     if wrong.any():
         row = int(wrong.argmax())
-        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
-        remedy = "for logits return softmax(logits), for action values return their argmax"
+        if is_off[row]:
+            what = f"sums to {sums[row]:.6g}"
+        else:
+            what = f"contains {least[row]:.6g}"
+        remedy = (
+            "for logits return softmax(logits), for action values return their argmax"
+        )
         # a rounded softmax needs other advice
         if errors[row] < _NEARLY_ONE and least[row] >= 0.0 and array[row].max() <= 1.0:
             remedy = (
-                "these are probabilities that were rounded; divide them by their sum, in float32 or better"
+                "these are probabilities that were rounded; divide them by their sum,"
+                " in float32 or better"
             )
         raise PolicyError(f"row {row} of the probabilities {what}; {remedy}")
     array = np.clip(array, 0.0, None)
@@ -254,38 +356,56 @@ def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
 
 
 def _half_spacing(array: np.ndarray) -> float:
-    """Spacing at 1 of the coarsest half-precision type that holds all numbers of an array exactly; else 0.
+    """Spacing at 1 of the coarsest half-precision type that holds all numbers of an
+    array exactly; else 0.
 
     The numbers tell it also where they were converted after the softmax.
     """
     with np.errstate(over="ignore", under="ignore"):
-        half, single = array.astype(np.float16), array.astype(np.float32)
+        half = array.astype(np.float16)
+        single = array.astype(np.float32)
     # a bfloat16 is a float32 whose last 16 bits are zero
     if np.array_equal(array, single) and not (single.view(np.uint32) & 0xFFFF).any():
         return HALF_SPACINGS["bfloat16"]
-    return HALF_SPACINGS["float16"] if np.array_equal(array, half) else 0.0
+    if np.array_equal(array, half):
+        return HALF_SPACINGS["float16"]
+    return 0.0
 
 
 def _actions(output: np.ndarray, rows: int, k: int) -> Actions:
     """Check actions (N, k)."""
     if k == 1 and output.shape == (rows,):
         output = output.reshape(rows, 1)
-    _check_shape(output, (rows, k), f"{k} action dimensions; return actions of shape ({rows}, {k})")
+    _check_shape(
+        output,
+        (rows, k),
+        f"{k} action dimensions; return actions of shape ({rows}, {k})",
+    )
     return _finite(output, "actions")
 
 
 def _log_densities(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
     """Check log densities (N,); −inf is allowed."""
-    is_wrong = output.shape not in ((rows,), (rows, 1)) or np.isnan(output) | (output == np.inf)
+    is_wrong = output.shape not in ((rows,), (rows, 1)) or np.isnan(output) | (
+        output == np.inf
+    )
     if np.any(is_wrong):
-        what = f"the log density has shape {output.shape} for {rows} rows, or is nan or +inf"
-        raise PolicyError(f"{what}; return one number per row, -inf for impossible actions")
+        what = (
+            f"the log density has shape {output.shape} for {rows} rows, or is nan or"
+            " +inf"
+        )
+        raise PolicyError(
+            f"{what}; return one number per row, -inf for impossible actions"
+        )
     return output.reshape(rows)
 
 
 def _check_shape(output: np.ndarray, shape: tuple[int, int], wanted: str) -> None:
     if output.shape != shape:
-        raise PolicyError(f"the output has shape {output.shape} for {shape[0]} observations and {wanted}")
+        raise PolicyError(
+            f"the output has shape {output.shape} for {shape[0]} observations and"
+            f" {wanted}"
+        )
 
 
 def _finite(array: np.ndarray, what: str) -> np.ndarray:
@@ -293,5 +413,7 @@ def _finite(array: np.ndarray, what: str) -> np.ndarray:
     if is_wrong.any():
         row = int(is_wrong.argmax())
         what = f"row {row} of the {what} is not finite ({array[row]})"
-        raise PolicyError(f"{what}; check the policy's weights and the range of the observations")
+        raise PolicyError(
+            f"{what}; check the policy's weights and the range of the observations"
+        )
     return array

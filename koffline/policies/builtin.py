@@ -1,8 +1,9 @@
-"""Uniform policies, mixtures with them, small networks, and densities of Gaussian actions; in float64.
+"""Uniform policies, mixtures with them, small networks, and densities of Gaussian
+actions; in float64.
 
-If draws are cut off at a bound, the bound has positive probability. The density is then taken with respect to
-volume inside the bounds plus a unit point mass at each bound. Ratios of two such densities are importance
-ratios if both have the same bounds.
+If draws are cut off at a bound, the bound has positive probability. The density is then
+taken with respect to volume inside the bounds plus a unit point mass at each bound.
+Ratios of two such densities are importance ratios if both have the same bounds.
 """
 
 from __future__ import annotations
@@ -17,25 +18,40 @@ from jaxtyping import Float
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, refuse
-from koffline.policies.base import Actions, ContinuousPolicy, DiscretePolicy, Policy, check_spaces
+from koffline.policies.base import (
+    Actions,
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    check_spaces,
+)
 
-CHOICES = {"output": ("softmax", "argmax", "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
+CHOICES = {
+    "output": ("softmax", "argmax", "tanh", "identity", "gaussian"),
+    "activation": ("relu", "tanh"),
+}
 VECTORS = ("observation_mean", "observation_std", "std", "action_low", "action_high")
 _NEAR = 1e-6  # tolerance relative to the box: actions were stored as float32
 _LARGEST_SQUASHED = 1.0 - 1e-6  # tanh of anything beyond 7.25 is stored as ±1
 _HALF_LOG_TAU = 0.5 * float(np.log(2.0 * np.pi))
-_ZERO, _ONE = np.float64(0.0), np.float64(1.0)
+_ZERO = np.float64(0.0)
+_ONE = np.float64(1.0)
 
 
-def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    """Equal probabilities, or the uniform distribution within the bounds of a continuous space.
+def uniform_policy(
+    action_space: ActionSpace, observation_shape: Sequence[int]
+) -> Policy:
+    """Equal probabilities, or the uniform distribution within the bounds of a
+    continuous space.
 
     Raises PolicyError if a bound is infinite.
     """
     shape = tuple(observation_shape)
     if isinstance(action_space, Discrete):
         n = action_space.n
-        return DiscretePolicy(n, lambda rows: np.full((len(rows), n), 1.0 / n), "uniform", shape)
+        return DiscretePolicy(
+            n, lambda rows: np.full((len(rows), n), 1.0 / n), "uniform", shape
+        )
     low, high = finite_box(action_space, "uniform")
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -60,7 +76,9 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
             return epsilon / n + (1.0 - epsilon) * base.probabilities(observations)
 
         return DiscretePolicy(n, probabilities, name, base.observation_shape)
-    assert isinstance(action_space, Continuous), "the base policy was checked against the space"
+    assert isinstance(action_space, Continuous), (
+        "the base policy was checked against the space"
+    )
     if epsilon == 0.0:
         return base
     low, high = finite_box(action_space, name)
@@ -73,46 +91,76 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
     def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         uniform = math.log(epsilon) + _uniform_log_density(actions, low, high)
         if base.cut_to is not None:
-            # A uniform draw never equals a bound, where the base policy may have positive probability.
+            # A uniform draw never equals a bound, where the base policy may have
+            # positive probability.
             below, above = at_bounds(actions, *base.cut_to)
             uniform = np.where((below | above).any(axis=1), -np.inf, uniform)
         if epsilon == 1.0:
             return uniform
-        return np.logaddexp(uniform, math.log1p(-epsilon) + base.log_density(observations, actions))
+        return np.logaddexp(
+            uniform, math.log1p(-epsilon) + base.log_density(observations, actions)
+        )
 
     density = None if base.why_no_density else log_density
-    return ContinuousPolicy(base.k, None, sample, name, base.observation_shape, density, base.cut_to)
+    return ContinuousPolicy(
+        base.k, None, sample, name, base.observation_shape, density, base.cut_to
+    )
 
 
 def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper action bounds, (k,) each. Raises PolicyError if one is infinite."""
-    low, high = np.array(action_space.low), np.array(action_space.high)
+    """Lower and upper action bounds, (k,) each.
+
+    Raises PolicyError if one is infinite.
+    """
+    low = np.array(action_space.low)
+    high = np.array(action_space.high)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        said = f"finite bounds, the log declares low={action_space.low} and high={action_space.high}"
-        raise PolicyError(f"{name}: a uniform action needs {said}; declare them (--continuous LOW HIGH)")
+        said = (
+            f"finite bounds, the log declares low={action_space.low} and"
+            f" high={action_space.high}"
+        )
+        raise PolicyError(
+            f"{name}: a uniform action needs {said}; declare them (--continuous LOW"
+            " HIGH)"
+        )
     return low, high
 
 
-def _uniform_log_density(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Log density (N,) of the uniform distribution within bounds; −inf outside, up to float32 rounding."""
+def _uniform_log_density(
+    actions: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> np.ndarray:
+    """Log density (N,) of the uniform distribution within bounds; −inf outside, up to
+    float32 rounding.
+    """
     slack = _NEAR * (high - low)
     inside = ((actions >= low - slack) & (actions <= high + slack)).all(axis=1)
     return np.where(inside, -float(np.log(high - low).sum()), -np.inf)
 
 
-def at_bounds(actions: Actions, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of actions on the lower and the upper bound, up to rounding; infinite bounds have no actions."""
-    low, high = np.broadcast_to(low, actions.shape[1:]), np.broadcast_to(high, actions.shape[1:])
+def at_bounds(
+    actions: Actions, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of actions on the lower and the upper bound, up to rounding; infinite
+    bounds have no actions.
+    """
+    low = np.broadcast_to(low, actions.shape[1:])
+    high = np.broadcast_to(high, actions.shape[1:])
     slack = _NEAR * np.where(np.isfinite(high - low), high - low, 0.0)
     return actions <= low + slack, actions >= high - slack
 
 
 def gaussian_log_density(
-    actions: Actions, mean: np.ndarray, deviation: np.ndarray, low: Any = None, high: Any = None
+    actions: Actions,
+    mean: np.ndarray,
+    deviation: np.ndarray,
+    low: Any = None,
+    high: Any = None,
 ) -> Float[np.ndarray, " row"]:
-    """log N(a; mean, deviation²) summed over dimensions; at a bound, the log of the probability beyond it.
+    """log N(a; mean, deviation²) summed over dimensions; at a bound, the log of the
+    probability beyond it.
 
-    ``mean``, ``deviation``, ``low``, ``high``: scalar, (k,) or (N, k). −inf for actions outside the bounds.
+    ``mean``, ``deviation``, ``low``, ``high``: scalar, (k,) or (N, k). −inf for actions
+    outside the bounds.
     """
     scaled = (actions - mean) / deviation
     logs = -0.5 * np.square(scaled) - np.log(deviation) - _HALF_LOG_TAU
@@ -123,14 +171,18 @@ def gaussian_log_density(
         logs = np.where(below, log_ndtr((low - mean) / deviation), logs)
         logs = np.where(above, log_ndtr((mean - high) / deviation), logs)
         slack = _NEAR * (np.asarray(high) - np.asarray(low))
-        logs = np.where((actions < low - slack) | (actions > high + slack), -np.inf, logs)
+        logs = np.where(
+            (actions < low - slack) | (actions > high + slack), -np.inf, logs
+        )
     return logs.sum(axis=1)
 
 
 def squashed_gaussian_log_density(
     actions: Actions, mean: Actions, deviation: np.ndarray
 ) -> Float[np.ndarray, " row"]:
-    """Log density of tanh(z), z ~ N(mean, deviation²), summed over dimensions; −inf outside [−1, 1]."""
+    """Log density of tanh(z), z ~ N(mean, deviation²), summed over dimensions; −inf
+    outside [−1, 1].
+    """
     inside = np.clip(actions, -_LARGEST_SQUASHED, _LARGEST_SQUASHED)
     logs = gaussian_log_density(np.arctanh(inside), mean, deviation)
     logs = logs - np.log1p(-np.square(inside)).sum(axis=1)
@@ -139,14 +191,17 @@ def squashed_gaussian_log_density(
 
 @dataclass(frozen=True, eq=False)
 class Mlp:
-    """A small network: layers and an output function. Raises PolicyError if they do not fit.
+    """A small network: layers and an output function. Raises PolicyError if they do not
+    fit.
 
-    weights: one (in, out) array per layer; biases: one (out,) array per layer; `activation` between layers.
-    One layer is a linear policy, or a table for one-hot observations. output: "softmax" (probabilities of
-    last layer / temperature), "argmax" (its first maximum), "tanh" (scaled to the action bounds, if given),
-    "identity", or "gaussian" (mean = last layer, standard deviation `std`; mean and draws are clipped to the
-    action bounds, if given). observation_mean, observation_std: scalar or (in,); observations are flattened,
-    centred and divided first. std, action_low, action_high: scalar or (k,).
+    weights: one (in, out) array per layer; biases: one (out,) array per layer;
+    `activation` between layers. One layer is a linear policy, or a table for one-hot
+    observations. output: "softmax" (probabilities of last layer / temperature),
+    "argmax" (its first maximum), "tanh" (scaled to the action bounds, if given),
+    "identity", or "gaussian" (mean = last layer, standard deviation `std`; mean and
+    draws are clipped to the action bounds, if given). observation_mean,
+    observation_std: scalar or (in,); observations are flattened, centred and divided
+    first. std, action_low, action_high: scalar or (k,).
     """
 
     weights: tuple[np.ndarray, ...]
@@ -163,32 +218,69 @@ class Mlp:
     def __post_init__(self) -> None:
         for what, choices in CHOICES.items():
             given = getattr(self, what)
-            refuse({f"{what} is {given!r}; give one of {', '.join(choices)}": given not in choices})
+            refuse(
+                {
+                    f"{what} is {given!r}; give one of {', '.join(choices)}": (
+                        given not in choices
+                    )
+                }
+            )
         width = None
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            fits = weight.ndim == 2 and weight.size > 0 and bias.shape == weight.shape[1:]
-            shapes = f"W{layer} has shape {weight.shape}, b{layer} {bias.shape}; give (in, out) and (out,)"
+        for layer, (weight, bias) in enumerate(
+            zip(self.weights, self.biases, strict=True)
+        ):
+            fits = (
+                weight.ndim == 2 and weight.size > 0 and bias.shape == weight.shape[1:]
+            )
+            shapes = (
+                f"W{layer} has shape {weight.shape}, b{layer} {bias.shape}; give (in,"
+                " out) and (out,)"
+            )
             wrong = {
-                f"{shapes}, `in` the layer before's `out`": not fits or width not in (None, len(weight)),
-                "give finite weights": not (np.isfinite(weight).all() and np.isfinite(bias).all()),
+                f"{shapes}, `in` the layer before's `out`": (
+                    not fits or width not in (None, len(weight))
+                ),
+                "give finite weights": not (
+                    np.isfinite(weight).all() and np.isfinite(bias).all()
+                ),
             }
             refuse(wrong, f"layer {layer}")
             width = weight.shape[1]
         for what in VECTORS:
-            value, size = getattr(self, what), self.inputs if what.startswith("observ") else self.outputs
+            value = getattr(self, what)
+            if what.startswith("observ"):
+                size = self.inputs
+            else:
+                size = self.outputs
             least = 0.0 if what.endswith("std") else -math.inf
             if value is not None:
-                is_off = value.shape not in ((), (size,)) or not ((value > least) & (value < math.inf)).all()
-                kind = f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
+                is_off = (
+                    value.shape not in ((), (size,))
+                    or not ((value > least) & (value < math.inf)).all()
+                )
+                kind = (
+                    f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
+                )
                 refuse({f"{what} is {value}; give {kind}": is_off})
-        low, high, is_gaussian = self.action_low, self.action_high, self.output == "gaussian"
+        low = self.action_low
+        high = self.action_high
+        is_gaussian = self.output == "gaussian"
         is_boxed = low is not None and high is not None and bool(np.all(low < high))
-        bounded = "action_low and action_high: give both, lower bounds below upper ones, and only for output"
+        bounded = (
+            "action_low and action_high: give both, lower bounds below upper ones, and"
+            " only for output"
+        )
         wrong = {
-            f"temperature is {self.temperature}; give a positive number": not 0 < self.temperature < math.inf,
-            'std; give it with output "gaussian", and only there': (self.std is None) == is_gaussian,
-            f'{bounded} "tanh" or "gaussian"': (low is not None or high is not None)
-            and not (is_boxed and (is_gaussian or self.output == "tanh")),
+            f"temperature is {self.temperature}; give a positive number": (
+                not 0 < self.temperature < math.inf
+            ),
+            'std; give it with output "gaussian", and only there': (
+                (self.std is None) == is_gaussian
+            ),
+            f'{bounded} "tanh" or "gaussian"': (
+                (low is not None or high is not None)
+                and not (is_boxed and (is_gaussian or self.output == "tanh"))
+            ),
         }
         refuse(wrong)
 
@@ -206,16 +298,25 @@ class Mlp:
         """Values (N, out) of the last layer, float64."""
         x = observations.reshape(len(observations), self.inputs).astype(np.float64)
         x = (x - self.observation_mean) / self.observation_std
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for layer, (weight, bias) in enumerate(
+            zip(self.weights, self.biases, strict=True)
+        ):
             if layer:
-                x = np.maximum(x, 0.0) if self.activation == "relu" else np.tanh(x)
+                if self.activation == "relu":
+                    x = np.maximum(x, 0.0)
+                else:
+                    x = np.tanh(x)
             x = x @ weight + bias  # (N, in) @ (in, out) + (out,)
         return x
 
     def discrete(self, observations: np.ndarray) -> np.ndarray:
-        """Probabilities (N, n) for "softmax", actions (N,) of the first maximum for "argmax"."""
+        """Probabilities (N, n) for "softmax", actions (N,) of the first maximum for
+        "argmax".
+        """
         values = self.last_layer(observations)
-        return values.argmax(axis=1) if self.output == "argmax" else softmax(values, self.temperature)
+        if self.output == "argmax":
+            return values.argmax(axis=1)
+        return softmax(values, self.temperature)
 
     def mean(self, observations: np.ndarray) -> np.ndarray:
         """Mean actions (N, k)."""
@@ -225,39 +326,72 @@ class Mlp:
         values = np.tanh(values)
         if self.action_low is None or self.action_high is None:
             return values
-        return self.action_low + (values + 1.0) / 2.0 * (self.action_high - self.action_low)
+        return self.action_low + (values + 1.0) / 2.0 * (
+            self.action_high - self.action_low
+        )
 
-    def sample(self, observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    def sample(
+        self, observations: np.ndarray, generator: np.random.Generator
+    ) -> np.ndarray:
         """Draws (N, k) of the "gaussian" output; the noise is added before clipping."""
         assert self.std is not None, "checked with the output when constructed"
         values = self.last_layer(observations)
-        return self._clipped(values + self.std * generator.standard_normal(values.shape))
+        return self._clipped(
+            values + self.std * generator.standard_normal(values.shape)
+        )
 
     def log_density(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Log density (N,) of the "gaussian" output; bounds have the probability of what is cut off."""
+        """Log density (N,) of the "gaussian" output; bounds have the probability of
+        what is cut off.
+        """
         assert self.std is not None, "checked with the output when constructed"
         mean = self.last_layer(observations)
-        return gaussian_log_density(actions, mean, self.std, self.action_low, self.action_high)
+        return gaussian_log_density(
+            actions, mean, self.std, self.action_low, self.action_high
+        )
 
     def _clipped(self, actions: np.ndarray) -> np.ndarray:
-        return actions if self.action_low is None else np.clip(actions, self.action_low, self.action_high)
+        if self.action_low is None:
+            return actions
+        return np.clip(actions, self.action_low, self.action_high)
 
 
-def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    """The network as a policy for a log's spaces. Raises PolicyError if its sizes or output do not fit."""
-    shape, size = tuple(observation_shape), mlp.outputs
+def mlp_policy(
+    mlp: Mlp, name: str, action_space: ActionSpace, observation_shape: Sequence[int]
+) -> Policy:
+    """The network as a policy for a log's spaces.
+
+    Raises PolicyError if its sizes or output do not fit.
+    """
+    shape = tuple(observation_shape)
+    size = mlp.outputs
     is_discrete = mlp.output in ("softmax", "argmax")
-    check_spaces(name, (Discrete(size) if is_discrete else Continuous(size), None), (action_space, shape))
-    what = f"the policy takes {mlp.inputs} numbers per observation, the log has shape {shape}"
-    refuse({f"{what}; give a policy made for this log": math.prod(shape) != mlp.inputs}, name)
+    check_spaces(
+        name,
+        (Discrete(size) if is_discrete else Continuous(size), None),
+        (action_space, shape),
+    )
+    what = (
+        f"the policy takes {mlp.inputs} numbers per observation, the log has shape"
+        f" {shape}"
+    )
+    refuse(
+        {f"{what}; give a policy made for this log": math.prod(shape) != mlp.inputs},
+        name,
+    )
     if is_discrete:
         return DiscretePolicy(size, mlp.discrete, name, shape)
     if mlp.output != "gaussian":
         return ContinuousPolicy(size, mlp.mean, None, name, shape)
     box = None
     if mlp.action_low is not None and mlp.action_high is not None:
-        box = np.broadcast_to(mlp.action_low, size), np.broadcast_to(mlp.action_high, size)
-    return ContinuousPolicy(size, mlp.mean, mlp.sample, name, shape, mlp.log_density, box)
+        box = (
+            np.broadcast_to(mlp.action_low, size),
+            np.broadcast_to(mlp.action_high, size),
+        )
+    return ContinuousPolicy(
+        size, mlp.mean, mlp.sample, name, shape, mlp.log_density, box
+    )
 
 
 def softmax(values: np.ndarray, temperature: float = 1.0) -> np.ndarray:

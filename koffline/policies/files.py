@@ -1,13 +1,15 @@
 """Policy files, recognised by content; readers for d3rlpy's .d3, TorchScript and ONNX.
 
-A .d3 file is a pickle of {torch: bytes, config: str, version: str}. Our unpickler refuses every global, so
-that a pickle can only build numbers, text and containers. The weights inside are read by
-torch.load(weights_only=True), and only from its zip layout, because the older layout was once exploitable.
-`koffline.algos.policies` rebuilds the network, the only part that needs d3rlpy.
+A .d3 file is a pickle of {torch: bytes, config: str, version: str}. Our unpickler
+refuses every global, so that a pickle can only build numbers, text and containers. The
+weights inside are read by torch.load(weights_only=True), and only from its zip layout,
+because the older layout was once exploitable. `koffline.algos.policies` rebuilds the
+network, the only part that needs d3rlpy.
 
-torch.jit.load runs no Python from a file (d3rlpy's save_policy("policy.pt") writes such files). Yet the file
-is a program in torch's own instruction set, which can write files, for instance: load only files you trust.
-An ONNX file, run by onnxruntime (extra `onnx`), is data.
+torch.jit.load runs no Python from a file (d3rlpy's save_policy("policy.pt") writes such
+files). Yet the file is a program in torch's own instruction set, which can write files,
+for instance: load only files you trust. An ONNX file, run by onnxruntime (extra
+`onnx`), is data.
 """
 
 from __future__ import annotations
@@ -31,20 +33,31 @@ from koffline.untrusted.arrays import PlainUnpickler, check_onnx, load_tensors
 from koffline.untrusted.limits import check_memory, check_regular, parse_json
 
 ACCEPTED = (
-    "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
-    "or 'epsilon:0.1:<policy>'"
+    "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name',"
+    " 'uniform', or 'epsilon:0.1:<policy>'"
 )
-_ZIP, _HDF5 = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n"
+_ZIP = b"PK\x03\x04"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 _ONNX = b"\x08"  # the version of the format, its first field
-_DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
-_ONE_OUTPUT = "export one input of floats and one output, e.g. probabilities (scikit-learn: zipmap=False)"
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(uint8)": np.uint8,
+}
+_ONE_OUTPUT = (
+    "export one input of floats and one output, e.g. probabilities (scikit-learn:"
+    " zipmap=False)"
+)
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _PARTS = {"torch": bytes, "config": str, "version": str}
 _LOG = logging.getLogger(__name__)
 
 
 def detect(path: Path) -> str:
-    """One of "d3", "torchscript", "npz", "onnx", from the content alone. Raises PolicyError for others."""
+    """One of "d3", "torchscript", "npz", "onnx", from the content alone.
+
+    Raises PolicyError for others.
+    """
     with reading(path, "cannot be read", "check the path and its permissions"):
         check_regular(path)
         with path.open("rb") as file:
@@ -55,8 +68,12 @@ def detect(path: Path) -> str:
         return "d3"
     if head.startswith(_ONNX):
         return "onnx"
-    found = f"the content is not a policy (it begins with {head!r})" if head else "the file is empty"
-    found = "this is an HDF5 file, a log and not a policy" if head == _HDF5 else found
+    if head:
+        found = f"the content is not a policy (it begins with {head!r})"
+    else:
+        found = "the file is empty"
+    if head == _HDF5:
+        found = "this is an HDF5 file, a log and not a policy"
     raise PolicyError(f"{path}: {found}; a policy is {ACCEPTED}")
 
 
@@ -70,7 +87,9 @@ def _kind_of_zip(path: Path) -> str:
         return "torchscript"
     if any(name.endswith("/data.pkl") for name in names):
         what = "this is a torch.save checkpoint, weights without the network"
-        remedy = "for d3rlpy use algo.save(path), else torch.jit.script(module).save(path)"
+        remedy = (
+            "for d3rlpy use algo.save(path), else torch.jit.script(module).save(path)"
+        )
         raise PolicyError(f"{path}: {what}; {remedy}")
     if names and all(name.endswith(".npy") for name in names):
         return "npz"
@@ -80,7 +99,10 @@ def _kind_of_zip(path: Path) -> str:
 
 @dataclass(frozen=True)
 class D3File:
-    """Content of a .d3 file. ``states``: weights, and the optimisers' states, by name."""
+    """Content of a .d3 file.
+
+    ``states``: weights, and the optimisers' states, by name.
+    """
 
     name: str
     algorithm: str
@@ -99,14 +121,24 @@ def read_d3(path: Path) -> D3File:
         check_regular(path)
         check_memory(path.stat().st_size)
         content = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-    if not (isinstance(content, dict) and all(isinstance(content.get(k), t) for k, t in _PARTS.items())):
-        what = f"the pickle does not hold a d3rlpy model ({', '.join(_PARTS)}) but a {type(content).__name__}"
+    if not (
+        isinstance(content, dict)
+        and all(isinstance(content.get(k), t) for k, t in _PARTS.items())
+    ):
+        what = (
+            f"the pickle does not hold a d3rlpy model ({', '.join(_PARTS)}) but a"
+            f" {type(content).__name__}"
+        )
         raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}")
     with reading(path, "the configuration makes no sense", _SAVE_AGAIN):
         algorithm = str(parse_json(content["config"])["config"]["type"])
     if not content["torch"].startswith(_ZIP):
-        raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
-    with reading(name, "the archive of its weights is truncated or corrupt", _SAVE_AGAIN):
+        raise PolicyError(
+            f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}"
+        )
+    with reading(
+        name, "the archive of its weights is truncated or corrupt", _SAVE_AGAIN
+    ):
         states = load_tensors(content["torch"])
     if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
         raise PolicyError(f"{name}: the weights are not named modules; {_SAVE_AGAIN}")
@@ -124,8 +156,13 @@ def say_it_runs_code(name: str, how: str) -> None:
 
 
 def read_torchscript(path: Path) -> Any:
-    """The module of a TorchScript file, on the CPU. Raises PolicyError for a corrupt file."""
-    say_it_runs_code(str(path), "is a TorchScript program, which can read and write files")
+    """The module of a TorchScript file, on the CPU.
+
+    Raises PolicyError for a corrupt file.
+    """
+    say_it_runs_code(
+        str(path), "is a TorchScript program, which can read and write files"
+    )
     with reading(path, "the TorchScript file cannot be read", "export it again"):
         check_regular(path)
         return _unpack(path.read_bytes())
@@ -135,14 +172,21 @@ def _unpack(content: bytes) -> Any:
     import torch
 
     # Loaded modules travel to other processes as the content of a file.
-    copyreg.pickle(torch.jit.RecursiveScriptModule, lambda module: (_unpack, (module.save_to_buffer(),)))
+    copyreg.pickle(
+        torch.jit.RecursiveScriptModule,
+        lambda module: (_unpack, (module.save_to_buffer(),)),
+    )
     with warnings.catch_warnings():  # the only format that d3rlpy writes is deprecated
-        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", message=".*torch.jit.*", category=DeprecationWarning
+        )
         return torch.jit.load(io.BytesIO(content), map_location="cpu")
 
 
 class OnnxFunction:
-    """Function from observations to a model's only output; it is pickled as the content of the file."""
+    """Function from observations to a model's only output; it is pickled as the content
+    of the file.
+    """
 
     is_network = True
 
@@ -153,14 +197,25 @@ class OnnxFunction:
         options.log_severity_level = 4
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._content = content
-        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        given, made = self._session.get_inputs(), self._session.get_outputs()
+        self._session = onnxruntime.InferenceSession(
+            content, options, providers=["CPUExecutionProvider"]
+        )
+        given = self._session.get_inputs()
+        made = self._session.get_outputs()
         if [each.type in _DTYPES for each in given] != [True] or len(made) != 1:
-            takes, gives = (", ".join(f"{each.name} {each.type}" for each in side) for side in (given, made))
-            raise PolicyError(f"the model takes {takes or 'nothing'} and returns {gives}; {_ONE_OUTPUT}")
+            takes, gives = (
+                ", ".join(f"{each.name} {each.type}" for each in side)
+                for side in (given, made)
+            )
+            raise PolicyError(
+                f"the model takes {takes or 'nothing'} and returns {gives};"
+                f" {_ONE_OUTPUT}"
+            )
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """The output for rows (N, …); onnxruntime refuses inputs that do not fit the model."""
+        """The output for rows (N, …); onnxruntime refuses inputs that do not fit the
+        model.
+        """
         (given,) = self._session.get_inputs()
         values = np.ascontiguousarray(observations, dtype=_DTYPES[given.type])
         (output,) = self._session.run(None, {given.name: values})
@@ -171,8 +226,13 @@ class OnnxFunction:
 
 
 def load_onnx(path: Path) -> OnnxFunction:
-    """The function of an ONNX file. Raises PolicyError if onnxruntime is missing or the file is corrupt."""
-    with reading(path, "reading ONNX needs onnxruntime", "pip install 'koffline[onnx]'"):
+    """The function of an ONNX file.
+
+    Raises PolicyError if onnxruntime is missing or the file is corrupt.
+    """
+    with reading(
+        path, "reading ONNX needs onnxruntime", "pip install 'koffline[onnx]'"
+    ):
         import onnxruntime  # noqa: F401  (its extra may be missing)
     with reading(path, "the ONNX file cannot be read", "export it again"):
         check_regular(path)

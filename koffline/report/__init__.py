@@ -1,4 +1,6 @@
-"""A result on a terminal, and as a folder: its JSON, figures as PNG, and a self-contained HTML page."""
+"""A result on a terminal, and as a folder: its JSON, figures as PNG, and a
+self-contained HTML page.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ Row = Sequence[str]
 class Report:
     """How a result is shown.
 
-    marker: the name of its JSON file and, with another ending, of its page's template. found: a result with
-    ``to_json`` and the fields that the last part of ``base.html.j2`` shows. figures: functions that draw
-    them, by name. show: prints the part before warnings and notes. context: further values for the template.
+    marker: the name of its JSON file and, with another ending, of its page's template.
+    found: a result with ``to_json`` and the fields that the last part of
+    ``base.html.j2`` shows. figures: functions that draw them, by name. show: prints the
+    part before warnings and notes. context: further values for the template.
     """
 
     marker: str
@@ -37,11 +40,13 @@ class Report:
     context: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, out: Path, force: bool, run: Mapping[str, Any]) -> Path:
-        """Write ``marker``, ``plots/*.png``, ``report.html`` and run.json to ``out``; return the page's path.
+        """Write ``marker``, ``plots/*.png``, ``report.html`` and run.json to ``out``;
+        return the page's path.
 
-        An earlier report is replaced only with ``force``, and only when the new one is complete. run: content
-        of run.json, which holds everything that varies between runs; the other files should always be the
-        same bytes. A figure that cannot be drawn is left out, with a warning.
+        An earlier report is replaced only with ``force``, and only when the new one is
+        complete. run: content of run.json, which holds everything that varies between
+        runs; the other files should always be the same bytes. A figure that cannot be
+        drawn is left out, with a warning.
         """
 
         with parents_made(out):
@@ -54,7 +59,9 @@ class Report:
         from koffline.report import plots
 
         with atomic_folder(out, True, result_files(self.marker)) as folder:
-            (folder / self.marker).write_text(self.found.to_json(timing=False) + "\n", encoding="utf-8")
+            (folder / self.marker).write_text(
+                self.found.to_json(timing=False) + "\n", encoding="utf-8"
+            )
             text = escaped_json(json.dumps(run, indent=2, ensure_ascii=False)) + "\n"
             (folder / FILE).write_text(text, encoding="utf-8")
             (folder / "plots").mkdir()
@@ -69,13 +76,15 @@ class Report:
     def render(self, figures: Mapping[str, str]) -> str:
         """The page as text, from the template of this folder named after ``marker``.
 
-        In a template ``figures.name`` is an SVG element (mark it safe), and the functions of
-        `koffline.report.words` are filters: ``| number`` shows four digits, ``| setting`` a setting's
-        description.
+        In a template ``figures.name`` is an SVG element (mark it safe), and the
+        functions of `koffline.report.words` are filters: ``| number`` shows four
+        digits, ``| setting`` a setting's description.
         """
         from jinja2 import Environment, FileSystemLoader
 
-        from koffline.report import words  # tables of commands that need no results are printed without it
+        from koffline.report import (
+            words,
+        )  # tables of commands that need no results are printed without it
 
         places = FileSystemLoader(Path(__file__).parent)
         environment = Environment(
@@ -85,15 +94,25 @@ class Report:
             lstrip_blocks=True,
             finalize=_finished,  # of every value before it is escaped
         )
-        environment.filters |= {name: value for name, value in vars(words).items() if callable(value)}
+        environment.filters |= {
+            name: value for name, value in vars(words).items() if callable(value)
+        }
         template = environment.get_template(self.marker.replace(".json", ".html.j2"))
-        return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
+        return template.render(
+            found=self.found, figures=figures, command=shown_command(), **self.context
+        )
 
     def print(self, page: Path | None = None) -> None:
-        """Print the result, other warnings than the verdict, notes, the verdict and the path of the page."""
-        console, notes = make_console(), getattr(self.found, "notes", ())
+        """Print the result, other warnings than the verdict, notes, the verdict and the
+        path of the page.
+        """
+        console = make_console()
+        notes = getattr(self.found, "notes", ())
         self.show(console)
-        said = self.found.verdict.sentence if hasattr(self.found, "verdict") else ""
+        if hasattr(self.found, "verdict"):
+            said = self.found.verdict.sentence
+        else:
+            said = ""
         for warning in self.context.get("warnings", self.found.warnings):
             if warning.removeprefix("No interval: ") not in said:
                 print_labelled(console, "warning", warning)
@@ -106,7 +125,9 @@ class Report:
 
 
 def _finished(value: Any) -> Any:
-    """A value of a template: texts without control characters; what is HTML already is made of such texts."""
+    """A value of a template: texts without control characters; what is HTML already is
+    made of such texts.
+    """
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return without_controls(value)
     return value
@@ -121,15 +142,19 @@ class _Images(NamedTuple):
 
 def _images(figure: Figure) -> _Images:
     """Both images of a figure; the element has no XML prologue and no metadata."""
-    png, svg = io.BytesIO(), io.StringIO()
+    png = io.BytesIO()
+    svg = io.StringIO()
     figure.savefig(png, format="png", dpi=144)
-    figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    figure.savefig(
+        svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    )
     text = svg.getvalue()
     return _Images(png.getvalue(), text[text.index("<svg") :])
 
 
 def make_console(width: int = _WIDTH) -> Console:
-    """Console as wide as the terminal, or wide enough not to break numbers; without markup.
+    """Console as wide as the terminal, or wide enough not to break numbers; without
+    markup.
 
     It prints texts without control characters.
     """
@@ -137,7 +162,10 @@ def make_console(width: int = _WIDTH) -> Console:
 
     class CleanConsole(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            shown = [without_controls(each) if isinstance(each, str) else each for each in objects]
+            shown = [
+                without_controls(each) if isinstance(each, str) else each
+                for each in objects
+            ]
             super().print(*shown, **options)
 
     console = CleanConsole(emoji=False, markup=False)
@@ -147,20 +175,29 @@ def make_console(width: int = _WIDTH) -> Console:
 
 
 def print_table(
-    console: Console, title: str, columns: Row, *parts: Iterable[Row], right: Sequence[str] = ()
+    console: Console,
+    title: str,
+    columns: Row,
+    *parts: Iterable[Row],
+    right: Sequence[str] = (),
 ) -> None:
     """Print a table with its title on the left and a line between its parts.
 
-    columns: their headings; empty for lines of name and value. right: the columns of numbers.
+    columns: their headings; empty for lines of name and value. right: the columns of
+    numbers.
     """
     from rich.table import Table
 
-    table = Table(title=without_controls(title), title_justify="left", show_header=bool(columns))
+    table = Table(
+        title=without_controls(title), title_justify="left", show_header=bool(columns)
+    )
     if not columns:
         table.add_column(style="bold")
     for name in columns or ("",):
         table.add_column(
-            without_controls(name), justify="right" if name in right else "left", overflow="fold"
+            without_controls(name),
+            justify="right" if name in right else "left",
+            overflow="fold",
         )
     for rows in parts:
         for row in rows:
@@ -169,9 +206,13 @@ def print_table(
     console.print(table)
 
 
-def print_labelled(console: Console, label: str, text: str, style: str = "yellow") -> None:
+def print_labelled(
+    console: Console, label: str, text: str, style: str = "yellow"
+) -> None:
     """Print one long line after a coloured label."""
     from rich.text import Text
 
     heading = without_controls(f"{label}:")
-    console.print(Text.assemble((heading, style), without_controls(f" {text}")), soft_wrap=True)
+    console.print(
+        Text.assemble((heading, style), without_controls(f" {text}")), soft_wrap=True
+    )

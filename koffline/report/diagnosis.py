@@ -1,4 +1,6 @@
-"""A diagnosis on a terminal and as a folder with a page; figures of where the Bellman equation fails."""
+"""A diagnosis on a terminal and as a folder with a page; figures of where the Bellman
+equation fails.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Z_NOTE = (
-    "z is not mean residual / ±: it belongs to the kernel-weighted mean at the place, in which near rows "
-    "count more; the mean residual is the average over the rows within one bandwidth (of that action, where "
-    "actions are discrete)."
+    "z is not mean residual / ±: it belongs to the kernel-weighted mean at the place,"
+    " in which near rows count more; the mean residual is the average over the rows"
+    " within one bandwidth (of that action, where actions are discrete)."
 )
 _FEWEST = 5.0  # least effective rows of a local mean that is coloured
 _COLUMNS = 3
@@ -32,39 +34,94 @@ _NO_ROWS = "#c4c8cc"
 
 def report_diagnosis(diagnosis: Diagnosis) -> Report:
     """The report of a diagnosis."""
-    rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
+    rows = diagnosis.shown_test.rows
+    coverage = diagnosis.coverage
     relevant = coverage.weights > 0.0
-    figures = {"map": partial(_plot_maps, diagnosis)} if diagnosis.maps else {}
-    figures["by_value"] = partial(_plot_profile, diagnosis.by_value, "value Q of the row")
+    if diagnosis.maps:
+        figures = {"map": partial(_plot_maps, diagnosis)}
+    else:
+        figures = {}
+    figures["by_value"] = partial(
+        _plot_profile, diagnosis.by_value, "value Q of the row"
+    )
     if diagnosis.by_step is not None:
-        figures["by_step"] = partial(_plot_profile, diagnosis.by_step, "time step in the episode")
-    figures["residuals"] = partial(plots.plot_residuals, rows.residuals[rows.weights > 0.0])
-    figures["coverage"] = partial(plots.plot_coverage, coverage.ratios[relevant], coverage.weights[relevant])
+        figures["by_step"] = partial(
+            _plot_profile, diagnosis.by_step, "time step in the episode"
+        )
+    figures["residuals"] = partial(
+        plots.plot_residuals, rows.residuals[rows.weights > 0.0]
+    )
+    figures["coverage"] = partial(
+        plots.plot_coverage, coverage.ratios[relevant], coverage.weights[relevant]
+    )
     features = rows.transitions.metadata.features
-    acts = [f"action {i}: {name}" for i, name in enumerate(features.actions)] if features else []
+    if features:
+        acts = [f"action {i}: {name}" for i, name in enumerate(features.actions)]
+    else:
+        acts = []
     context = {
-        "z_note": printable(f"state: {', '.join((*features.names, *acts))}. " if features else "") + _Z_NOTE,
+        "z_note": (
+            printable(
+                f"state: {', '.join((*features.names, *acts))}. " if features else ""
+            )
+            + _Z_NOTE
+        ),
         "facts": _facts(diagnosis),
         "columns": ("state", "action", "rows", "mean residual", "z", "beyond chance"),
         "places": [_cells(region) for region in diagnosis.regions],
     }
-    return Report("diagnosis.json", diagnosis, figures, partial(_show, diagnosis, context), context)
+    return Report(
+        "diagnosis.json",
+        diagnosis,
+        figures,
+        partial(_show, diagnosis, context),
+        context,
+    )
 
 
 def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Names and texts of test, kernel loss, coverage and value."""
     test = diagnosis.test
     verdict = "rejected" if test.rejects else "not rejected"
-    held_out = {True: "yes", False: "no", None: "unknown (--trained-on LOG tells)"}[test.held_out]
+    held_out = {True: "yes", False: "no", None: "unknown (--trained-on LOG tells)"}[
+        test.held_out
+    ]
     return [
         ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
-        ("power", f"{number(test.power)} against an error of {test.alternative:.3g} everywhere"),
+        (
+            "power",
+            (
+                f"{number(test.power)} against an error of {test.alternative:.3g}"
+                " everywhere"
+            ),
+        ),
         ("found with 80 %", f"an error of {number(test.detectable)} everywhere"),
-        ("kernel loss", f"{number(test.kernel_loss)}   ({number(test.kernel_ratio)} × noise alone)"),
-        ("residuals", f"mean {number(test.mean_residual)}, root mean square {number(test.rms_residual)}"),
-        ("coverage", f"{diagnosis.coverage.fraction:.0%} of the policy's actions lie near logged ones"),
+        (
+            "kernel loss",
+            f"{number(test.kernel_loss)}   ({number(test.kernel_ratio)} × noise alone)",
+        ),
+        (
+            "residuals",
+            (
+                f"mean {number(test.mean_residual)}, root mean square"
+                f" {number(test.rms_residual)}"
+            ),
+        ),
+        (
+            "coverage",
+            (
+                f"{diagnosis.coverage.fraction:.0%} of the policy's actions lie near"
+                " logged ones"
+            ),
+        ),
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
-        ("logged return", f"{number(diagnosis.logged_return)} (discounted, up to each episode's last row)"),
+        (
+            "logged return",
+            (
+                f"{number(diagnosis.logged_return)} (discounted, up to each episode's"
+                " last row)"
+            ),
+        ),
         ("rows held out", held_out),
         ("log", describe_log(diagnosis)),
     ]
@@ -73,10 +130,23 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 def _show(diagnosis: Diagnosis, context: Mapping[str, Any], console: Any) -> None:
     """Print facts, places of the largest error and findings."""
     test = diagnosis.test
-    rows = [*context["facts"], ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s")]
-    print_table(console, f"Is {test.value_function} the value function of {test.policy}?", (), rows)
+    rows = [
+        *context["facts"],
+        ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
+    ]
+    print_table(
+        console,
+        f"Is {test.value_function} the value function of {test.policy}?",
+        (),
+        rows,
+    )
     if diagnosis.regions:
-        print_table(console, "Where residuals of one sign gather", context["columns"], context["places"])
+        print_table(
+            console,
+            "Where residuals of one sign gather",
+            context["columns"],
+            context["places"],
+        )
         console.print(context["z_note"], soft_wrap=True, style="dim")
     for sentence in diagnosis.findings:
         console.print(sentence, soft_wrap=True)
@@ -92,50 +162,89 @@ def _cells(region: Region) -> list[str]:
 
 
 def _plot_maps(diagnosis: Diagnosis) -> Figure:
-    """Kernel-weighted mean residual over two-dimensional states, one panel per action, one common scale.
+    """Kernel-weighted mean residual over two-dimensional states, one panel per action,
+    one common scale.
 
-    Places without rows are grey (white is zero); dots mark places where noise alone would rarely reach such
-    values.
+    Places without rows are grey (white is zero); dots mark places where noise alone
+    would rarely reach such values.
     """
     maps = diagnosis.maps
     columns = min(_COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     seen = [one.values.effective_rows >= _FEWEST for one in maps]
     # Limit of the colours: the 98 % quantile, so that one corner does not dominate.
-    sizes = [np.abs(one.values.mean[some]) for one, some in zip(maps, seen, strict=True) if some.any()]
+    sizes = [
+        np.abs(one.values.mean[some])
+        for one, some in zip(maps, seen, strict=True)
+        if some.any()
+    ]
     limit = max([float(np.quantile(size, 0.98)) for size in sizes] + [1e-12])
-    threshold = diagnosis.regions[0].threshold if diagnosis.regions else np.inf
+    if diagnosis.regions:
+        threshold = diagnosis.regions[0].threshold
+    else:
+        threshold = np.inf
     colors: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     with drawing({**plots.STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(2.2 + 3.1 * columns, 0.7 + 2.9 * rows), layout="constrained")
+        figure = Figure(
+            figsize=(2.2 + 3.1 * columns, 0.7 + 2.9 * rows), layout="constrained"
+        )
         for number, (one, some) in enumerate(zip(maps, seen, strict=True), start=1):
             panel = figure.add_subplot(rows, columns, number, facecolor=_NO_ROWS)
             shown = np.ma.masked_where(~some, one.values.mean)
-            mesh = panel.pcolormesh(*one.axes, shown, shading="nearest", rasterized=True, **colors)
+            mesh = panel.pcolormesh(
+                *one.axes, shown, shading="nearest", rasterized=True, **colors
+            )
             scores = np.where(some, np.abs(one.values.z_scores), 0.0)
             if (scores > threshold).any():
                 ends = [threshold, scores.max() + 1.0]
-                panel.contourf(*one.axes, scores, levels=ends, colors="none", hatches=["..."], zorder=3)
-                panel.contour(*one.axes, scores, levels=[threshold], colors=INK, linewidths=1.2)
+                panel.contourf(
+                    *one.axes,
+                    scores,
+                    levels=ends,
+                    colors="none",
+                    hatches=["..."],
+                    zorder=3,
+                )
+                panel.contour(
+                    *one.axes, scores, levels=[threshold], colors=INK, linewidths=1.2
+                )
             panel.set_title(f"action {describe_action(one.action)}", fontsize=10)
             panel.set(xlabel="state 0", ylabel="state 1")
             panel.grid(visible=False)
-        figure.colorbar(mesh, ax=figure.axes, shrink=0.9, label="mean Bellman residual (reward units)")
+        figure.colorbar(
+            mesh,
+            ax=figure.axes,
+            shrink=0.9,
+            label="mean Bellman residual (reward units)",
+        )
     return figure
 
 
 def _plot_profile(profile: Profile, label: str) -> Figure:
-    """Mean residual ± 2 standard errors in bins; the band holds 80 % of the residuals."""
+    """Mean residual ± 2 standard errors in bins; the band holds 80 % of the
+    residuals.
+    """
 
     def draw(axes: Axes) -> None:
         axes.axhline(0.0, color=INK, lw=0.8)
-        center, error = profile.center, 2.0 * profile.standard_error
+        center = profile.center
+        error = 2.0 * profile.standard_error
         if len(center) > 1:
             ends = profile.low, profile.high
-            axes.fill_between(center, *ends, color=SOFT, alpha=0.3, lw=0, label="80 % of rows")
-        line: dict[str, Any] = {"fmt": "o-", "color": ACCENT, "ms": 4, "lw": 1.2, "capsize": 2}
-        axes.errorbar(center, profile.mean, yerr=error, **line, label="mean ± 2 standard errors")
+            axes.fill_between(
+                center, *ends, color=SOFT, alpha=0.3, lw=0, label="80 % of rows"
+            )
+        line: dict[str, Any] = {
+            "fmt": "o-",
+            "color": ACCENT,
+            "ms": 4,
+            "lw": 1.2,
+            "capsize": 2,
+        }
+        axes.errorbar(
+            center, profile.mean, yerr=error, **line, label="mean ± 2 standard errors"
+        )
 
     return plots.make_figure(draw, xlabel=label, ylabel="Bellman residual")

@@ -1,4 +1,7 @@
-"""Figures that several results share, and figures of intervals. Each function returns a figure."""
+"""Figures that several results share, and figures of intervals.
+
+Each function returns a figure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1f2933"
-ACCENT, SOFT, WARM = "#1769aa", "#9fb3c8", "#c2410c"
+ACCENT = "#1769aa"
+SOFT = "#9fb3c8"
+WARM = "#c2410c"
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -43,9 +48,16 @@ _LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = 
 
 
 def make_figure(
-    draw: Callable[[Axes], None], width: float = 6.0, height: float = 3.4, xlabel: str = "", ylabel: str = ""
+    draw: Callable[[Axes], None],
+    width: float = 6.0,
+    height: float = 3.4,
+    xlabel: str = "",
+    ylabel: str = "",
 ) -> Figure:
-    """One pair of axes in our style, with a legend of labelled items. No global state is changed."""
+    """One pair of axes in our style, with a legend of labelled items.
+
+    No global state is changed.
+    """
     with drawing(STYLE):
         from matplotlib.figure import Figure
 
@@ -53,12 +65,19 @@ def make_figure(
         axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
         draw(axes)
         if axes.get_legend() is None and axes.get_legend_handles_labels()[1]:
-            axes.legend(loc="upper right")  # the "best" place takes a time that depends on the machine
+            axes.legend(
+                loc="upper right"
+            )  # the "best" place takes a time that depends on the machine
         return figure
 
 
 def plot_histogram(
-    numbers: np.ndarray, mark: float, about_mark: str, xlabel: str, ylabel: str, **options: Any
+    numbers: np.ndarray,
+    mark: float,
+    about_mark: str,
+    xlabel: str,
+    ylabel: str,
+    **options: Any,
 ) -> Figure:
     """A histogram with one dashed line. options: of matplotlib's ``hist``."""
 
@@ -74,15 +93,21 @@ def plot_residuals(residuals: np.ndarray) -> Figure:
     """Histogram of the Bellman residuals of rows, in units of the reward."""
     low, high = np.quantile(residuals, [0.002, 0.998])
     if not high > low:
-        low, high = low - 0.5, high + 0.5
-    mean, label = float(residuals.mean()), "Bellman residual of a row (reward units)"
-    figure = plot_histogram(np.clip(residuals, low, high), mean, "mean", label, "rows", bins=60)
+        low = low - 0.5
+        high = high + 0.5
+    mean = float(residuals.mean())
+    label = "Bellman residual of a row (reward units)"
+    figure = plot_histogram(
+        np.clip(residuals, low, high), mean, "mean", label, "rows", bins=60
+    )
     figure.axes[0].axvline(0.0, color=INK, lw=0.8)
     return figure
 
 
 def plot_coverage(ratios: np.ndarray, weights: np.ndarray) -> Figure:
-    """Histogram of distances of the policy's actions to logged ones, relative to the log's own spacing."""
+    """Histogram of distances of the policy's actions to logged ones, relative to the
+    log's own spacing.
+    """
     return plot_histogram(
         np.minimum(ratios, 5.0),
         1.0,
@@ -97,7 +122,8 @@ def plot_coverage(ratios: np.ndarray, weights: np.ndarray) -> Figure:
 class Line(NamedTuple):
     """A line in a figure of intervals; without a value it is an interval only.
 
-    color: of value and interval; by default the colour of the interval's kind of guarantee.
+    color: of value and interval; by default the colour of the interval's kind of
+    guarantee.
     """
 
     name: str
@@ -109,11 +135,12 @@ class Line(NamedTuple):
 def plot_intervals(
     lines: Sequence[Line], xlabel: str, marks: Sequence[tuple[str, float | None]] = ()
 ) -> Figure:
-    """One line per entry, the first at the top; marks: names and numbers to compare with, as vertical lines.
+    """One line per entry, the first at the top; marks: names and numbers to compare
+    with, as vertical lines.
 
-    The axis shows all values and marks, the first estimator's interval, and the other intervals where they
-    fit; an arrow marks an interval that continues. Certified intervals are dashed and have another colour
-    than calibrated ones.
+    The axis shows all values and marks, the first estimator's interval, and the other
+    intervals where they fit; an arrow marks an interval that continues. Certified
+    intervals are dashed and have another colour than calibrated ones.
     """
     window = _window(lines, [mark for _, mark in marks if mark is not None])
 
@@ -125,27 +152,46 @@ def plot_intervals(
                 axes.plot(line.value, place, "o", color=line.color or ACCENT, ms=8)
         for color, (name, mark) in zip((INK, SOFT), marks, strict=False):
             if mark is not None:
-                axes.axvline(mark, color=color, lw=1.6, ls="--", label=f"{name} {mark:.4g}")
-        axes.set_yticks(range(len(lines)), [without_controls(line.name) for line in lines])
+                axes.axvline(
+                    mark, color=color, lw=1.6, ls="--", label=f"{name} {mark:.4g}"
+                )
+        axes.set_yticks(
+            range(len(lines)), [without_controls(line.name) for line in lines]
+        )
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.set_xlim(window)
-        made = {promise(line.interval) for line in lines if line.interval and not line.color}
+        made = {
+            promise(line.interval) for line in lines if line.interval and not line.color
+        }
         for name, (color, dashes, alpha) in _LINES.items():
             if name in made:
-                axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"interval, {name}")
+                axes.plot(
+                    [],
+                    [],
+                    color=color,
+                    lw=3.5,
+                    ls=dashes,
+                    alpha=alpha,
+                    label=f"interval, {name}",
+                )
         if axes.get_legend_handles_labels()[1]:
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
     return make_figure(draw, 7.6, 1.5 + 0.35 * len(lines), xlabel=xlabel)
 
 
-def _draw_interval(axes: Axes, y: int, line: Line, interval: Interval, window: tuple[float, float]) -> None:
+def _draw_interval(
+    axes: Axes, y: int, line: Line, interval: Interval, window: tuple[float, float]
+) -> None:
     color, dashes, alpha = _LINES[promise(interval)]
-    left, right = max(interval.low, window[0]), min(interval.high, window[1])
+    left = max(interval.low, window[0])
+    right = min(interval.high, window[1])
     if left < right:
         width = 2.5 if line.value is None else 5
-        axes.hlines(y, left, right, color=line.color or color, lw=width, ls=dashes, alpha=alpha)
+        axes.hlines(
+            y, left, right, color=line.color or color, lw=width, ls=dashes, alpha=alpha
+        )
     if interval.low < window[0]:
         axes.plot(window[0], y, "<", color=INK, ms=5, clip_on=False)
     if interval.high > window[1]:
@@ -153,12 +199,17 @@ def _draw_interval(axes: Axes, y: int, line: Line, interval: Interval, window: t
 
 
 def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float]:
-    """Limits that show all values and marks, the first estimator's interval and the narrower two thirds."""
+    """Limits that show all values and marks, the first estimator's interval and the
+    narrower two thirds.
+    """
     made = [line.interval for line in lines if line.value is not None and line.interval]
-    narrow = sorted(made, key=lambda interval: interval.width)[: (2 * len(made) + 2) // 3]
+    narrow = sorted(made, key=lambda interval: interval.width)[
+        : (2 * len(made) + 2) // 3
+    ]
     shown = [*marks, *(line.value for line in lines if line.value is not None)]
     for interval in [*narrow, *made[:1]]:
         shown += [interval.low, interval.high]
-    low, high = min(shown), max(shown)
+    low = min(shown)
+    high = max(shown)
     margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
     return low - margin, high + margin

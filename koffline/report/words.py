@@ -11,27 +11,46 @@ from koffline.ope.names import CERTIFIED_KINDS
 from koffline.ope.results import Interval, Uplift
 from koffline.spread import Spread
 
-CERTIFIED, CALIBRATED = "certified", "calibrated"
+CERTIFIED = "certified"
+CALIBRATED = "calibrated"
 UNCERTAIN = "certified only if bounds read off the log hold"
-_LONGEST_LIST, _CHANCE = 8, 0.05
+_LONGEST_LIST = 8
+_CHANCE = 0.05
 _WORDS = {  # words for diagnostics; others are shown by their key
     "coverage": "share of the policy's actions that lie near logged ones",
-    "coverage_of_starts": "share of its actions in start states that lie near logged ones",
+    "coverage_of_starts": (
+        "share of its actions in start states that lie near logged ones"
+    ),
     "n_terminated": "rows where an episode really ended",
     "n_truncated": "rows where only the recording stopped",
     "n_initial_states": "start states",
     "reward_scale": "size of a return (root mean square)",
     "logged_return": "mean return of logged episodes, up to their last row",
-    "beyond_cuts": "share of the discounted future that comes after the end of recording",
-    "action_names": "the actions, in the order in which columns of a policy's array are read",
-    "actions": "how often the policy takes each action on the log's rows, and the log itself",
-    "held_out_kernel_ratio": "kernel loss on held-out rows, relative to that of noise alone (1 is perfect)",
+    "beyond_cuts": (
+        "share of the discounted future that comes after the end of recording"
+    ),
+    "action_names": (
+        "the actions, in the order in which columns of a policy's array are read"
+    ),
+    "actions": (
+        "how often the policy takes each action on the log's rows, and the log itself"
+    ),
+    "held_out_kernel_ratio": (
+        "kernel loss on held-out rows, relative to that of noise alone (1 is perfect)"
+    ),
     "memory_shift": "change of the value if earlier rows were part of the state",
-    "memory_p_value": "p-value of what happened earlier (small: it matters beyond the state)",
+    "memory_p_value": (
+        "p-value of what happened earlier (small: it matters beyond the state)"
+    ),
     "memory_rows": "earlier rows that were tested (0: sums over all of them)",
     "drift_shift": "change of the value if the world were as it is where the log ends",
-    "drift_p_value": "p-value of a change of the world along the log (small: it changes)",
-    "correction": "what the residuals of logged rows, weighted as the policy acts, add to the value",
+    "drift_p_value": (
+        "p-value of a change of the world along the log (small: it changes)"
+    ),
+    "correction": (
+        "what the residuals of logged rows, weighted as the policy acts, add to the"
+        " value"
+    ),
     "mass": "mean of the weights of the policy's visits (1 if they fit)",
     "unseen": "share of rows valued by networks that have not seen them",
 }
@@ -41,11 +60,16 @@ def describe_interval(interval: Interval | None) -> str:
     """Ends, level and kind of an interval."""
     if interval is None:
         return "none; the verdict and the warnings say why"
-    return f"{ends(interval)}   ({percent(interval.level)} {interval.kind}, {promise(interval)})"
+    return (
+        f"{ends(interval)}   ({percent(interval.level)} {interval.kind},"
+        f" {promise(interval)})"
+    )
 
 
 def return_words(found: Any) -> str:
-    """Name of the estimated quantity; rewards of one-step episodes are not discounted."""
+    """Name of the estimated quantity; rewards of one-step episodes are not
+    discounted.
+    """
     if is_one_step(found):
         return "expected reward, every episode is one step"
     return f"expected discounted return, γ = {found.gamma:.10g}"
@@ -60,40 +84,67 @@ def is_one_step(found: Any) -> bool:
 
 
 def action_shares(actions: Mapping[str, Mapping[str, float]]) -> str:
-    """Text of the frequencies of each action on the log's rows, under the policy and in the log."""
-    shares = (f"{name} {each['policy']:.0%} (log {each['log']:.0%})" for name, each in actions.items())
+    """Text of the frequencies of each action on the log's rows, under the policy and in
+    the log.
+    """
+    shares = (
+        f"{name} {each['policy']:.0%} (log {each['log']:.0%})"
+        for name, each in actions.items()
+    )
     return ", ".join(shares)
 
 
 def uplift(more: Uplift | None) -> str:
     """Text of the uplift over the logging policy; empty if unknown."""
-    return "" if more is None else f"{more.value:+.3g}{within(more.interval)}"
+    if more is None:
+        return ""
+    return f"{more.value:+.3g}{within(more.interval)}"
 
 
 def group_rows(found: Any) -> list[tuple[str, str, str, str]]:
-    """Cells for each group of start states: name, start states, value; interval, reason for care or none."""
+    """Cells for each group of start states: name, start states, value; interval, reason
+    for care or none.
+    """
     texts = [(within(row.interval).strip(" ()"), row.reason) for row in found.groups]
-    rows = zip(found.groups, ("; ".join(filter(None, both)) for both in texts), strict=True)
-    return [(row.group, f"{row.starts:,}", number(row.value), text) for row, text in rows]
+    rows = zip(
+        found.groups, ("; ".join(filter(None, both)) for both in texts), strict=True
+    )
+    return [
+        (row.group, f"{row.starts:,}", number(row.value), text) for row, text in rows
+    ]
 
 
 def within(interval: Interval | None) -> str:
-    """Ends of an interval in brackets, to follow a number; empty without an interval."""
-    return "" if interval is None else f" ({ends(interval)})"
+    """Ends of an interval in brackets, to follow a number; empty without an
+    interval.
+    """
+    if interval is None:
+        return ""
+    return f" ({ends(interval)})"
 
 
 def ends(interval: Interval | Spread) -> str:
-    """Low and high end with four significant digits each; a dash if they are unknown."""
-    return "–" if math.isnan(interval.low) else f"{interval.low:.4g} … {interval.high:.4g}"
+    """Low and high end with four significant digits each; a dash if they are
+    unknown.
+    """
+    if math.isnan(interval.low):
+        return "–"
+    return f"{interval.low:.4g} … {interval.high:.4g}"
 
 
 def number(value: object) -> str:
     """Number with four significant digits; a dash for None, yes or no for a boolean."""
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        if value:
+            return "yes"
+        return "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
 
 
 def count_of(count: int, noun: str) -> str:
@@ -103,22 +154,38 @@ def count_of(count: int, noun: str) -> str:
 
 def describe_log(found: Any) -> str:
     """Text on the source and size of a result's log."""
-    episodes = count_of(found.n_episodes, "episode") if found.n_episodes else "no episodes"
-    return f"{found.source or 'in memory'}: {count_of(found.n_transitions, 'transition')}, {episodes}"
+    if found.n_episodes:
+        episodes = count_of(found.n_episodes, "episode")
+    else:
+        episodes = "no episodes"
+    return (
+        f"{found.source or 'in memory'}: {count_of(found.n_transitions, 'transition')},"
+        f" {episodes}"
+    )
 
 
 def promise(interval: Interval) -> str:
-    """Label of an interval: ``calibrated``, ``certified``, or certified provided that guessed bounds hold."""
+    """Label of an interval: ``calibrated``, ``certified``, or certified provided that
+    guessed bounds hold.
+    """
     if interval.kind.split(" ")[0] not in CERTIFIED_KINDS:
         return CALIBRATED
-    return UNCERTAIN if interval.is_guess else CERTIFIED
+    if interval.is_guess:
+        return UNCERTAIN
+    return CERTIFIED
 
 
 def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Diagnostics in words, each with its lines; no shift whose p-value is not small."""
+    """Diagnostics in words, each with its lines; no shift whose p-value is not
+    small.
+    """
     shown = {**record, "actions": action_shares(record.get("actions", {})) or None}
     shown["action_names"] = ", ".join(record.get("action_names", ())) or None
-    tests = (name for name in record if name.endswith("_p_value") and (record[name] or 0.0) > _CHANCE)
+    tests = (
+        name
+        for name in record
+        if name.endswith("_p_value") and (record[name] or 0.0) > _CHANCE
+    )
     shown |= {name.replace("p_value", "shift"): None for name in tests}
     return [
         (_WORDS.get(name, name.replace("_", " ")), describe_lines(value))
@@ -132,20 +199,31 @@ def setting(name: str) -> str:
     from koffline.config import EvaluationSettings
 
     field = EvaluationSettings.model_fields.get(name)
-    return name.replace("_", " ") if field is None else str(field.description)
+    if field is None:
+        return name.replace("_", " ")
+    return str(field.description)
 
 
 def describe_lines(value: Any) -> list[str]:
-    """A diagnostic as lines of text: a count for long lists, ends and level for an interval.
+    """A diagnostic as lines of text: a count for long lists, ends and level for an
+    interval.
 
     Other mappings have a line 'key value' for each part that is not None.
     """
     if isinstance(value, (list, tuple)):
         is_short = len(value) <= _LONGEST_LIST
-        return [", ".join(map(number, value)) if is_short else count_of(len(value), "value")]
+        return [
+            ", ".join(map(number, value)) if is_short else count_of(len(value), "value")
+        ]
     if isinstance(value, Interval):
         return [f"{number(value.low)} … {number(value.high)} ({percent(value.level)})"]
     if not isinstance(value, Mapping):
         return [number(value)]
-    parts = ((str(key).replace("_", " "), part) for key, part in value.items() if part is not None)
-    return [f"{name} {line}" for name, part in parts for line in describe_lines(part)] or ["–"]
+    parts = (
+        (str(key).replace("_", " "), part)
+        for key, part in value.items()
+        if part is not None
+    )
+    return [
+        f"{name} {line}" for name, part in parts for line in describe_lines(part)
+    ] or ["–"]

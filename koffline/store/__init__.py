@@ -1,4 +1,6 @@
-"""Files on disk: checks that outputs never replace a command's inputs; folders of runs with one writer."""
+"""Files on disk: checks that outputs never replace a command's inputs; folders of runs
+with one writer.
+"""
 
 from __future__ import annotations
 
@@ -17,45 +19,68 @@ from koffline.store.run_record import FILE, path_of
 from koffline.untrusted.limits import read_json
 
 LOCK = ".lock"
-RECORD, CONFIG = FILE, "config.yaml"
-_NAMES = {"train": "a training run", "online": "an online run"}  # by the ``kind`` in their records
+RECORD = FILE
+CONFIG = "config.yaml"
+_NAMES = {
+    "train": "a training run",
+    "online": "an online run",
+}  # by the ``kind`` in their records
 Record = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
 
 
-def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: str = "the target") -> None:
-    """Raise ConfigError if writing ``target`` would replace an input or a part of one; links are followed.
+def check_apart(
+    reads: Iterable[str | Path | None], target: str | Path, option: str = "the target"
+) -> None:
+    """Raise ConfigError if writing ``target`` would replace an input or a part of one;
+    links are followed.
 
-    A folder of results inside an input folder may be replaced. Names without a file are ignored.
+    A folder of results inside an input folder may be replaced. Names without a file are
+    ignored.
     """
     place = path_of(str(target))
     for name in dict.fromkeys(str(name) for name in reads if name is not None):
-        found = [path_of(name), *(map(Path, sorted(glob.glob(name))) if glob.has_magic(name) else ())]
+        found = [
+            path_of(name),
+            *(map(Path, sorted(glob.glob(name))) if glob.has_magic(name) else ()),
+        ]
         same_url = "://" in name and name == str(target)
-        if same_url or (place and any(path and _overlap(path, place) for path in found)):
-            said = f"{option} {target} would replace {name} or a part of it, which this command reads"
+        if same_url or (
+            place and any(path and _overlap(path, place) for path in found)
+        ):
+            said = (
+                f"{option} {target} would replace {name} or a part of it, which this"
+                " command reads"
+            )
             raise ConfigError(f"{said}, also with --force; choose another name")
 
 
 def _overlap(read: Path, target: Path) -> bool:
-    """Whether the target is the input, contains it, or is a part of it that is no folder of results."""
+    """Whether the target is the input, contains it, or is a part of it that is no
+    folder of results.
+    """
     if any(part.samefile(target) for part in _lineage(read)):
         return True
-    return not (target / FILE).is_file() and any(part.samefile(read) for part in _lineage(target))
+    return not (target / FILE).is_file() and any(
+        part.samefile(read) for part in _lineage(target)
+    )
 
 
 def _lineage(path: Path) -> list[Path]:
     """A path and its parent folders, both by name and with links resolved."""
-    real, named = path.resolve(), path.parent.resolve() / path.name
+    real = path.resolve()
+    named = path.parent.resolve() / path.name
     return list(dict.fromkeys([real, *real.parents, named, *named.parents]))
 
 
 @contextlib.contextmanager
 def locked(target: Path, wait: bool = False) -> Iterator[None]:
-    """Lock a file or folder for one writing process. Raises ConfigError for a second one unless ``wait``.
+    """Lock a file or folder for one writing process. Raises ConfigError for a second
+    one unless ``wait``.
 
-    The lock file lies beside the target and is removed with the lock. The system releases the lock when the
-    process ends, however it ends; the next lock on the same target removes the lock file of a killed process.
+    The lock file lies beside the target and is removed with the lock. The system
+    releases the lock when the process ends, however it ends; the next lock on the same
+    target removes the lock file of a killed process.
     """
     path = target.with_name(f".{target.name}{LOCK}")
     if path.parent.is_file():
@@ -68,7 +93,9 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
         raise ConfigError(f"{said}; wait for it or choose another --out") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(f"{path.parent} is not writable ({reason}); name another place") from None
+        raise ConfigError(
+            f"{path.parent} is not writable ({reason}); name another place"
+        ) from None
     try:
         yield
     finally:
@@ -78,9 +105,13 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
 
 
 def _open_locked(path: Path, wait: bool) -> int:
-    """Open and lock a file; try again if its previous owner removed it in the meantime."""
+    """Open and lock a file; try again if its previous owner removed it in the
+    meantime.
+    """
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        handle = os.open(
+            path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666
+        )
         try:
             import fcntl
 
@@ -98,13 +129,18 @@ def _open_locked(path: Path, wait: bool) -> int:
 
 @contextlib.contextmanager
 def open_run(
-    out: Path, record: Record, identity_of: Callable[[Record], dict[str, Any]], resume: bool
+    out: Path,
+    record: Record,
+    identity_of: Callable[[Record], dict[str, Any]],
+    resume: bool,
 ) -> Iterator[Record]:
-    """Create or continue a run's folder and yield its record; other processes are locked out.
+    """Create or continue a run's folder and yield its record; other processes are
+    locked out.
 
-    record: record of the new run, with its ``config``. identity_of: the parts of a record that must agree to
-    continue a run. Raises ConfigError, before anything is written, if the folder exists (without resume), is
-    no run of this kind, or belongs to another run. Warns if package versions have changed.
+    record: record of the new run, with its ``config``. identity_of: the parts of a
+    record that must agree to continue a run. Raises ConfigError, before anything is
+    written, if the folder exists (without resume), is no run of this kind, or belongs
+    to another run. Warns if package versions have changed.
     """
     with locked(out / RECORD):
         stored = stored_run(out, record["kind"], resume)
@@ -113,7 +149,10 @@ def open_run(
         else:
             _check_same(out, identity_of(stored), identity_of(record))
             if stored.get("versions") != record["versions"]:
-                said = "%s was begun with other versions; the numbers may differ in the last digits"
+                said = (
+                    "%s was begun with other versions; the numbers may differ in the"
+                    " last digits"
+                )
                 _LOG.warning(said, out)
         if not (out / CONFIG).exists():
             write_config(out / CONFIG, record["config"])
@@ -121,16 +160,25 @@ def open_run(
 
 
 def read_record(out: Path, kind: str = "train") -> dict[str, Any] | None:
-    """run.json of a folder; None if there is none. Raises ConfigError if it is damaged or of another kind."""
+    """run.json of a folder; None if there is none.
+
+    Raises ConfigError if it is damaged or of another kind.
+    """
     try:
         content = read_json(out / RECORD)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
-        raise ConfigError(f"{out / RECORD} cannot be read; the folder is damaged: choose another") from None
-    is_ours = isinstance(content, dict) and content.get("kind", "train") == kind  # absent in old records
+        raise ConfigError(
+            f"{out / RECORD} cannot be read; the folder is damaged: choose another"
+        ) from None
+    is_ours = (
+        isinstance(content, dict) and content.get("kind", "train") == kind
+    )  # absent in old records
     if not is_ours or not isinstance(content.get("config"), dict):
-        raise ConfigError(f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder")
+        raise ConfigError(
+            f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder"
+        )
     return content
 
 
@@ -147,20 +195,32 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def is_free(out: Path) -> bool:
-    """Whether a run may begin in a folder: it is missing, or holds only files of an aborted start."""
-    return not out.exists() or all(path.name.startswith("." + RECORD) for path in out.iterdir())
+    """Whether a run may begin in a folder: it is missing, or holds only files of an
+    aborted start.
+    """
+    return not out.exists() or all(
+        path.name.startswith("." + RECORD) for path in out.iterdir()
+    )
 
 
 def stored_run(out: Path, kind: str, resume: bool) -> Record | None:
-    """The record of the run to continue in a folder, or None if a new run may start. Raises ConfigError."""
+    """The record of the run to continue in a folder, or None if a new run may start.
+
+    Raises ConfigError.
+    """
     if is_free(out):
         return None
     stored = read_record(out, kind)
     if stored is None:
-        raise ConfigError(f"{out} holds something that is not {_NAMES[kind]}; choose another folder")
+        raise ConfigError(
+            f"{out} holds something that is not {_NAMES[kind]}; choose another folder"
+        )
     if not resume:
         option = f"--resume {out}" if kind == "online" else "--resume"
-        raise ConfigError(f"{out} holds a run already; go on with it by {option}, or choose another --out")
+        raise ConfigError(
+            f"{out} holds a run already; go on with it by {option}, or choose another"
+            " --out"
+        )
     return stored
 
 
@@ -168,6 +228,13 @@ def _check_same(out: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -
     """Raise ConfigError if a stored run has other settings than the requested ones."""
     for name in {**asked, **found}:
         if found.get(name) != asked.get(name):
-            there, here = (str(said.get(name, "not set"))[:20] for said in (found, asked))
-            said = f"{out} is a run of another config: {name} is {there} there and {here} here"
-            raise ConfigError(f"{said}; resume it with its own config or choose another --out")
+            there, here = (
+                str(said.get(name, "not set"))[:20] for said in (found, asked)
+            )
+            said = (
+                f"{out} is a run of another config: {name} is {there} there and {here}"
+                " here"
+            )
+            raise ConfigError(
+                f"{said}; resume it with its own config or choose another --out"
+            )

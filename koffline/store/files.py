@@ -1,7 +1,9 @@
-"""Atomic files, which appear complete or not at all, and errors of readers that say what to do.
+"""Atomic files, which appear complete or not at all, and errors of readers that say
+what to do.
 
-Unfinished files lie beside their target, with the writing process in their name (``.TARGET.OWNER.….tmp``).
-Those of a killed process are removed when the same target is written again.
+Unfinished files lie beside their target, with the writing process in their name
+(``.TARGET.OWNER.….tmp``). Those of a killed process are removed when the same target is
+written again.
 """
 
 from __future__ import annotations
@@ -26,55 +28,91 @@ from koffline.untrusted.limits import one_line, one_line_errors
 _BLOCK = 1 << 20  # bytes
 Location = str | os.PathLike[str]
 MINARI = "minari:"  # prefix of Minari's dataset names
-# Files that mark a folder of shards or of Minari, which travels as a whole: its readers refuse links in it.
+# Files that mark a folder of shards or of Minari, which travels as a whole: its readers
+# refuse links in it.
 _WHOLE = ("manifest.json", "metadata.json", "data/metadata.json")
 
 
 @contextlib.contextmanager
 def reading(source: str | Path, kind: str) -> Iterator[None]:
     """Turn the errors of a reader into one DataError; our own errors pass unchanged."""
-    with one_line_errors(source, f"a truncated or corrupt {kind} file", "copy or export it again"):
+    with one_line_errors(
+        source, f"a truncated or corrupt {kind} file", "copy or export it again"
+    ):
         try:
             yield
         except (FileNotFoundError, PermissionError) as error:
-            raise DataError(f"{one_line(error)}; check the path and its access rights") from None
+            raise DataError(
+                f"{one_line(error)}; check the path and its access rights"
+            ) from None
         except MemoryError:
-            said = "it does not fit into the memory of this process; convert it with `koffline data convert"
-            raise DataError(f"{said} … --shard-rows` on a larger machine and open it lazily") from None
+            said = (
+                "it does not fit into the memory of this process; convert it with"
+                " `koffline data convert"
+            )
+            raise DataError(
+                f"{said} … --shard-rows` on a larger machine and open it lazily"
+            ) from None
 
 
-def check_target(target: Path, force: bool, own_files: Sequence[str] | None = None) -> None:
+def check_target(
+    target: Path, force: bool, own_files: Sequence[str] | None = None
+) -> None:
     """Raise DataError if the target exists (without ``force``) or its folder does not.
 
-    own_files: for a folder, patterns of files that may be deleted with it; other files are never deleted.
+    own_files: for a folder, patterns of files that may be deleted with it; other files
+    are never deleted.
     None: the target is a file.
     """
     if os.path.lexists(target):
         if not force:
-            said = "exists already; choose another name or overwrite it with force (--force)"
+            said = (
+                "exists already; choose another name or overwrite it with force"
+                " (--force)"
+            )
             raise DataError(f"{target} {said}")
         if target.is_dir() == (own_files is None):
-            said = "a folder; give a file name" if own_files is None else "a file; name a folder"
+            if own_files is None:
+                said = "a folder; give a file name"
+            else:
+                said = "a file; name a folder"
             raise DataError(f"{target} is {said}")
         if own_files is not None and (foreign := _foreign_files(target, own_files)):
             said = f"holds {listed(foreign, 3)}, which --force would delete"
-            raise DataError(f"{target} {said}; move what is not koffline's away, or choose another name")
+            raise DataError(
+                f"{target} {said}; move what is not koffline's away, or choose another"
+                " name"
+            )
     if not target.parent.is_dir():
-        raise DataError(f"{target} cannot be written, the folder {target.parent} does not exist; create it")
+        raise DataError(
+            f"{target} cannot be written, the folder {target.parent} does not exist;"
+            " create it"
+        )
 
 
 def _foreign_files(folder: Path, own_files: Sequence[str]) -> list[str]:
     """Names of the files below a folder that match none of the patterns."""
-    there = (Path("/", p.relative_to(folder)) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
-    return sorted(str(path)[1:] for path in there if not any(path.match(f"/{own}") for own in own_files))
+    there = (
+        Path("/", p.relative_to(folder))
+        for p in folder.rglob("*")
+        if p.is_symlink() or not p.is_dir()
+    )
+    return sorted(
+        str(path)[1:]
+        for path in there
+        if not any(path.match(f"/{own}") for own in own_files)
+    )
 
 
 @contextlib.contextmanager
-def atomic_file(target: Path, force: bool, own_files: Sequence[str] | None = None) -> Iterator[Path]:
-    """Yield a temporary path beside ``target``, which gets the final name only if the block ends well.
+def atomic_file(
+    target: Path, force: bool, own_files: Sequence[str] | None = None
+) -> Iterator[Path]:
+    """Yield a temporary path beside ``target``, which gets the final name only if the
+    block ends well.
 
-    A part of an unfinished file is written in place. Raises DataError as `check_target` does, or if the
-    target cannot be written.
+    A part of an unfinished file is written in place. Raises DataError as `check_target`
+    does, or if the target cannot be written.
     """
     if _NAME.fullmatch(target.name):
         yield target
@@ -91,18 +129,25 @@ def atomic_file(target: Path, force: bool, own_files: Sequence[str] | None = Non
         put_in_place(temporary, target)
         flush_to_disk(target.parent)
     except FileExistsError:
-        raise DataError(f"{target} exists already; choose another name or overwrite it (--force)") from None
+        raise DataError(
+            f"{target} exists already; choose another name or overwrite it (--force)"
+        ) from None
     except OSError as error:
         raise DataError(
-            f"{target} cannot be written ({error.strerror or error}); check the folder and the disk"
+            f"{target} cannot be written ({error.strerror or error}); check the folder"
+            " and the disk"
         ) from None
     finally:
         _discard(temporary)
 
 
 @contextlib.contextmanager
-def atomic_folder(target: Path, force: bool, own_files: Sequence[str]) -> Iterator[Path]:
-    """`atomic_file` for a folder; with ``force`` it replaces a folder that holds only ``own_files``."""
+def atomic_folder(
+    target: Path, force: bool, own_files: Sequence[str]
+) -> Iterator[Path]:
+    """`atomic_file` for a folder; with ``force`` it replaces a folder that holds only
+    ``own_files``.
+    """
     with atomic_file(target, force, own_files) as temporary:
         temporary.mkdir()
         yield temporary
@@ -110,21 +155,29 @@ def atomic_folder(target: Path, force: bool, own_files: Sequence[str]) -> Iterat
 
 @contextlib.contextmanager
 def parents_made(target: Path) -> Iterator[None]:
-    """Context in which the folder of ``target`` exists; the folders made for it go if the block fails."""
-    missing = [folder for folder in target.parents if not folder.exists()]  # the innermost first
+    """Context in which the folder of ``target`` exists; the folders made for it go if
+    the block fails.
+    """
+    missing = [
+        folder for folder in target.parents if not folder.exists()
+    ]  # the innermost first
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         for folder in missing:
-            with contextlib.suppress(OSError):  # it was not made, or holds something meanwhile
+            with contextlib.suppress(
+                OSError
+            ):  # it was not made, or holds something meanwhile
                 folder.rmdir()
         raise
 
 
 def finite_json(content: Any, indent: int = 2) -> str:
     """Text of a JSON file, with null for non-finite numbers."""
-    finite = json.loads(json.dumps(content), parse_constant=lambda infinite_or_nan: None)
+    finite = json.loads(
+        json.dumps(content), parse_constant=lambda infinite_or_nan: None
+    )
     return json.dumps(finite, indent=indent) + "\n"
 
 
@@ -135,20 +188,28 @@ def write_text(path: Path, text: str) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it.
+    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in
+    it.
 
-    Links in a folder are followed, as readers of tables do, but not in one that travels as a whole.
+    Links in a folder are followed, as readers of tables do, but not in one that travels
+    as a whole.
     """
     if path.is_dir():
         parts = [part for part in path.rglob("*") if "__pycache__" not in part.parts]
         if any(os.path.lexists(path / name) for name in _WHOLE):
             parts = [part for part in parts if not part.is_symlink()]
         files = sorted(part for part in parts if part.is_file())
-        lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
-        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+        lines = [
+            f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files
+        ]
+        return hashlib.sha256(
+            "".join(lines).encode(errors="surrogateescape")
+        ).hexdigest()
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        left = os.fstat(file.fileno()).st_size  # files of the system, as in /proc, may be endless
+        left = os.fstat(
+            file.fileno()
+        ).st_size  # files of the system, as in /proc, may be endless
         while left > 0 and (block := file.read(min(left, _BLOCK))):
             left -= len(block)
             digest.update(block)
@@ -156,32 +217,47 @@ def digest_of(path: Path) -> str:
 
 
 def minari_folder(name: str) -> Path:
-    """Folder of ``minari:<id>`` on this machine, which may not exist. Raises DataError."""
+    """Folder of ``minari:<id>`` on this machine, which may not exist.
+
+    Raises DataError.
+    """
     identifier = name.removeprefix(MINARI)
     if not re.fullmatch(r"[-\w]+(/[-\w]+)*", identifier):
-        raise DataError(f"{name} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0")
+        raise DataError(
+            f"{name} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0"
+        )
     root = os.environ.get("MINARI_DATASETS_PATH")
     return (Path(root) if root else Path.home() / ".minari" / "datasets") / identifier
 
 
-_NAME = re.compile(r"\.(?P<target>.+)\.(?P<place>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}(\.old)?\.tmp")
+_NAME = re.compile(
+    r"\.(?P<target>.+)\.(?P<place>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}(\.old)?\.tmp"
+)
 _RETIRED = ".old.tmp"
 
 
 def temporary_beside(target: Path, ending: str = ".tmp") -> Path:
     """An unused name in the target's folder that identifies this process."""
-    return target.with_name(f".{target.name}.{_this_place()}-{os.getpid()}-{secrets.token_hex(4)}{ending}")
+    return target.with_name(
+        f".{target.name}.{_this_place()}-{os.getpid()}-{secrets.token_hex(4)}{ending}"
+    )
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove temporary files that ended processes of this machine left beside the target.
+    """Remove temporary files that ended processes of this machine left beside the
+    target.
 
-    If such a process had set an old folder aside and not yet replaced it, the old folder gets its name back.
+    If such a process had set an old folder aside and not yet replaced it, the old
+    folder gets its name back.
     """
     with contextlib.suppress(OSError):
         for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
             found = _NAME.fullmatch(path.name)
-            if found is None or found["target"] != target.name or found["place"] != _this_place():
+            if (
+                found is None
+                or found["target"] != target.name
+                or found["place"] != _this_place()
+            ):
                 continue
             import psutil  # imported only if a temporary file was left, which is rare
 
@@ -194,7 +270,8 @@ def remove_abandoned(target: Path) -> None:
 
 
 def put_in_place(finished: Path, target: Path) -> None:
-    """Give a finished file or folder its name; an existing folder is first set aside, then removed.
+    """Give a finished file or folder its name; an existing folder is first set aside,
+    then removed.
 
     Raises OSError; then everything is as before.
     """
@@ -229,9 +306,13 @@ def _discard(path: Path) -> None:
 
 @functools.cache
 def _this_place() -> str:
-    """Eight digits for machine, boot and container; the same for all processes that can see each other."""
+    """Eight digits for machine, boot and container; the same for all processes that can
+    see each other.
+    """
     known = [platform.node()]
     with contextlib.suppress(OSError):
-        known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8"))
+        known.append(
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+        )
         known.append(str(os.stat("/proc/self/ns/pid").st_ino))
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:8]

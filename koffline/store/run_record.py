@@ -1,7 +1,9 @@
-"""Record for repeating a run: its command line, digests of its inputs, threads and versions.
+"""Record for repeating a run: its command line, digests of its inputs, threads and
+versions.
 
-Every folder of results has this record as run.json, with everything that varies between runs: dates, seconds,
-the machine. The other files of the folder depend on the inputs, the settings and the seed only.
+Every folder of results has this record as run.json, with everything that varies between
+runs: dates, seconds, the machine. The other files of the folder depend on the inputs,
+the settings and the seed only.
 """
 
 from __future__ import annotations
@@ -19,17 +21,35 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from koffline.store.files import check_target, digest_of, minari_folder, remove_abandoned
+from koffline.store.files import (
+    check_target,
+    digest_of,
+    minari_folder,
+    remove_abandoned,
+)
 from koffline.untrusted.user_code import current_folder
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PACKAGES = (
-    "koffline", "torch", "numpy", "scipy", "h5py", "pyarrow", "d3rlpy", "gymnasium", "mujoco", "matplotlib",
-)  # fmt: skip
+    "koffline",
+    "torch",
+    "numpy",
+    "scipy",
+    "h5py",
+    "pyarrow",
+    "d3rlpy",
+    "gymnasium",
+    "mujoco",
+    "matplotlib",
+)
 _ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 FORMAT = 1
-_WHERE = ("--out", "--resume", "--force")  # options on where a result goes, which do not change it
+_WHERE = (
+    "--out",
+    "--resume",
+    "--force",
+)  # options on where a result goes, which do not change it
 _EPSILON = re.compile("^(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
 
@@ -45,7 +65,9 @@ def command_line(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def full_command() -> str:
-    """The running command line as typed, or the program's arguments for a call from Python."""
+    """The running command line as typed, or the program's arguments for a call from
+    Python.
+    """
     return shlex.join(["koffline", *_running()])
 
 
@@ -62,40 +84,65 @@ def without_place(arguments: Sequence[str]) -> list[str]:
         option, assigned, _ = word.partition("=")
         if option not in _WHERE:
             kept.append(word)
-        elif not assigned and (option == "--out" or (option == "--resume" and arguments[0] == "online")):
+        elif not assigned and (
+            option == "--out" or (option == "--resume" and arguments[0] == "online")
+        ):
             next(words, None)  # skip the option's value
     return kept
 
 
-def start_run(kind: str, inputs: Iterable[str | Path | None] = (), **known: Any) -> dict[str, Any]:
-    """Content of run.json at the start of a run of the command ``kind``; digests of inputs are taken now.
+def start_run(
+    kind: str, inputs: Iterable[str | Path | None] = (), **known: Any
+) -> dict[str, Any]:
+    """Content of run.json at the start of a run of the command ``kind``; digests of
+    inputs are taken now.
 
-    inputs: further files and folders that the run reads, not named on the command line. known: more entries.
-    ``call``: what is needed to repeat the run; None unless the running command is ``kind``.
+    inputs: further files and folders that the run reads, not named on the command line.
+    known: more entries.
+    ``call``: what is needed to repeat the run; None unless the running command is
+    ``kind``.
     """
-    arguments, call = _arguments.get(), None
+    arguments = _arguments.get()
+    call = None
     if arguments[:1] == (kind,):
-        named = [*named_in(without_place(arguments)[1:]), *(str(path) for path in inputs if path is not None)]
+        named = [
+            *named_in(without_place(arguments)[1:]),
+            *(str(path) for path in inputs if path is not None),
+        ]
         call = {
             "command": shlex.join(["koffline", *arguments]),
             "arguments": list(arguments),
             "directory": current_folder(),
             "inputs": digests_of(named),
-            "threads": {name: os.environ.get(name) for name in THREADS} | {"cores": available_cores()},
+            "threads": (
+                {name: os.environ.get(name) for name in THREADS}
+                | {"cores": available_cores()}
+            ),
             "versions": versions(),
             "machine": f"{platform.system()} {platform.machine()}",
         }
-    return {"format": FORMAT, "kind": kind, **known, "call": call, "started": now(), "finished": None}
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        **known,
+        "call": call,
+        "started": now(),
+        "finished": None,
+    }
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of every existing file or folder by name, including modules and minari:<id>."""
+    """SHA-256 of every existing file or folder by name, including modules and
+    minari:<id>.
+    """
     found = {name: path_of(name) for name in dict.fromkeys(names)}
     return {name: digest_of(path) for name, path in found.items() if path is not None}
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that affect numbers and files."""
+    """Versions of Python and of the installed packages that affect numbers and
+    files.
+    """
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -104,9 +151,13 @@ def versions() -> dict[str, str]:
 
 
 def available_cores() -> int:
-    """Number of cores that this process may use; by default, libraries start as many threads."""
+    """Number of cores that this process may use; by default, libraries start as many
+    threads.
+    """
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    if affinity is not None:
+        return len(affinity(0))
+    return os.cpu_count() or 1
 
 
 def _running() -> tuple[str, ...]:
@@ -120,29 +171,43 @@ def named_in(words: Iterable[str]) -> list[str]:
 
 
 def path_of(name: str) -> Path | None:
-    """File or folder of a name, also of file://…, minari:<id> and epsilon:0.1:…; None if there is none."""
+    """File or folder of a name, also of file://…, minari:<id> and epsilon:0.1:…; None
+    if there is none.
+    """
     name = _EPSILON.sub("", name.removeprefix("file://"))
     if name.startswith("-") or name in ("", "/"):
         return None
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long a name, or an unknown user's home
+    with contextlib.suppress(
+        OSError, ValueError, RuntimeError
+    ):  # too long a name, or an unknown user's home
         path = Path(name).expanduser()
         if path.is_file() or path.is_dir():  # pipes and devices are never opened
             return path
     if name.startswith("minari:"):
         with contextlib.suppress(Exception):
             folder = minari_folder(name)
-            return folder if folder.is_dir() else None
+            if folder.is_dir():
+                return folder
+            return None
     return _module_file(name)
 
 
 def _module_file(name: str) -> Path | None:
     """Source file of ``package.module:name``, found without importing it."""
     module, colon, attribute = name.partition(":")
-    if not colon or not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
+    if (
+        not colon
+        or not attribute.isidentifier()
+        or not all(map(str.isidentifier, module.split(".")))
+    ):
         return None
     stem = Path(*module.split("."))
     roots = ("", *sys.path)  # first the current folder
-    places = (Path(root, end) for root in roots for end in (stem.with_suffix(".py"), stem / "__init__.py"))
+    places = (
+        Path(root, end)
+        for root in roots
+        for end in (stem.with_suffix(".py"), stem / "__init__.py")
+    )
     return next(filter(Path.is_file, places), None)
 
 
@@ -152,9 +217,11 @@ def now() -> str:
 
 
 def check_results(out: Path, force: bool, marker: str) -> None:
-    """Make the parent folder of ``out``. Raises DataError, before any work, if ``out`` is in use.
+    """Make the parent folder of ``out``. Raises DataError, before any work, if ``out``
+    is in use.
 
-    marker: the JSON file of the result; results of other commands are not replaced, even with ``force``.
+    marker: the JSON file of the result; results of other commands are not replaced,
+    even with ``force``.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(out)

@@ -1,4 +1,6 @@
-"""Training configs and plans of sweeps: YAML and ``key=value`` strings become frozen records."""
+"""Training configs and plans of sweeps: YAML and ``key=value`` strings become frozen
+records.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,27 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from koffline.config import Section, network_bytes, parse_assignments, read_layers, read_section
+from koffline.config import (
+    Section,
+    network_bytes,
+    parse_assignments,
+    read_layers,
+    read_section,
+)
 from koffline.errors import ConfigError, nearest_name
 from koffline.untrusted.limits import check_fits
 
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
 FILES = ("data.source", "algo.policy")
 Part = Literal["train", "held_out"]
-_Given = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+_Given = Annotated[
+    dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)
+]
 _MOST_RUNS = 100_000
 _MODULE_BYTES = 10_000  # of a network in Python, besides its numbers
-_ROW_BYTES = 36  # of a row of a mini-batch at least: seven float32 and its place in the log
+_ROW_BYTES = (
+    36  # of a row of a mini-batch at least: seven float32 and its place in the log
+)
 _FALLS = ("td_error", "continuous_action_diff")
 
 
@@ -40,11 +52,12 @@ class SplitSettings(Section):
 class DataSettings(Section):
     """The log to learn from.
 
-    source: a file, a folder or minari:<id>; in a config file relative to its folder. split: episodes
-    held out from training. discrete: declares that number of discrete actions. continuous: declares
-    continuous actions within these two bounds. lazy: leaves the rows on disk and draws from shuffled blocks;
-    by default only for a folder of shards that needs more than ``memory``. memory: limit for the rows in
-    memory, by default 2GB.
+    source: a file, a folder or minari:<id>; in a config file relative to its folder.
+    split: episodes held out from training. discrete: declares that number of discrete
+    actions. continuous: declares continuous actions within these two bounds. lazy:
+    leaves the rows on disk and draws from shuffled blocks; by default only for a folder
+    of shards that needs more than ``memory``. memory: limit for the rows in memory, by
+    default 2GB.
     """
 
     source: str = Field(min_length=1)
@@ -58,8 +71,9 @@ class DataSettings(Section):
 class AlgoSettings(Section):
     """The algorithm, in d3rlpy's own form.
 
-    type: its name, d3rlpy's or koffline's. params: what differs from the defaults of that type; a factory
-    inside is {type, params} too, or its type only. policy: the .d3 file that fqe and kloss_fqe evaluate.
+    type: its name, d3rlpy's or koffline's. params: what differs from the defaults of
+    that type; a factory inside is {type, params} too, or its type only. policy: the .d3
+    file that fqe and kloss_fqe evaluate.
     """
 
     type: Any = None
@@ -70,9 +84,10 @@ class AlgoSettings(Section):
 class TrainSettings(Section):
     """How long to train.
 
-    n_steps: gradient steps; the last epoch may be shorter. n_steps_per_epoch: steps between two evaluations.
-    seed: of networks and mini-batches. save_interval: epochs between two model files; the last model is
-    always saved. threads: of this process.
+    n_steps: gradient steps; the last epoch may be shorter. n_steps_per_epoch: steps
+    between two evaluations.
+    seed: of networks and mini-batches. save_interval: epochs between two model files;
+    the last model is always saved. threads: of this process.
     """
 
     n_steps: int = Field(10_000, ge=1)
@@ -85,7 +100,8 @@ class TrainSettings(Section):
 class LogEvaluatorSettings(Section):
     """An average over logged rows.
 
-    type: what is averaged, by d3rlpy's names. part: train or held_out; by default held_out if there is one.
+    type: what is averaged, by d3rlpy's names. part: train or held_out; by default
+    held_out if there is one.
     """
 
     type: Literal[
@@ -102,8 +118,8 @@ class LogEvaluatorSettings(Section):
 class SoftOPCSettings(Section):
     """Mean Q(s, a) in episodes of high return, minus the mean in all episodes.
 
-    type: soft_opc. part: train or held_out; by default held_out if there is one. return_threshold: smallest
-    return that counts as high.
+    type: soft_opc. part: train or held_out; by default held_out if there is one.
+    return_threshold: smallest return that counts as high.
     """
 
     type: Literal["soft_opc"]
@@ -112,7 +128,8 @@ class SoftOPCSettings(Section):
 
 
 class EnvironmentSettings(Section):
-    """Mean return of episodes played in a Gymnasium environment, always from the same starts.
+    """Mean return of episodes played in a Gymnasium environment, always from the same
+    starts.
 
     type: environment. env: its Gymnasium name. episodes: how many. seed: of the starts.
     """
@@ -134,7 +151,9 @@ _EVALUATORS: dict[str, type[EvaluatorSettings]] = {
 class LoggerSettings(Section):
     """What is logged besides the metrics."""
 
-    gradients: bool = Field(True, description="also write the size of gradients, as d3rlpy does")
+    gradients: bool = Field(
+        True, description="also write the size of gradients, as d3rlpy does"
+    )
 
 
 class TrainConfig(Section):
@@ -148,33 +167,51 @@ class TrainConfig(Section):
 
     def files(self) -> list[str]:
         """Names of the log and the policy that a run reads."""
-        return [name for name in (self.data.source, self.algo.policy) if name is not None]
+        return [
+            name for name in (self.data.source, self.algo.policy) if name is not None
+        ]
 
 
 def load_config(
-    path: str | Path | Mapping[str, Any], assignments: Iterable[str] = (), data: str | Path | None = None
+    path: str | Path | Mapping[str, Any],
+    assignments: Iterable[str] = (),
+    data: str | Path | None = None,
 ) -> TrainConfig:
-    """The config of a YAML file (or mapping), overridden by assignments such as ``algo.params.gamma=0.98``.
+    """The config of a YAML file (or mapping), overridden by assignments such as
+    ``algo.params.gamma=0.98``.
 
-    data: replaces ``data.source``. Paths in a file are relative to the file's folder, others to the current
-    folder. Raises ConfigError in one line, with the nearest name for an unknown key or type at any depth.
+    data: replaces ``data.source``. Paths in a file are relative to the file's folder,
+    others to the current folder. Raises ConfigError in one line, with the nearest name
+    for an unknown key or type at any depth.
     """
-    laid = parse_assignments(assignments) | ({} if data is None else {"data.source": str(data)})
-    content = {name: part for name, part in read_layers(path, laid, FILES).items() if part is not None}
+    laid = parse_assignments(assignments) | (
+        {} if data is None else {"data.source": str(data)}
+    )
+    content = {
+        name: part
+        for name, part in read_layers(path, laid, FILES).items()
+        if part is not None
+    }
     given = content.pop("evaluators", {})
     config = read_section(TrainConfig, {"data": {}, "algo": {}, **content})
     evaluators = _read_evaluators(given, config.data.split.held_out > 0.0, laid)
     from koffline.algos.options import algorithm_types, resolve_params
 
     if config.algo.type is None:
-        raise ConfigError(f"algo.type is missing; known are {', '.join(algorithm_types())}")
-    algo = config.algo.model_copy(update={"params": resolve_params(config.algo.type, config.algo.params)})
+        raise ConfigError(
+            f"algo.type is missing; known are {', '.join(algorithm_types())}"
+        )
+    algo = config.algo.model_copy(
+        update={"params": resolve_params(config.algo.type, config.algo.params)}
+    )
     _check_params_fit(algo.params)
     return config.model_copy(update={"algo": algo, "evaluators": evaluators})
 
 
 def _check_params_fit(params: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the networks or a mini-batch of an algorithm take more memory than there is."""
+    """Raise ConfigError if the networks or a mini-batch of an algorithm take more
+    memory than there is.
+    """
     batch_rows = int(params.get("batch_size") or 0)
     networks = max(int(params.get("n_critics") or 1), 1)
     widest: tuple[int, ...] = ()
@@ -186,9 +223,14 @@ def _check_params_fit(params: Mapping[str, Any]) -> None:
     for name, value in params.items():
         if name.startswith("n_action") and isinstance(value, int):
             samples = max(samples, value)
-    needed = networks * (_MODULE_BYTES + network_bytes(1, (1, *widest, 1), batch_rows * samples))
+    needed = networks * (
+        _MODULE_BYTES + network_bytes(1, (1, *widest, 1), batch_rows * samples)
+    )
     needed += batch_rows * _ROW_BYTES
-    what = f"algo.params: batch_size is {batch_rows}, {networks} critics of hidden units {list(widest)}"
+    what = (
+        f"algo.params: batch_size is {batch_rows}, {networks} critics of hidden units"
+        f" {list(widest)}"
+    )
     if samples > 1:
         what += f", {samples} actions of each state"
     check_fits(needed, what, "lower what is large among them")
@@ -204,9 +246,16 @@ def _values_of(params: Any, name: str) -> Iterator[Any]:
                 yield from _values_of(value, name)
 
 
-def _read_evaluators(given: Any, held_out: bool, laid: Mapping[str, Any]) -> dict[str, EvaluatorSettings]:
-    """Evaluator settings by name; without a type, the name is the type. None in ``laid`` leaves one out."""
-    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping | None) for each in given.values()):
+def _read_evaluators(
+    given: Any, held_out: bool, laid: Mapping[str, Any]
+) -> dict[str, EvaluatorSettings]:
+    """Evaluator settings by name; without a type, the name is the type.
+
+    None in ``laid`` leaves one out.
+    """
+    if not isinstance(given, Mapping) or not all(
+        isinstance(each, Mapping | None) for each in given.values()
+    ):
         raise ConfigError(f"evaluators is {given!r}; write it as lines of 'key: value'")
     made = {}
     for name, settings in given.items():
@@ -215,20 +264,31 @@ def _read_evaluators(given: Any, held_out: bool, laid: Mapping[str, Any]) -> dic
         settings = {"type": name, **(settings or {})}
         kind = str(settings["type"])
         if kind not in _EVALUATORS:
-            raise ConfigError(f"{where}: the type {kind!r} is unknown; {nearest_name(kind, _EVALUATORS)}")
+            raise ConfigError(
+                f"{where}: the type {kind!r} is unknown;"
+                f" {nearest_name(kind, _EVALUATORS)}"
+            )
         if not _EVALUATOR_NAME.fullmatch(name):
-            raise ConfigError(f"{where} cannot name a metric; use letters, digits, _ . - and no *_loss")
+            raise ConfigError(
+                f"{where} cannot name a metric; use letters, digits, _ . - and no"
+                " *_loss"
+            )
         if "part" in _EVALUATORS[kind].model_fields:
             settings.setdefault("part", "held_out" if held_out else "train")
         if settings.get("part") == "held_out" and not held_out:
-            raise ConfigError(f"{where}.part is held_out, but nothing is held out; set data.split.held_out")
+            raise ConfigError(
+                f"{where}.part is held_out, but nothing is held out; set"
+                " data.split.held_out"
+            )
         made[name] = read_section(_EVALUATORS[kind], settings, where)
     return made
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid. values: the value of each swept key as text, by the key's short name."""
+    """One point of the grid. values: the value of each swept key as text, by the key's
+    short name.
+    """
 
     values: Mapping[str, str]
     config: TrainConfig
@@ -236,12 +296,17 @@ class Setting:
     @property
     def label(self) -> str:
         """All values in one line."""
-        return ", ".join(f"{name}={value}" for name, value in self.values.items()) or "the config"
+        return (
+            ", ".join(f"{name}={value}" for name, value in self.values.items())
+            or "the config"
+        )
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Settings and seeds of a sweep, and the metric for ranking. maximize: larger values are better."""
+    """Settings and seeds of a sweep, and the metric for ranking. maximize: larger
+    values are better.
+    """
 
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...]
@@ -265,16 +330,20 @@ def make_plan(
 ) -> SweepPlan:
     """Combine all values of ``grid`` (``key=1e-3,3e-4`` each) with ``seeds`` seeds.
 
-    Seeds count up from the config's ``train.seed``. metric: an evaluator's name, or a loss; by default the
-    return in an environment, else the only evaluator. Errors, losses and distances are minimised, unless
-    ``maximize`` says otherwise. Raises ConfigError in one line if one of the configs is wrong.
+    Seeds count up from the config's ``train.seed``. metric: an evaluator's name, or a
+    loss; by default the return in an environment, else the only evaluator. Errors,
+    losses and distances are minimised, unless ``maximize`` says otherwise. Raises
+    ConfigError in one line if one of the configs is wrong.
     """
     axes = _parse_grid(grid)
     if seeds < 1:
         raise ConfigError(f"seeds is {seeds}; give a positive number")
     runs = seeds * math.prod(len(values) for values in axes.values())
     if runs > _MOST_RUNS:
-        raise ConfigError(f"the grid has {runs:,} runs; give fewer values or seeds, at most {_MOST_RUNS:,}")
+        raise ConfigError(
+            f"the grid has {runs:,} runs; give fewer values or seeds, at most"
+            f" {_MOST_RUNS:,}"
+        )
     named = {key: key.rpartition(".")[2] for key in axes}
     if len(set(named.values())) < len(named):
         named = {key: key.removeprefix("algo.params.") for key in axes}
@@ -282,17 +351,26 @@ def make_plan(
     for point in itertools.product(*axes.values()):
         values = dict(zip(axes, point, strict=True))
         laid = [f"{key}={_as_json(value)}" for key, value in values.items()]
-        config = load_config(path, (*assignments, *laid), None if "data.source" in axes else data)
-        shown = {named[k]: v if isinstance(v, str) else _as_json(v) for k, v in values.items()}
+        config = load_config(
+            path, (*assignments, *laid), None if "data.source" in axes else data
+        )
+        shown = {
+            named[k]: v if isinstance(v, str) else _as_json(v)
+            for k, v in values.items()
+        }
         settings.append(Setting(shown, config))
     config = settings[0].config
     name, falls = _choose_metric(config, metric)
     chosen = tuple(range(config.train.seed, config.train.seed + seeds))
-    return SweepPlan(tuple(settings), chosen, name, not falls if maximize is None else maximize)
+    return SweepPlan(
+        tuple(settings), chosen, name, not falls if maximize is None else maximize
+    )
 
 
 def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
-    """``key=a,b,c`` as a YAML list; commas in brackets or quotes do not separate values."""
+    """``key=a,b,c`` as a YAML list; commas in brackets or quotes do not separate
+    values.
+    """
     axes: dict[str, list[Any]] = {}
     for text in grid:
         key, _, values = text.partition("=")
@@ -303,9 +381,14 @@ def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
         if not axis:
             raise ConfigError(f"--grid received '{text}'; write it as key=value,value")
         if key in axes:
-            raise ConfigError(f"--grid names {key} twice; give all of its values at once")
+            raise ConfigError(
+                f"--grid names {key} twice; give all of its values at once"
+            )
         if key == "train.seed":
-            raise ConfigError(f"--grid sweeps {key}; say how many with --seeds, the first is the config's")
+            raise ConfigError(
+                f"--grid sweeps {key}; say how many with --seeds, the first is the"
+                " config's"
+            )
         axes[key] = axis
     return axes
 
@@ -314,10 +397,15 @@ def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
     """The metric's name, and whether smaller values are better."""
     types = {key: settings.type for key, settings in config.evaluators.items()}
     if name is None:
-        played = [key for key, kind in types.items() if kind == "environment"] or list(types)
+        played = [key for key, kind in types.items() if kind == "environment"] or list(
+            types
+        )
         if len(played) != 1:
             known = ", ".join([*played, "a loss"])
-            raise ConfigError(f"the config does not say which metric counts; name it with --metric: {known}")
+            raise ConfigError(
+                "the config does not say which metric counts; name it with --metric:"
+                f" {known}"
+            )
         name = played[0]
     elif name not in types and not name.endswith("loss"):
         known = ", ".join([*types, "a loss"])

@@ -1,4 +1,6 @@
-"""Parts of a training run: log, algorithm, buffer and evaluators, checked against each other."""
+"""Parts of a training run: log, algorithm, buffer and evaluators, checked against each
+other.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ from koffline.store.run_record import start_run, versions
 from koffline.train.config import FILES, DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
-_POOL_SHARE, _SAMPLE_SHARE = 0.5, 0.05
+_POOL_SHARE = 0.5
+_SAMPLE_SHARE = 0.05
 _SAMPLE_ROWS = 20_000
 _FINGERPRINTS = 1024
 _LOG = logging.getLogger(__name__)
@@ -46,7 +49,8 @@ _LOG = logging.getLogger(__name__)
 class TrainData:
     """Data of a run for training and evaluation.
 
-    rows, held_out: the two parts of a log in memory; for a log on disk, samples of whole episodes from them.
+    rows, held_out: the two parts of a log in memory; for a log on disk, samples of
+    whole episodes from them.
     statistics: for a log on disk, those of the training part.
     """
 
@@ -71,9 +75,13 @@ def open_data(settings: DataSettings) -> TrainData:
     space = requested_space(settings.discrete, settings.continuous)
     if settings.lazy or (settings.lazy is None and is_shard_folder(settings.source)):
         on_disk = open_transitions(settings.source, space, lazy=True)
-        is_large = len(on_disk) * on_disk.row_bytes > parse_memory(settings.memory or DEFAULT_MEMORY)
+        is_large = len(on_disk) * on_disk.row_bytes > parse_memory(
+            settings.memory or DEFAULT_MEMORY
+        )
         if settings.lazy is None and is_large:
-            _LOG.warning("the log would take more memory than data.memory: its rows stay on disk")
+            _LOG.warning(
+                "the log would take more memory than data.memory: its rows stay on disk"
+            )
         if settings.lazy or is_large:
             return _lazy_data(on_disk, settings)
     whole = open_transitions(settings.source, space)
@@ -83,28 +91,45 @@ def open_data(settings: DataSettings) -> TrainData:
 
 def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     if "weights" in log.columns:
-        raise ConfigError("data.lazy: rows are drawn equally often, but the log has weights; set it to false")
+        raise ConfigError(
+            "data.lazy: rows are drawn equally often, but the log has weights; set it"
+            " to false"
+        )
     if any(remote.is_url(shard.name) for shard in log.shards):
-        raise ConfigError("data.lazy: shards are visited in random order, these are far; copy them to a disk")
+        raise ConfigError(
+            "data.lazy: shards are visited in random order, these are far; copy them to"
+            " a disk"
+        )
     memory = parse_memory(settings.memory or DEFAULT_MEMORY)
     count = min(_SAMPLE_ROWS, max(1, int(_SAMPLE_SHARE * memory) // log.row_bytes))
     kept, out = split_shards(log, settings.split.held_out, settings.split.seed)
     rows = sample_units(log, count, settings.split.seed, kept).transitions
-    held_out = None if out is None else sample_units(log, count, settings.split.seed, out).transitions
+    if out is None:
+        held_out = None
+    else:
+        held_out = sample_units(log, count, settings.split.seed, out).transitions
     if stop_shares(rows) is not None:
-        _LOG.warning("recording stopped here and there, so that ends are too frequent; see data.lazy: false")
+        _LOG.warning(
+            "recording stopped here and there, so that ends are too frequent; see"
+            " data.lazy: false"
+        )
     return TrainData(log, rows, held_out, statistics_of(log, kept))
 
 
 @contextlib.contextmanager
-def prepared(config: TrainConfig, device: str, data: TrainData | None = None) -> Iterator[Parts]:
-    """Make the parts of a run, with threads and random generators set by the config; writes nothing.
+def prepared(
+    config: TrainConfig, device: str, data: TrainData | None = None
+) -> Iterator[Parts]:
+    """Make the parts of a run, with threads and random generators set by the config;
+    writes nothing.
 
-    data: the config's log, if it is open already. Raises KofflineError for parts that do not fit together.
+    data: the config's log, if it is open already. Raises KofflineError for parts that
+    do not fit together.
     """
     kind = config.algo.type
     with contextlib.ExitStack() as stack, quiet(), warnings.catch_warnings():
-        # Warnings of the libraries behind d3rlpy and Gymnasium; overflows are reported as divergence.
+        # Warnings of the libraries behind d3rlpy and Gymnasium; overflows are reported
+        # as divergence.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         named = r"(dataclasses_json|gymnasium|torch)\b"
         warnings.filterwarnings("ignore", category=UserWarning, module=named)
@@ -112,7 +137,9 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
         stack.enter_context(threads(config.train.threads))
         stack.enter_context(own_randomness(config.train.seed))
         data = open_data(config.data) if data is None else data
-        algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
+        algo = training.make_algorithm(
+            kind, config.algo.params, device, config.algo.policy
+        )
         buffer = _make_buffer(algo, config, data)
         training.build_networks(algo, buffer, kind)
         if training.actions_out_of_reach(algo, buffer):
@@ -130,8 +157,8 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
 def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
     """The log as the algorithm samples it: rows, or paths for Trust-PCL.
 
-    Raises DataError for paths of a log without episodes, and ConfigError if the log is on disk, which
-    provides single rows only, and the algorithm needs more.
+    Raises DataError for paths of a log without episodes, and ConfigError if the log is
+    on disk, which provides single rows only, and the algorithm needs more.
     """
     path_length = getattr(algo.config, "path_length", 1)
     if isinstance(data.log, Transitions):
@@ -144,9 +171,17 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
         "returns to the end of an episode": algo.need_returns_to_go,
         "paths (path_length above 1)": path_length > 1,
     }
-    said = f"{config.algo.type} learns from {{}}, this log stays on disk; load it (data.lazy: false)"
-    refuse({said.format(what): is_needed for what, is_needed in needs.items()}, kind=ConfigError)
-    pool = data.log.block_rows_for(int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY)))
+    said = (
+        f"{config.algo.type} learns from {{}}, this log stays on disk; load it"
+        " (data.lazy: false)"
+    )
+    refuse(
+        {said.format(what): is_needed for what, is_needed in needs.items()},
+        kind=ConfigError,
+    )
+    pool = data.log.block_rows_for(
+        int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
+    )
     part, _ = split_shards(data.log, config.data.split.held_out, config.data.split.seed)
     sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part)
     return LazyReplayBuffer(sampler, data.rows, data.statistics)
@@ -156,9 +191,14 @@ def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, settings in config.evaluators.items():
         if isinstance(settings, EnvironmentSettings):
-            made[name] = EnvironmentEvaluator(settings.env, data.rows, settings.episodes, settings.seed)
+            made[name] = EnvironmentEvaluator(
+                settings.env, data.rows, settings.episodes, settings.seed
+            )
         else:
-            part = data.rows if settings.part == "train" or data.held_out is None else data.held_out
+            if settings.part == "train" or data.held_out is None:
+                part = data.rows
+            else:
+                part = data.held_out
             more = settings.model_dump(exclude={"type", "part"})
             made[name] = LogEvaluator(settings.type, part, name, **more)
     return made
@@ -168,22 +208,53 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
     digests = {"data": data.log.sha256}  # digest of the rows, independent of the format
     if config.algo.policy is not None:
         digests["policy"] = digest_of(Path(config.algo.policy))
-    rows, trained, held_out = len(data.log), len(data.rows), len(data.held_out or ())
+    rows = len(data.log)
+    trained = len(data.rows)
+    held_out = len(data.held_out or ())
     if data.statistics is not None:
-        trained, held_out = data.statistics.rows, rows - data.statistics.rows
+        trained = data.statistics.rows
+        held_out = rows - data.statistics.rows
     counts = {"rows": rows, "train_rows": trained, "held_out_rows": held_out}
-    is_lazy = isinstance(data.log, LazyTransitions)  # then data.rows is only a sample of the training rows
-    some = np.sort(counted_rows(data.rows))[: 0 if is_lazy else _FINGERPRINTS].astype("<u8").tobytes().hex()
-    source = {"source": config.data.source, **counts, "lazy": is_lazy, "fingerprints": some}
-    known = {"data": source, "digests": digests, "seed": config.train.seed, "device": device}
-    return start_run("train", config.files(), config=config.resolved(), versions=versions(), **known)
+    is_lazy = isinstance(
+        data.log, LazyTransitions
+    )  # then data.rows is only a sample of the training rows
+    some = (
+        np.sort(counted_rows(data.rows))[: 0 if is_lazy else _FINGERPRINTS]
+        .astype("<u8")
+        .tobytes()
+        .hex()
+    )
+    source = {
+        "source": config.data.source,
+        **counts,
+        "lazy": is_lazy,
+        "fingerprints": some,
+    }
+    known = {
+        "data": source,
+        "digests": digests,
+        "seed": config.train.seed,
+        "device": device,
+    }
+    return start_run(
+        "train", config.files(), config=config.resolved(), versions=versions(), **known
+    )
 
 
 def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat mapping that identifies a run: settings, without file paths and loggers, and digests."""
-    settings = _flat({name: part for name, part in record["config"].items() if name != "logger"}, "")
-    digests = {f"the digest of the {name}": digest for name, digest in record.get("digests", {}).items()}
-    return {name: value for name, value in settings.items() if name not in FILES} | digests
+    """Flat mapping that identifies a run: settings, without file paths and loggers, and
+    digests.
+    """
+    settings = _flat(
+        {name: part for name, part in record["config"].items() if name != "logger"}, ""
+    )
+    digests = {
+        f"the digest of the {name}": digest
+        for name, digest in record.get("digests", {}).items()
+    }
+    return {
+        name: value for name, value in settings.items() if name not in FILES
+    } | digests
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:
@@ -199,22 +270,34 @@ class EnvironmentEvaluator:
     Raises ConfigError if the environment's spaces are not the log's.
     """
 
-    def __init__(self, identifier: str, log: Transitions, episodes: int, seed: int) -> None:
-        self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
+    def __init__(
+        self, identifier: str, log: Transitions, episodes: int, seed: int
+    ) -> None:
+        self._copies = Copies(identifier)
+        self._seeds = range(seed, seed + episodes)
         self.close = self._copies.close
         own = self._copies.action_space, self._copies.observation_shape
         told = "it has", "name the one that the log is from, or none (evaluators={})"
-        check_spaces(identifier, own, (log.action_space, log.observation_shape), told, ConfigError)
+        check_spaces(
+            identifier,
+            own,
+            (log.action_space, log.observation_shape),
+            told,
+            ConfigError,
+        )
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
         """Mean undiscounted return. Raises ConfigError if the environment fails."""
-        space, returns = self._copies.action_space, np.zeros(len(self._seeds))
+        space = self._copies.action_space
+        returns = np.zeros(len(self._seeds))
         with own_randomness(self._seeds.start):
-            observations, running = self._copies.reset(self._seeds), np.arange(len(returns))
+            observations = self._copies.reset(self._seeds)
+            running = np.arange(len(returns))
             while len(running):
                 actions = space.clip(np.array(algo.predict(observations)))
                 step = self._copies.step(running.tolist(), actions)
                 returns[running] += step.rewards
                 goes_on = ~(step.terminated | step.truncated)
-                running, observations = running[goes_on], step.observations[goes_on]
+                running = running[goes_on]
+                observations = step.observations[goes_on]
         return float(np.mean(returns))

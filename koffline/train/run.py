@@ -1,4 +1,6 @@
-"""A training run: any d3rlpy algorithm on a log, in epochs that each end with a checkpoint."""
+"""A training run: any d3rlpy algorithm on a log, in epochs that each end with a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class DivergedError(ConfigError):
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run. metrics: of the last epoch; seconds: training time of all its processes."""
+    """Progress of a run. metrics: of the last epoch; seconds: training time of all its
+    processes.
+    """
 
     epochs: int = 0
     steps: int = 0
@@ -61,14 +65,19 @@ def train(
 ) -> TrainResult:
     """Train as the config says and write a d3rlpy run folder to `out`.
 
-    out: gets params.json, a CSV per metric, model_*.d3, config.yaml (with all defaults), run.json (data
-    digest, versions, seed, result) and checkpoint.pt. With `resume` a killed run continues after its last
-    complete epoch and gives the same numbers as an uninterrupted run; a finished run is only reported, and a
-    missing folder is started. The global random generators are left unchanged. Raises KofflineError in one
-    line.
+    out: gets params.json, a CSV per metric, model_*.d3, config.yaml (with all
+    defaults), run.json (data digest, versions, seed, result) and checkpoint.pt. With
+    `resume` a killed run continues after its last complete epoch and gives the same
+    numbers as an uninterrupted run; a finished run is only reported, and a missing
+    folder is started. The global random generators are left unchanged. Raises
+    KofflineError in one line.
     """
-    folder, total = Path(out), config.train.n_steps
-    with prepared(config, device) as parts, open_run(folder, parts.record, identity_of, resume) as record:
+    folder = Path(out)
+    total = config.train.n_steps
+    with (
+        prepared(config, device) as parts,
+        open_run(folder, parts.record, identity_of, resume) as record,
+    ):
         if record.get("diverged"):
             raise DivergedError(record["diverged"])
         fingerprint = json.dumps(identity_of(parts.record), sort_keys=True)
@@ -85,16 +94,30 @@ def train(
                 _keep_model(config, folder, parts.algo, progress)
         model = folder / f"model_{progress.steps}.d3"
         if not record.get("finished"):
-            known = {key: value if math.isfinite(value) else None for key, value in progress.metrics.items()}
-            outcome = {"steps": progress.steps, "seconds": progress.seconds, "metrics": known}
-            write_record(folder, {**record, "finished": now(), **outcome, "model": model.name})
+            known = {
+                key: value if math.isfinite(value) else None
+                for key, value in progress.metrics.items()
+            }
+            outcome = {
+                "steps": progress.steps,
+                "seconds": progress.seconds,
+                "metrics": known,
+            }
+            write_record(
+                folder, {**record, "finished": now(), **outcome, "model": model.name}
+            )
         return TrainResult(**vars(progress), out=folder, model=model)
 
 
-def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Progress, show: Tell) -> Progress:
-    """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete last epoch."""
+def _train_epoch(
+    config: TrainConfig, folder: Path, parts: Parts, progress: Progress, show: Tell
+) -> Progress:
+    """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete
+    last epoch.
+    """
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
-    started, algo = time.perf_counter(), parts.algo
+    started = time.perf_counter()
+    algo = parts.algo
     before = progress.epochs, progress.steps
     networks = ["the networks' values are"]
     try:
@@ -106,15 +129,28 @@ def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Prog
             with_timestamp=False,
             logger_adapter=RunLogger(algo, folder, config.logger.gradients, before),
             show_progress=False,
-            save_interval=2,  # never reached: `fit` sees epoch 1 only; the run saves models
+            # never reached: `fit` sees epoch 1 only; the run saves models
+            save_interval=2,
             evaluators=parts.evaluators,
             callback=lambda _, __, step: show(progress.steps + step),
         )
-        losses = [name for name in metrics if name.endswith("loss") and name not in parts.evaluators]
-        wrong = [f"the epoch's mean {name} is" for name in losses if not math.isfinite(metrics[name])]
+        losses = [
+            name
+            for name in metrics
+            if name.endswith("loss") and name not in parts.evaluators
+        ]
+        wrong = [
+            f"the epoch's mean {name} is"
+            for name in losses
+            if not math.isfinite(metrics[name])
+        ]
         if not all(bool(p.isfinite().all()) for _, p in parameters_of(algo)):
             wrong = networks
-    except (KofflineError, ValueError, RuntimeError) as error:  # of an environment, or torch's about NaN
+    except (
+        KofflineError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # of an environment, or torch's about NaN
         is_ours = isinstance(error, KofflineError)
         bounded = all((p.abs() < _HUGE).all() for _, p in parameters_of(algo))
         if bounded and (is_ours or not re.search(r"\b(nan|inf)\b", str(error))):
@@ -122,57 +158,74 @@ def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Prog
         wrong = networks
     if wrong:
         raise DivergedError(
-            f"training diverged after step {progress.steps}: {wrong[0]} not finite; lower the "
-            "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
+            f"training diverged after step {progress.steps}: {wrong[0]} not finite;"
+            " lower the learning rates, clip gradients"
+            " (…_optim_factory.params.clip_grad_norm) or scale the rewards"
         )
     numbers = {name: float(value) for name, value in metrics.items()}
     seconds = progress.seconds + time.perf_counter() - started
     return Progress(progress.epochs + 1, progress.steps + steps, seconds, numbers)
 
 
-def _keep_model(config: TrainConfig, folder: Path, algo: Any, progress: Progress) -> None:
+def _keep_model(
+    config: TrainConfig, folder: Path, algo: Any, progress: Progress
+) -> None:
     """Save the model of a checkpointed epoch if it is due and not saved yet."""
-    path, is_last = folder / f"model_{progress.steps}.d3", progress.steps == config.train.n_steps
+    path = folder / f"model_{progress.steps}.d3"
+    is_last = progress.steps == config.train.n_steps
     is_due = is_last or progress.epochs % config.train.save_interval == 0
     if progress.epochs and is_due and not path.exists():
         with atomic_file(path, force=True) as temporary:
             algo.save(str(temporary))
 
 
-def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress) -> None:
+def save_state(
+    folder: Path, fingerprint: str, parts: Parts, progress: Progress
+) -> None:
     """Write the checkpoint; the previous one stays until the new one is complete."""
-    algo, model = parts.algo, io.BytesIO()
+    algo = parts.algo
+    model = io.BytesIO()
     algo.impl.save_model(model)
     state = {
         "fingerprint": fingerprint,
         "progress": json.dumps(astuple(progress)),
         "model": torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8),
         "grad_step": int(algo.grad_step),
-        "gradients": {name: each.grad for name, each in parameters_of(algo) if each.grad is not None},
+        "gradients": {
+            name: each.grad
+            for name, each in parameters_of(algo)
+            if each.grad is not None
+        },
         "random": {**random_state(), "buffer": json.dumps(parts.buffer.state_dict())},
         "sizes": {path.name: path.stat().st_size for path in folder.glob("*.csv")},
     }
     write_checkpoint(folder / CHECKPOINT, state)
     model.seek(0)
-    algo.impl.load_model(model)  # as `restore_state` does: a killed run ends with the same bytes as any other
+    algo.impl.load_model(
+        model
+    )  # as `restore_state` does: a killed run ends with the same bytes as any other
 
 
 def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
-    """Restore algorithm, draws and generators from the checkpoint, and cut log files back to it.
+    """Restore algorithm, draws and generators from the checkpoint, and cut log files
+    back to it.
 
-    Raises ConfigError, and changes nothing, if the checkpoint is damaged, belongs to another run, or is
-    missing although there are models.
+    Raises ConfigError, and changes nothing, if the checkpoint is damaged, belongs to
+    another run, or is missing although there are models.
     """
-    algo, path = parts.algo, folder / CHECKPOINT
+    algo = parts.algo
+    path = folder / CHECKPOINT
     try:
         state = read_checkpoint(path, fingerprint)
     except ConfigError as error:
         raise ConfigError(
-            f"{str(error).partition(';')[0]}: the run in {folder} cannot go on; its models and metrics stay "
-            "as they are, train again into another --out"
+            f"{str(error).partition(';')[0]}: the run in {folder} cannot go on; its"
+            " models and metrics stay as they are, train again into another --out"
         ) from None
     if state is None and any(folder.glob("model_*.d3")):
-        raise ConfigError(f"{path} is gone, and the run cannot go on; train again into another --out")
+        raise ConfigError(
+            f"{path} is gone, and the run cannot go on; train again into another --out"
+        )
     _cut_back(folder, {} if state is None else state["sizes"])
     if state is None:
         return Progress()
@@ -180,10 +233,17 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
         gradients = state["gradients"]
     except (KeyError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"{path} is of another version ({type(error).__name__}); train elsewhere") from None
+        raise ConfigError(
+            f"{path} is of another version ({type(error).__name__}); train elsewhere"
+        ) from None
     algo.set_grad_step(state["grad_step"])
-    for name, parameter in parameters_of(algo):  # some accumulate gradients; optimisers skip None
-        parameter.grad = gradients[name].to(parameter) if name in gradients else None
+    for name, parameter in parameters_of(
+        algo
+    ):  # some accumulate gradients; optimisers skip None
+        if name in gradients:
+            parameter.grad = gradients[name].to(parameter)
+        else:
+            parameter.grad = None
     set_random_state(state["random"])
     parts.buffer.load_state_dict(json.loads(state["random"]["buffer"]))
     return Progress(*json.loads(state["progress"]))
@@ -196,11 +256,17 @@ def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Cut log files back to their ``sizes`` at a checkpoint. Raises ConfigError for a shorter file."""
+    """Cut log files back to their ``sizes`` at a checkpoint.
+
+    Raises ConfigError for a shorter file.
+    """
     found = {path: path.stat().st_size for path in folder.glob("*.csv")}
     for path, size in found.items():
         if size < sizes.get(path.name, 0):
-            raise ConfigError(f"{path} is shorter than its checkpoint says: it was edited; train elsewhere")
+            raise ConfigError(
+                f"{path} is shorter than its checkpoint says: it was edited; train"
+                " elsewhere"
+            )
     for path in found:
         if path.name in sizes:
             os.truncate(path, sizes[path.name])

@@ -1,8 +1,9 @@
-"""Sweeps: a config with every combination of a grid's values and every seed, ranked by a metric.
+"""Sweeps: a config with every combination of a grid's values and every seed, ranked by
+a metric.
 
-A run's folder name ends with a digest of everything that determines its numbers: settings, seed, contents of
-log and policy. It is therefore trained once, whatever the grid. Settings are ranked by their interquartile
-mean over seeds.
+A run's folder name ends with a digest of everything that determines its numbers:
+settings, seed, contents of log and policy. It is therefore trained once, whatever the
+grid. Settings are ranked by their interquartile mean over seeds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ import numpy as np
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.spread import LEVEL, Spread, spread_of
-from koffline.store import RECORD, Record, is_free, locked, read_record, write_config, write_record
+from koffline.store import (
+    RECORD,
+    Record,
+    is_free,
+    locked,
+    read_record,
+    write_config,
+    write_record,
+)
 from koffline.store.files import finite_json, write_text
 from koffline.store.run_record import now, start_run
 from koffline.train.config import Setting, SweepPlan, TrainConfig
@@ -41,7 +50,9 @@ _OURS = (f"runs/*-{'[0-9a-f]' * 10}", "summary.md", "summary.json", "best.yaml",
 
 @dataclass(frozen=True)
 class Row(Spread):
-    """Scores of a setting, one per finished seed; ``diverged`` of them are infinite. missing: other seeds."""
+    """Scores of a setting, one per finished seed; ``diverged`` of them are infinite.
+    missing: other seeds.
+    """
 
     setting: Setting
     scores: tuple[float, ...]
@@ -51,7 +62,9 @@ class Row(Spread):
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """Result of a sweep. rows: the best setting first, settings without all seeds last; failures: by run."""
+    """Result of a sweep. rows: the best setting first, settings without all seeds last;
+    failures: by run.
+    """
 
     plan: SweepPlan
     rows: tuple[Row, ...]
@@ -61,7 +74,9 @@ class SweepSummary:
     def best(self) -> Row | None:
         """The first setting, if it has all seeds and a finite score; else None."""
         first = self.rows[0]
-        return None if first.missing or not math.isfinite(first.iqm) else first
+        if first.missing or not math.isfinite(first.iqm):
+            return None
+        return first
 
 
 def run_sweep(
@@ -74,28 +89,43 @@ def run_sweep(
     command: str = "",
     show_progress: bool = True,
 ) -> SweepSummary:
-    """Train all unfinished runs and write the summary; force: delete earlier runs first.
+    """Train all unfinished runs and write the summary; force: delete earlier runs
+    first.
 
-    ``out`` gets runs/NAME (a run folder each), summary.json, .md and best.yaml. A killed sweep is continued;
-    values and seeds may be added or removed. If a run fails, it is reported and the others go on. Raises
-    KofflineError, before anything is written, if any run would be refused, the cluster does not answer, or
-    the folder is no sweep's.
+    ``out`` gets runs/NAME (a run folder each), summary.json, .md and best.yaml. A
+    killed sweep is continued; values and seeds may be added or removed. If a run fails,
+    it is reported and the others go on. Raises KofflineError, before anything is
+    written, if any run would be refused, the cluster does not answer, or the folder is
+    no sweep's.
     """
     started = start_run("sweep", plan.inputs)
     names = _name_runs(plan, device)
     with PassSettings(workers, ray).kept(), locked(out / RECORD):
         _take_folder(out, force)
         write_record(out, started)
-        place = out / "runs"  # an existing run has the same digest, even if it is named otherwise
-        there = {path.name.rpartition("-")[2]: path for path in place.glob("*-*") if path.is_dir()}
+        place = (
+            out / "runs"
+        )  # an existing run has the same digest, even if it is named otherwise
+        there = {
+            path.name.rpartition("-")[2]: path
+            for path in place.glob("*-*")
+            if path.is_dir()
+        }
 
         def job_of(name: str, config: TrainConfig) -> Job:
             folder = there.get(name.rpartition("-")[2], place / name)
-            return Job(folder.name, train_run, (config, device), folder / RECORD, _read_finished)
+            return Job(
+                folder.name,
+                train_run,
+                (config, device),
+                folder / RECORD,
+                _read_finished,
+            )
 
         by_setting = [list(starmap(job_of, named.items())) for named in names]
         jobs = list(chain.from_iterable(by_setting))
-        found, began = sum(job.done for job in jobs), perf_counter()
+        found = sum(job.done for job in jobs)
+        began = perf_counter()
         failures = run_jobs(jobs, workers, ray, show_progress, keep_going=True)
         records = [[_read_finished(job.path) for job in same] for same in by_setting]
         summary = summarise(plan, records, failures)
@@ -107,35 +137,55 @@ def run_sweep(
 
 
 def train_run(record: Path, config: TrainConfig, device: str) -> None:
-    """Train in the record's folder, resuming if possible; divergence counts as a result."""
-    with contextlib.redirect_stdout(sys.stderr), _silent(), contextlib.suppress(DivergedError):
+    """Train in the record's folder, resuming if possible; divergence counts as a
+    result.
+    """
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        _silent(),
+        contextlib.suppress(DivergedError),
+    ):
         train(config, record.parent, device=device, resume=True)
 
 
 def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
-    """Check every setting as `train` does; return for each its configs by seed, under the run's name."""
+    """Check every setting as `train` does; return for each its configs by seed, under
+    the run's name.
+    """
     names: list[dict[str, TrainConfig]] = []
     labels: dict[str, str] = {}
     opened = None
     for setting in plan.settings:
-        with _silent() if names else contextlib.nullcontext():  # each would log the same warning
+        with (
+            _silent() if names else contextlib.nullcontext()
+        ):  # each would log the same warning
             if opened is None or opened[0] != setting.config.data:
                 opened = setting.config.data, open_data(setting.config.data)
             with prepared(setting.config, device, opened[1]) as parts:
                 digests = parts.record["digests"]
         names.append(dict(_name_run(setting, seed, digests) for seed in plan.seeds))
-        label, digest = setting.label, next(iter(names[-1])).rpartition("-")[2]
+        label = setting.label
+        digest = next(iter(names[-1])).rpartition("-")[2]
         if digest in labels:
-            raise ConfigError(f"--grid gives the same run twice ({labels[digest]} and {label}); drop one")
+            raise ConfigError(
+                f"--grid gives the same run twice ({labels[digest]} and {label});"
+                " drop one"
+            )
         labels[digest] = label
     return names
 
 
-def _name_run(setting: Setting, seed: int, digests: Mapping[str, str]) -> tuple[str, TrainConfig]:
+def _name_run(
+    setting: Setting, seed: int, digests: Mapping[str, str]
+) -> tuple[str, TrainConfig]:
     train = setting.config.train.model_copy(update={"seed": seed})
     config = setting.config.model_copy(update={"train": train})
-    decides = json.dumps(identity_of({"config": config.resolved(), "digests": digests}), sort_keys=True)
-    words = "-".join([*(f"{name}={value}" for name, value in setting.values.items()), f"seed{seed}"])
+    decides = json.dumps(
+        identity_of({"config": config.resolved(), "digests": digests}), sort_keys=True
+    )
+    words = "-".join(
+        [*(f"{name}={value}" for name, value in setting.values.items()), f"seed{seed}"]
+    )
     readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", words)[-80:].lstrip(".-_")
     return f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}", config
 
@@ -146,20 +196,28 @@ def _take_folder(out: Path, force: bool) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kind = read_json(out / RECORD)["kind"]
     if not is_free(out) and kind != "sweep":
-        raise ConfigError(f"{out} holds something that is not a sweep; choose another --out")
+        raise ConfigError(
+            f"{out} holds something that is not a sweep; choose another --out"
+        )
     for path in [found for pattern in _OURS if force for found in out.glob(pattern)]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     out.mkdir(parents=True, exist_ok=True)
 
 
 def _read_finished(path: Path) -> dict[str, Any] | None:
-    """The record of a run that has ended with a model or has diverged; None for any other."""
+    """The record of a run that has ended with a model or has diverged; None for any
+    other.
+    """
     try:
         record = read_record(path.parent) or {}
     except ConfigError:  # damaged, which training reports
         return None
-    ended = record.get("diverged") or (record.get("finished") and path.with_name(record["model"]).exists())
-    return record if ended else None
+    ended = record.get("diverged") or (
+        record.get("finished") and path.with_name(record["model"]).exists()
+    )
+    if ended:
+        return record
+    return None
 
 
 @contextlib.contextmanager
@@ -175,26 +233,56 @@ def _silent() -> Iterator[None]:
 
 
 def summarise(
-    plan: SweepPlan, records: Sequence[Sequence[Record | None]], failures: Mapping[str, KofflineError]
+    plan: SweepPlan,
+    records: Sequence[Sequence[Record | None]],
+    failures: Mapping[str, KofflineError],
 ) -> SweepSummary:
-    """Rank the settings. records: run.json of each setting and seed, None if the run is not finished.
+    """Rank the settings. records: run.json of each setting and seed, None if the run is
+    not finished.
 
     Raises ConfigError if no run has the metric.
     """
     sign = -1.0 if plan.maximize else 1.0
-    known = {name for found in records for run in found if run for name in run.get("metrics", {})}
+    known = {
+        name
+        for found in records
+        for run in found
+        if run
+        for name in run.get("metrics", {})
+    }
     if known and plan.metric not in known:
-        names = ", ".join(sorted(name for name in known if not name.startswith("time_")))
-        raise ConfigError(f"no run has a metric '{plan.metric}'; the runs are kept, --metric takes {names}")
+        names = ", ".join(
+            sorted(name for name in known if not name.startswith("time_"))
+        )
+        raise ConfigError(
+            f"no run has a metric '{plan.metric}'; the runs are kept, --metric takes"
+            f" {names}"
+        )
     rows = []
     for setting, found in zip(plan.settings, records, strict=True):
-        done = [run.get("metrics", {plan.metric: None}) for run in found if run is not None]
+        done = [
+            run.get("metrics", {plan.metric: None}) for run in found if run is not None
+        ]
         scores = [metrics[plan.metric] for metrics in done if plan.metric in metrics]
-        kept = tuple(sign * math.inf if s is None else s for s in scores)  # None: not finite, or diverged
-        counts = {"diverged": sum(map(math.isinf, kept)), "missing": len(found) - len(kept)}
-        rows.append(Row(**vars(spread_of(np.array(kept))), setting=setting, scores=kept, **counts))
+        kept = tuple(
+            sign * math.inf if s is None else s for s in scores
+        )  # None: not finite, or diverged
+        counts = {
+            "diverged": sum(map(math.isinf, kept)),
+            "missing": len(found) - len(kept),
+        }
+        rows.append(
+            Row(
+                **vars(spread_of(np.array(kept))),
+                setting=setting,
+                scores=kept,
+                **counts,
+            )
+        )
     # Complete settings first, then by interquartile mean.
-    rows.sort(key=lambda row: (row.missing > 0, not row.scores, sign * row.iqm, row.diverged))
+    rows.sort(
+        key=lambda row: (row.missing > 0, not row.scores, sign * row.iqm, row.diverged)
+    )
     return SweepSummary(plan, tuple(rows), failures)
 
 
@@ -210,7 +298,8 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
         "seeds": plan.seeds,
         "interval": LEVEL,
         "settings": [
-            {"values": r.setting.values} | {k: v for k, v in vars(r).items() if k != "setting"}
+            {"values": r.setting.values}
+            | {k: v for k, v in vars(r).items() if k != "setting"}
             for r in summary.rows
         ],
         "failures": [
@@ -225,37 +314,70 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
 
 def as_markdown(summary: SweepSummary) -> str:
     """Markdown table of the settings, with notes."""
-    plan, rows = summary.plan, summary.rows
+    plan = summary.plan
+    rows = summary.rows
     names = [*rows[0].setting.values] or ["setting"]
-    lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "seeds"], [":--"] * len(names) + ["--:"] * 3]
+    lines = [
+        [*names, "IQM", f"{LEVEL:.0%} interval", "seeds"],
+        [":--"] * len(names) + ["--:"] * 3,
+    ]
     for row in rows:
-        low, high = _number(row.low), _number(row.high)
-        interval = low if low == high and not math.isfinite(row.low) else f"{low} … {high}"
-        seeds = str(len(row.scores)) + (f" of {len(row.scores) + row.missing}" if row.missing else "")
+        low = _number(row.low)
+        high = _number(row.high)
+        if low == high and not math.isfinite(row.low):
+            interval = low
+        else:
+            interval = f"{low} … {high}"
+        seeds = str(len(row.scores)) + (
+            f" of {len(row.scores) + row.missing}" if row.missing else ""
+        )
         seeds += f", {row.diverged} diverged" if row.diverged else ""
         words = [*row.setting.values.values()] or [row.setting.label]
         lines.append([*words, _number(row.iqm), interval, seeds])
-    table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+    table = [
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+        for line in lines
+    ]
     failed = [f"failed: {name}: {error}" for name, error in summary.failures.items()]
     notes = [f"- {note}" for note in (*_notes(summary), *failed)]
-    better, count = "more" if plan.maximize else "less", len(plan.seeds)
-    title = f"## {plan.metric} ({better} is better), {count} seed{'s' if count > 1 else ''}"
+    better = "more" if plan.maximize else "less"
+    count = len(plan.seeds)
+    title = (
+        f"## {plan.metric} ({better} is better), {count} seed{'s' if count > 1 else ''}"
+    )
     return "\n".join([title, "", *table, "", *notes]) + "\n"
 
 
 def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.4g}" if math.isfinite(value) else "diverged"
+    if math.isnan(value):
+        return "–"
+    if math.isfinite(value):
+        return f"{value:.4g}"
+    return "diverged"
 
 
 def _notes(summary: SweepSummary) -> list[str]:
     """Notes on the meaning and limits of the numbers."""
-    seeds, best, rows = len(summary.plan.seeds), summary.best, summary.rows
-    few, is_partial = seeds < _FEWEST, any(row.missing for row in rows)
+    seeds = len(summary.plan.seeds)
+    best = summary.best
+    rows = summary.rows
+    few = seeds < _FEWEST
+    is_partial = any(row.missing for row in rows)
     notes = {
-        "IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap": True,
-        f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEWEST}": few,
-        f"best: {rows[0].setting.label} (best.yaml)": len(rows) > 1 and best is not None,
-        "a run that diverged counts as infinitely bad": any(row.diverged for row in rows),
-        "settings without all of their seeds come last; the same command runs what is missing": is_partial,
+        "IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap": (
+            True
+        ),
+        f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEWEST}": (
+            few
+        ),
+        f"best: {rows[0].setting.label} (best.yaml)": (
+            len(rows) > 1 and best is not None
+        ),
+        "a run that diverged counts as infinitely bad": any(
+            row.diverged for row in rows
+        ),
+        "settings without all of their seeds come last; the same command runs what is missing": (
+            is_partial
+        ),
     }
     return [note for note, is_so in notes.items() if is_so]

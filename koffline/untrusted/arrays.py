@@ -1,9 +1,10 @@
-"""Untrusted arrays and models: NumPy files, pickles, torch.save and ONNX, read without imports.
+"""Untrusted arrays and models: NumPy files, pickles, torch.save and ONNX, read without
+imports.
 
-Every size is checked before memory is allocated. A pickle may build numbers, texts and containers: its
-unpickler refuses every import. torch.load(weights_only=True) imports only what rebuilds tensors; the declared
-sizes in an archive are added up first. ONNX tensors may name another file for their numbers, by any path;
-these are refused.
+Every size is checked before memory is allocated. A pickle may build numbers, texts and
+containers: its unpickler refuses every import. torch.load(weights_only=True) imports
+only what rebuilds tensors; the declared sizes in an archive are added up first. ONNX
+tensors may name another file for their numbers, by any path; these are refused.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class CheckedArchive:
     """
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive, entries = archive, archive.infolist()
+        self._archive = archive
+        entries = archive.infolist()
         self.datasets = [entry.filename.removesuffix(".npy") for entry in entries]
         arrays = [entry for entry in entries if entry.filename.endswith(".npy")]
         self._members = {entry.filename.removesuffix(".npy"): entry for entry in arrays}
@@ -61,20 +63,32 @@ class CheckedArchive:
         return name in self._members
 
     def dataset(self, name: str) -> Header:
-        """Shape and dtype of an array of numbers or text. Raises Refused for anything else."""
+        """Shape and dtype of an array of numbers or text.
+
+        Raises Refused for anything else.
+        """
         entry = self._members[name]
         if entry.compress_type not in _METHODS:
-            raise Refused(f"{name} is compressed in a way NumPy never uses; write it with savez_compressed")
+            raise Refused(
+                f"{name} is compressed in a way NumPy never uses; write it with"
+                " savez_compressed"
+            )
         with self._archive.open(entry) as file:
             return _header(file, name, entry.file_size)
 
-    def arrays(self, names: Collection[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
-        """Some arrays; their memory is added up before the first is read. Raises Refused.
+    def arrays(
+        self, names: Collection[str], twice: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """Some arrays; their memory is added up before the first is read. Raises
+        Refused.
 
         twice: names that count twice, because further columns will be made of them.
         """
         headers = {name: self.dataset(name) for name in names}
-        needed = {name: kept_bytes(header.shape, header.dtype) for name, header in headers.items()}
+        needed = {
+            name: kept_bytes(header.shape, header.dtype)
+            for name, header in headers.items()
+        }
         total = sum(needed.values()) + sum(needed[name] for name in twice)
         check_memory(total)
         announce_large(str(self._archive.filename), self._size(), total, COPIES)
@@ -86,12 +100,17 @@ class CheckedArchive:
 
     def text(self, name: str) -> str | None:
         """The text in an array; None if there is no such array. Raises Refused."""
-        return str(self.arrays([name])[name]) if name in self else None
+        if name in self:
+            return str(self.arrays([name])[name])
+        return None
 
 
 @contextlib.contextmanager
 def open_npz(path: Path) -> Iterator[CheckedArchive]:
-    """Open an .npz for reading. Raises Refused for two arrays of one name; BadZipFile if it is no .npz."""
+    """Open an .npz for reading.
+
+    Raises Refused for two arrays of one name; BadZipFile if it is no .npz.
+    """
     check_regular(path)
     with zipfile.ZipFile(path) as archive:
         yield CheckedArchive(archive)
@@ -104,7 +123,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_array(path: Path) -> np.ndarray:
-    """The array of an .npy file. Raises Refused for anything that is not plain numbers or text."""
+    """The array of an .npy file.
+
+    Raises Refused for anything that is not plain numbers or text.
+    """
     check_regular(path)
     with path.open("rb") as file:
         header = _header(file, "the array", path.stat().st_size)
@@ -114,27 +136,41 @@ def read_array(path: Path) -> np.ndarray:
 
 
 def _header(file: IO[bytes], name: str, size: int) -> Header:
-    """The header of an .npy of ``size`` bytes; its array must take exactly the bytes after the header.
+    """The header of an .npy of ``size`` bytes; its array must take exactly the bytes
+    after the header.
 
     Raises Refused for a header that cannot be parsed.
     """
-    head, numpy = io.BytesIO(file.read(min(size, _LONGEST_HEADER))), np.lib.format
+    head = io.BytesIO(file.read(min(size, _LONGEST_HEADER)))
+    numpy = np.lib.format
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy warns of headers written by Python 2
-            short, long = numpy.read_array_header_1_0, numpy.read_array_header_2_0
+            warnings.simplefilter(
+                "ignore"
+            )  # NumPy warns of headers written by Python 2
+            short = numpy.read_array_header_1_0
+            long = numpy.read_array_header_2_0
             read = {(1, 0): short, (2, 0): long, (3, 0): long}[numpy.read_magic(head)]
             shape, _, dtype = read(head, max_header_size=_LONGEST_HEADER)
-    except Exception as error:  # the header is a Python literal: a hostile one raises errors of any type
+    except Exception as error:
+        # the header is a Python literal: a hostile one raises errors of any type
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise Refused(f"{name} has no readable header ({reason}); write it again") from None
+        raise Refused(
+            f"{name} has no readable header ({reason}); write it again"
+        ) from None
     if any(side < 0 for side in shape) or len(shape) > 32:
         raise Refused(f"{name} has shape {str(shape)[:80]}; write it again")
     if dtype.kind not in "biufcSU" or dtype.itemsize == 0 or dtype.subdtype is not None:
-        raise Refused(f"{name} has dtype {str(dtype)[:80]}, which koffline never loads; give numbers")
-    declared, held = math.prod(shape) * dtype.itemsize, size - head.tell()
+        raise Refused(
+            f"{name} has dtype {str(dtype)[:80]}, which koffline never loads; give"
+            " numbers"
+        )
+    declared = math.prod(shape) * dtype.itemsize
+    held = size - head.tell()
     if declared != held:
-        raise Refused(f"{name} declares {declared} bytes and holds {held}; write it again")
+        raise Refused(
+            f"{name} declares {declared} bytes and holds {held}; write it again"
+        )
     return Header(shape, dtype)
 
 
@@ -143,7 +179,9 @@ def _read(file: IO[bytes]) -> np.ndarray:
     with file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         read = np.lib.format.read_array
-        array: np.ndarray = read(file, allow_pickle=False, max_header_size=_LONGEST_HEADER)
+        array: np.ndarray = read(
+            file, allow_pickle=False, max_header_size=_LONGEST_HEADER
+        )
         return array
 
 
@@ -157,7 +195,9 @@ class PlainUnpickler(pickle.Unpickler):
 
 def _refused_import(wanted: str) -> Refused:
     remedy = "nothing ran; save it again as plain data (d3rlpy: algo.save)"
-    return Refused(f"it asks to import {wanted}, so loading it could run code; {remedy}")
+    return Refused(
+        f"it asks to import {wanted}, so loading it could run code; {remedy}"
+    )
 
 
 def load_tensors(source: Path | bytes) -> Any:
@@ -169,7 +209,10 @@ def load_tensors(source: Path | bytes) -> Any:
 
     if isinstance(source, Path):
         check_regular(source)
-    content = source if isinstance(source, bytes) else source.read_bytes()
+    if isinstance(source, bytes):
+        content = source
+    else:
+        content = source.read_bytes()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         check_memory(sum(entry.file_size for entry in archive.infolist()))
         if damaged := archive.testzip():  # torch does not verify checksums
@@ -177,7 +220,9 @@ def load_tensors(source: Path | bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hide torch's warnings about its own formats
         try:
-            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            return torch.load(
+                io.BytesIO(content), map_location="cpu", weights_only=True
+            )
         except pickle.UnpicklingError as error:
             if asked := re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error)):
                 raise _refused_import(asked[1]) from None
@@ -192,12 +237,19 @@ def check_onnx(content: bytes) -> None:
     try:
         waiting: list[Any] = [onnx.ModelProto.FromString(content)]
     except DecodeError:
-        raise Refused("it is no ONNX model, truncated or damaged; export it again") from None
+        raise Refused(
+            "it is no ONNX model, truncated or damaged; export it again"
+        ) from None
     while waiting:
         message = waiting.pop()
-        if isinstance(message, onnx.TensorProto) and (message.external_data or message.data_location):
+        if isinstance(message, onnx.TensorProto) and (
+            message.external_data or message.data_location
+        ):
             remedy = "export one file (onnx.save with save_as_external_data=False)"
-            raise Refused(f"it keeps numbers in another file, which koffline never follows; {remedy}")
+            raise Refused(
+                "it keeps numbers in another file, which koffline never follows;"
+                f" {remedy}"
+            )
         for field, value in message.ListFields():
             parts = value if isinstance(value, Sequence) else [value]
             if field.type == field.TYPE_MESSAGE:

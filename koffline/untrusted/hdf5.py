@@ -1,12 +1,13 @@
-"""HDF5 files: untrusted ones are read within the file and the memory limit; ours are written.
+"""HDF5 files: untrusted ones are read within the file and the memory limit; ours are
+written.
 
-An HDF5 file may name other files in three ways: external links, external raw storage and virtual datasets.
-All three are refused before anything is followed. The sizes of what will be read are added up before memory
-is allocated.
+An HDF5 file may name other files in three ways: external links, external raw storage
+and virtual datasets. All three are refused before anything is followed. The sizes of
+what will be read are added up before memory is allocated.
 
-After a failed write, for example on a full disk, closing an HDF5 file may abort the process. Files are
-therefore written through an object that keeps the first error and ignores all later writes. The library sees
-no error; the caller gets it at the end.
+After a failed write, for example on a full disk, closing an HDF5 file may abort the
+process. Files are therefore written through an object that keeps the first error and
+ignores all later writes. The library sees no error; the caller gets it at the end.
 """
 
 from __future__ import annotations
@@ -27,13 +28,21 @@ from h5py import h5d, h5z
 from koffline.untrusted import limits
 from koffline.untrusted.limits import Refused, shown_bytes
 
-# A filtered chunk is unpacked whole, and a row is read whole, however few numbers of it are wanted.
+# A filtered chunk is unpacked whole, and a row is read whole, however few numbers of it
+# are wanted.
 LARGEST_PIECE = 64 * 2**20
-# Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up over open shards.
+# Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up
+# over open shards.
 _CACHED_BYTES = 2**19
 _DEEPEST = 50  # looking a path up takes time for each of its groups
-_SHARDS = "; where it fits, `koffline data convert … --shard-rows N` makes shards of it, which need less"
-_LEAVES_THE_FILE = "which koffline never follows; copy the data into one file (h5repack, or export it again)"
+_SHARDS = (
+    "; where it fits, `koffline data convert … --shard-rows N` makes shards of it,"
+    " which need less"
+)
+_LEAVES_THE_FILE = (
+    "which koffline never follows; copy the data into one file (h5repack, or export it"
+    " again)"
+)
 
 
 class CheckedFile:
@@ -43,34 +52,50 @@ class CheckedFile:
     """
 
     def __init__(self, raw: Any, path: Path) -> None:
-        self.raw, self._path = raw, path
+        self.raw = raw
+        self._path = path
         self.datasets = _walk(raw)
-        self._known, self._needed = frozenset(self.datasets), 0
+        self._known = frozenset(self.datasets)
+        self._needed = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
     def dataset(self, name: str) -> Any:
-        """The h5py.Dataset, for its shape and dtype; it must hold numbers in this file. Raises Refused."""
+        """The h5py.Dataset, for its shape and dtype; it must hold numbers in this file.
+
+        Raises Refused.
+        """
         check_dataset(self.raw[name], name)
         return self.raw[name]
 
     def slices(self, names: Sequence[str]) -> dict[str, Any]:
-        """Datasets to be read in slices: any slice takes little memory, and all rows are in the file.
+        """Datasets to be read in slices: any slice takes little memory, and all rows
+        are in the file.
 
-        Raises Refused, also for arrays beyond the memory limit whose compression is implausibly strong.
+        Raises Refused, also for arrays beyond the memory limit whose compression is
+        implausibly strong.
         """
-        found, allowed = {name: self.raw[name] for name in names}, limits.memory_allowance()
+        found = {name: self.raw[name] for name in names}
+        allowed = limits.memory_allowance()
         for name, array in found.items():
             _, piece = check_dataset(array, name)
             if piece > min(LARGEST_PIECE, allowed):
-                remedy = f"write it again with chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
-                raise Refused(f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}")
+                remedy = (
+                    "write it again with chunks of at most"
+                    f" {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
+                )
+                raise Refused(
+                    f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}"
+                )
         self._check_declared(names)
         return found
 
-    def arrays(self, names: Sequence[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
-        """All numbers of some arrays, whose memory is added up before the first is read. Raises Refused.
+    def arrays(
+        self, names: Sequence[str], twice: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """All numbers of some arrays, whose memory is added up before the first is
+        read. Raises Refused.
 
         twice: names that count twice, because further columns will be made of them.
         """
@@ -78,47 +103,74 @@ class CheckedFile:
         self._check_declared(names)
         self._needed += sum(needed.values()) + sum(needed[name] for name in twice)
         limits.check_memory(self._needed, _SHARDS)
-        limits.announce_large(str(self._path), self._path.stat().st_size, self._needed, limits.COPIES)
+        limits.announce_large(
+            str(self._path), self._path.stat().st_size, self._needed, limits.COPIES
+        )
         return {name: np.asarray(self.raw[name][()]) for name in names}
 
     def _check_declared(self, names: Iterable[str]) -> None:
-        """Raise Refused for arrays that exceed the memory limit and all that the file can unpack to."""
-        size, declared = self._path.stat().st_size, sum(self.raw[name].nbytes for name in names)
+        """Raise Refused for arrays that exceed the memory limit and all that the file
+        can unpack to.
+        """
+        size = self._path.stat().st_size
+        declared = sum(self.raw[name].nbytes for name in names)
         if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
             remedy = "it is damaged or made to be read without end: export it again"
-            raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
+            raise Refused(
+                f"it declares {shown_bytes(declared)} and has {shown_bytes(size)};"
+                f" {remedy}"
+            )
 
     def text(self, attribute: str) -> str | None:
-        """The text of a root attribute; None if there is none. Raises Refused for anything else."""
+        """The text of a root attribute; None if there is none.
+
+        Raises Refused for anything else.
+        """
         if attribute not in self.raw.attrs:
             return None
         found = self.raw.attrs.get_id(attribute)
         is_text = found.shape == () and h5py.check_string_dtype(found.dtype) is not None
         if not is_text or found.dtype.itemsize > limits.TEXT_BYTES:
-            raise Refused(f"its attribute '{attribute}' is no text, or too long; write the file again")
+            raise Refused(
+                f"its attribute '{attribute}' is no text, or too long; write the file"
+                " again"
+            )
         value = self.raw.attrs[attribute]
-        text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
+        if isinstance(value, bytes):
+            text = value.decode("utf-8")
+        else:
+            text = str(value)
         if len(text) > limits.TEXT_BYTES:
             raise Refused("a text in it is too long; write the file again")
         return text
 
     def episodes(self, count: int) -> range:
-        """Numbers of ``count`` episodes, each with at least one array. Raises Refused if there are fewer."""
+        """Numbers of ``count`` episodes, each with at least one array.
+
+        Raises Refused if there are fewer.
+        """
         if not 0 <= count <= len(self.datasets):
-            raise Refused(f"it promises {count} episodes, which it does not hold; write it again")
+            raise Refused(
+                f"it promises {count} episodes, which it does not hold; write it again"
+            )
         return range(count)
 
 
 @contextlib.contextmanager
 def open_hdf5(path: Path) -> Iterator[CheckedFile]:
-    """Open a file for reading. Raises Refused for links to other files; OSError if it is no HDF5 file."""
+    """Open a file for reading.
+
+    Raises Refused for links to other files; OSError if it is no HDF5 file.
+    """
     limits.check_regular(path)
     with h5py.File(path, "r", rdcc_nbytes=_CACHED_BYTES) as file:
         yield CheckedFile(file, path)
 
 
 class _KeptErrors(io.FileIO):
-    """A new file for HDF5; after the first OSError, kept in ``error``, nothing more is written."""
+    """A new file for HDF5; after the first OSError, kept in ``error``, nothing more is
+    written.
+    """
 
     error: OSError | None = None
 
@@ -162,7 +214,8 @@ def new_hdf5(path: Path) -> Iterator[Any]:
 def h5py_that_keeps_errors(module: ModuleType) -> Iterator[None]:
     """Context in which a library's module that imports h5py writes as `new_hdf5` does.
 
-    The module opens an empty file once, for appending. Raises OSError if the disk refuses.
+    The module opens an empty file once, for appending. Raises OSError if the disk
+    refuses.
     """
 
     def fill(path: Path, mode: str, **options: Any) -> Any:
@@ -187,7 +240,9 @@ def _written(path: Path, mode: str, **options: Any) -> Iterator[Any]:
 
 
 def write_text(file: Any, name: str, text: str) -> None:
-    """Store a text as a root attribute of fixed length, so that readers need no HDF5 heap."""
+    """Store a text as a root attribute of fixed length, so that readers need no HDF5
+    heap.
+    """
     file.attrs[name] = np.bytes_(text.encode("utf-8"))
 
 
@@ -200,44 +255,73 @@ def _walk(file: Any) -> list[str]:
         return True if path.count("/") > _DEEPEST else None  # ends the walk
 
     if file.visititems_links(take):
-        raise Refused(f"its groups lie more than {_DEEPEST} deep in one another; write it again")
+        raise Refused(
+            f"its groups lie more than {_DEEPEST} deep in one another; write it again"
+        )
     for path, link in links:  # a soft link leads to a place in this file, or nowhere
         if not isinstance(link, h5py.HardLink | h5py.SoftLink):
             raise Refused(f"{path} is a link to another file, {_LEAVES_THE_FILE}")
     hard = (path for path, link in links if isinstance(link, h5py.HardLink))
-    return [path for path in hard if h5py.h5o.get_info(file.id, path.encode()).type == h5py.h5o.TYPE_DATASET]
+    return [
+        path
+        for path in hard
+        if h5py.h5o.get_info(file.id, path.encode()).type == h5py.h5o.TYPE_DATASET
+    ]
 
 
 def check_dataset(found: Any, name: str) -> tuple[int, int]:
     """Bytes of an array as a column, and of the smallest piece that can be read.
 
-    Raises Refused unless ``found`` is a readable array of numbers stored inside its file.
+    Raises Refused unless ``found`` is a readable array of numbers stored inside its
+    file.
     """
     if not isinstance(found, h5py.Dataset):
-        raise Refused(f"{name} is a {type(found).__name__.lower()}, not an array; store its numbers in one")
+        raise Refused(
+            f"{name} is a {type(found).__name__.lower()}, not an array; store its"
+            " numbers in one"
+        )
     try:
         dtype: np.dtype = found.dtype
     except (TypeError, ValueError, NotImplementedError):
-        raise Refused(f"{name} holds values that NumPy has no type for; give numbers") from None
+        raise Refused(
+            f"{name} holds values that NumPy has no type for; give numbers"
+        ) from None
     plan = found.id.get_create_plist()
     layout = plan.get_layout()
     if layout == h5d.VIRTUAL:
-        raise Refused(f"{name} is a virtual dataset, a view of other files, {_LEAVES_THE_FILE}")
+        raise Refused(
+            f"{name} is a virtual dataset, a view of other files, {_LEAVES_THE_FILE}"
+        )
     if plan.get_external_count():
         raise Refused(f"{name} keeps its numbers in another file, {_LEAVES_THE_FILE}")
     if found.shape is None or dtype.kind not in "biuf" or dtype.subdtype is not None:
-        held = "nothing" if found.shape is None else f"values of type {dtype}"
+        if found.shape is None:
+            held = "nothing"
+        else:
+            held = f"values of type {dtype}"
         raise Refused(f"{name} holds {held}; give numbers, one row per transition")
     piece = math.prod(found.shape[1:]) * dtype.itemsize
     if layout == h5d.CHUNKED:
         for code in (plan.get_filter(i)[0] for i in range(plan.get_nfilters())):
             if not h5z.filter_avail(code):
-                remedy = "which this library lacks; rewrite it with gzip (h5repack -f GZIP=4)"
+                remedy = (
+                    "which this library lacks; rewrite it with gzip (h5repack -f"
+                    " GZIP=4)"
+                )
                 raise Refused(f"{name} uses HDF5 filter {code}, {remedy}")
-            if code == h5z.FILTER_FLETCHER32:  # HDF5 itself would crash on a chunk shorter than its checksum
+            if (
+                code == h5z.FILTER_FLETCHER32
+            ):  # HDF5 itself would crash on a chunk shorter than its checksum
                 short: list[int] = []
-                found.id.chunk_iter(lambda chunk, at=short: at.append(chunk.size) if chunk.size < 4 else None)
+                found.id.chunk_iter(
+                    lambda chunk, at=short: (
+                        at.append(chunk.size) if chunk.size < 4 else None
+                    )
+                )
                 if short:
-                    raise Refused(f"{name}: a chunk of {short[0]} bytes with a checksum of 4; it is damaged")
+                    raise Refused(
+                        f"{name}: a chunk of {short[0]} bytes with a checksum of 4; it"
+                        " is damaged"
+                    )
         piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
     return limits.kept_bytes(found.shape, dtype), piece

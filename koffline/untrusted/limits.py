@@ -1,7 +1,8 @@
-"""Limits on untrusted files (memory, sizes, kinds), and their texts: JSON and plain YAML.
+"""Limits on untrusted files (memory, sizes, kinds), and their texts: JSON and plain
+YAML.
 
-`Refused` has a sentence without the file's name. `one_line_errors` turns it, and any other error from reading
-or calling what others wrote, into one of our errors.
+`Refused` has a sentence without the file's name. `one_line_errors` turns it, and any
+other error from reading or calling what others wrote, into one of our errors.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ from koffline.errors import ConfigError, DataError, KofflineError
 
 # Environment variable: bytes of memory that the content of one file may take.
 MAX_BYTES = "KOFFLINE_MAX_BYTES"
-# Default share of the memory: while columns are checked and cast, some exist several times.
+# Default share of the memory: while columns are checked and cast, some exist several
+# times.
 SHARE = 4
-# Deflate, the strongest compression that honest logs use, cannot do better than 1032 : 1.
+# Deflate, the strongest compression that honest logs use, cannot do better than 1032 :
+# 1.
 EXPANSION = 1100
-# Descriptions beside the columns: JSON in attributes, metadata.json, manifests, records of runs.
+# Descriptions beside the columns: JSON in attributes, metadata.json, manifests, records
+# of runs.
 TEXT_BYTES = 16 * 2**20
 # Columns of so many bytes are announced before they are read: it takes a while.
 LARGE_BYTES = 10**9
 # Times as much memory as its columns that a log takes while they are checked and cast.
 COPIES = 3
 # Settings in YAML: their size, and how deep they may be nested.
-LARGEST_YAML, _DEEPEST = 2**20, 50
+LARGEST_YAML = 2**20
+_DEEPEST = 50
 _TORCHSCRIPT = "Traceback of TorchScript"
 _INT, _FLOAT, _TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "str"))
 
@@ -43,16 +48,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class Refused(ValueError):
-    """Raised with the reason why a file is not read, worded to follow the file's name."""
+    """Raised with the reason why a file is not read, worded to follow the file's
+    name.
+    """
 
 
 @contextlib.contextmanager
 def one_line_errors(
     name: str | Path, what: str, remedy: str, kind: type[KofflineError] = DataError
 ) -> Iterator[None]:
-    """Turn errors of any type from damaged or hostile content into one of ``kind``: name, what, remedy.
+    """Turn errors of any type from damaged or hostile content into one of ``kind``:
+    name, what, remedy.
 
-    Errors of that kind get the name in front if they lack it; our other errors pass unchanged.
+    Errors of that kind get the name in front if they lack it; our other errors pass
+    unchanged.
     """
     try:
         yield
@@ -66,63 +75,96 @@ def one_line_errors(
 
 
 def one_line(error: BaseException) -> str:
-    """Type and beginning of an exception's message in one line; for a TorchScript program only its cause."""
+    """Type and beginning of an exception's message in one line; for a TorchScript
+    program only its cause.
+    """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text, kind = str(error).strip(), type(error).__name__
+    text = str(error).strip()
+    kind = type(error).__name__
     if _TORCHSCRIPT in text:
-        text, kind = text.splitlines()[-1], "RuntimeError"  # torch's errors have their own type
+        # torch's errors have their own type
+        text = text.splitlines()[-1]
+        kind = "RuntimeError"
         text = text.removeprefix("builtins.").removeprefix("RuntimeError: ")
     message = " ".join(text.split())
-    return f"{kind}: {message[:240]}" if message else kind
+    if message:
+        return f"{kind}: {message[:240]}"
+    return kind
 
 
 def check_memory(declared: int, remedy: str = "") -> None:
-    """Raise Refused if ``declared`` bytes exceed what the content of one file may take."""
+    """Raise Refused if ``declared`` bytes exceed what the content of one file may
+    take.
+    """
     if declared > (allowed := memory_allowance()):
-        said = f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed"
-        raise Refused(f"{said}; set {MAX_BYTES} to {declared} or more if this machine has them{remedy}")
+        said = (
+            f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are"
+            " allowed"
+        )
+        raise Refused(
+            f"{said}; set {MAX_BYTES} to {declared} or more if this machine has"
+            f" them{remedy}"
+        )
 
 
 @functools.cache
 def announce_large(name: str, size: int | None, needed: int, copies: int) -> None:
-    """Say on stderr before a large log is read how much memory that takes, once per log and process.
+    """Say on stderr before a large log is read how much memory that takes, once per log
+    and process.
 
-    size: bytes of the file. needed: bytes of its columns in memory. copies: how many times as much is in use
-    at most while they are read.
+    size: bytes of the file. needed: bytes of its columns in memory. copies: how many
+    times as much is in use at most while they are read.
     """
     if needed < LARGE_BYTES:
         return
-    packed = "" if size is None else f", in the file {shown_bytes(size)}"
+    if size is None:
+        packed = ""
+    else:
+        packed = f", in the file {shown_bytes(size)}"
     _LOG.warning(
-        "%s: its columns take about %s of memory%s; reading and checking them takes a while and up to %s. "
-        "Shards are read in parts, within --memory: koffline data convert LOG FOLDER --shard-rows 100000",
+        "%s: its columns take about %s of memory%s; reading and checking them takes a"
+        " while and up to %s. Shards are read in parts, within --memory: koffline data"
+        " convert LOG FOLDER --shard-rows 100000",
         *(name, shown_bytes(needed), packed, shown_bytes(copies * needed)),
     )
 
 
 def check_fits(needed: float, what: str, remedy: str) -> None:
-    """Raise ConfigError if settings ask for more memory than this process may use, before any is taken.
+    """Raise ConfigError if settings ask for more memory than this process may use,
+    before any is taken.
 
-    needed: bytes, a lower bound. what: the settings with their values; remedy: what to lower.
+    needed: bytes, a lower bound. what: the settings with their values; remedy: what to
+    lower.
     """
     allowed = machine_memory()
     if needed > allowed:
-        said = f"at least {shown_bytes(int(needed))} of memory, this process may use {shown_bytes(allowed)}"
+        said = (
+            f"at least {shown_bytes(int(needed))} of memory, this process may use"
+            f" {shown_bytes(allowed)}"
+        )
         raise ConfigError(f"{what}: that takes {said}; {remedy}")
 
 
 def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
-    """Bytes of an array as a column: vectors with 64 bits, images as they are, others as floats.
+    """Bytes of an array as a column: vectors with 64 bits, images as they are, others
+    as floats.
 
-    A file may declare flags and bytes where a log has floats: the size after conversion counts.
+    A file may declare flags and bytes where a log has floats: the size after conversion
+    counts.
     """
-    least = 8 if len(shape) < 2 else 1 if len(shape) > 2 and dtype == "uint8" else 4
+    if len(shape) < 2:
+        least = 8
+    elif len(shape) > 2 and dtype == "uint8":
+        least = 1
+    else:
+        least = 4
     return math.prod(shape) * max(least, int(dtype.itemsize))
 
 
 def memory_allowance() -> int:
-    """Bytes that the content of one file may take: KOFFLINE_MAX_BYTES, else a quarter of the memory.
+    """Bytes that the content of one file may take: KOFFLINE_MAX_BYTES, else a quarter
+    of the memory.
 
     Raises ConfigError if the variable is no number of bytes.
     """
@@ -130,22 +172,32 @@ def memory_allowance() -> int:
     if asked is None:
         return machine_memory() // SHARE
     if not asked.isascii() or not asked.isdigit() or len(asked) > 18 or int(asked) < 1:
-        raise ConfigError(f"{MAX_BYTES} is {asked[:40]!r}; set it to a number of bytes, as in 4000000000")
+        raise ConfigError(
+            f"{MAX_BYTES} is {asked[:40]!r}; set it to a number of bytes, as in"
+            " 4000000000"
+        )
     return int(asked)
 
 
 def machine_memory() -> int:
-    """Bytes available to this process: physical memory, or a lower limit of its container or process."""
+    """Bytes available to this process: physical memory, or a lower limit of its
+    container or process.
+    """
     limits = [2**62]
     with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # both generations of control groups
+    for name in (
+        "memory.max",
+        "memory/memory.limit_in_bytes",
+    ):  # both generations of control groups
         with contextlib.suppress(OSError, ValueError):
             limits.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="ascii")))
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
-        limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit > 0]
+        limits += [
+            limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit > 0
+        ]
     return min(limit for limit in limits if limit > 0)
 
 
@@ -155,18 +207,29 @@ def check_regular(path: Path) -> None:
     Raises OSError as the system does.
     """
     found = path.stat()
-    made_up = any(os.path.isdir(root) and os.stat(root).st_dev == found.st_dev for root in ("/proc", "/sys"))
+    made_up = any(
+        os.path.isdir(root) and os.stat(root).st_dev == found.st_dev
+        for root in ("/proc", "/sys")
+    )
     if made_up or not stat.S_ISREG(found.st_mode):
-        raise Refused("it is no regular file (a pipe, device or folder); copy its content into a file")
+        raise Refused(
+            "it is no regular file (a pipe, device or folder); copy its content into a"
+            " file"
+        )
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most ``most`` bytes. Raises Refused and OSError."""
+    """The content of a regular file of at most ``most`` bytes.
+
+    Raises Refused and OSError.
+    """
     check_regular(path)
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise Refused(f"it is larger than {shown_bytes(most)}, the most that such a file may have")
+        raise Refused(
+            f"it is larger than {shown_bytes(most)}, the most that such a file may have"
+        )
     return content
 
 
@@ -180,8 +243,13 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise Refused(f"its JSON cannot be read ({reason[:120]}); write it again") from None
+        if isinstance(error, RecursionError):
+            reason = "nested too deeply"
+        else:
+            reason = " ".join(str(error).split())
+        raise Refused(
+            f"its JSON cannot be read ({reason[:120]}); write it again"
+        ) from None
 
 
 def shown_bytes(count: int) -> str:
@@ -195,14 +263,18 @@ def shown_bytes(count: int) -> str:
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Raise Refused if ``path`` is no regular file, or leads out of ``folder`` by a link or ``..``."""
+    """Raise Refused if ``path`` is no regular file, or leads out of ``folder`` by a
+    link or ``..``.
+    """
     if not path.resolve().is_relative_to(folder.resolve()):
         raise Refused(f"{path.name} leads out of the folder; copy the file into it")
     check_regular(path)
 
 
 def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any, Any]:
-    """Top-level mapping of a YAML file. name, kind: the file's name in errors, and their type."""
+    """Top-level mapping of a YAML file. name, kind: the file's name in errors, and
+    their type.
+    """
     remedy = "write lines of 'key: value'"
     with one_line_errors(name, "cannot be read", "check the path", kind):
         content = read_bytes(path, LARGEST_YAML)
@@ -216,39 +288,57 @@ def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any
 def parse_yaml(text: str | bytes) -> Any:
     """Value of a YAML text with plain values.
 
-    Raises Refused for texts that are too deep, repeat keys, or use aliases or tags, and yaml.YAMLError for
-    invalid YAML.
+    Raises Refused for texts that are too deep, repeat keys, or use aliases or tags, and
+    yaml.YAMLError for invalid YAML.
     """
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > _DEEPEST:
             raise Refused(f"it is nested more than {_DEEPEST} deep; settings are flat")
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
-            raise Refused("it has aliases (*name) or tags (!name); write the values out")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (
+            None,
+            "!",
+        ):
+            raise Refused(
+                "it has aliases (*name) or tags (!name); write the values out"
+            )
     try:
         return yaml.load(text, _Loader)  # a child of SafeLoader
     except Refused:
         raise
-    except ValueError as error:  # for example a number of ten thousand digits, or the 40th of a month
-        raise Refused(f"a value in it cannot be read ({str(error)[:120]}); write plain numbers") from None
+    except (
+        ValueError
+    ) as error:  # for example a number of ten thousand digits, or the 40th of a month
+        raise Refused(
+            f"a value in it cannot be read ({str(error)[:120]}); write plain numbers"
+        ) from None
 
 
 class _Loader(yaml.SafeLoader):
     """The safe loader, except that it refuses duplicate keys and reads 1:30 as text.
 
-    YAML 1.1 reads numbers with colons in base 60, in a time that grows with the square of their length.
+    YAML 1.1 reads numbers with colons in base 60, in a time that grows with the square
+    of their length.
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         """The tag of a node without an explicit tag."""
         tag: str = super().resolve(kind, value, implicit)
-        return _TEXT if tag in (_INT, _FLOAT) and ":" in value else tag
+        if tag in (_INT, _FLOAT) and ":" in value:
+            return _TEXT
+        return tag
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Any, Any]:
         """The mapping; raises Refused for a key that occurs twice."""
         seen = set()
-        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        for key in (
+            key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)
+        ):
             if key in seen:
                 raise Refused(f"it names '{key}' twice; keep one of them")
             seen.add(key)

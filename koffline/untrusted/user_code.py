@@ -1,8 +1,10 @@
-"""Code that the user names: where its modules are looked for, and what it may change of this process.
+"""Code that the user names: where its modules are looked for, and what it may change of
+this process.
 
-The current folder is never on ``sys.path``: a folder of data may hold files with the names of modules that
-some library looks for, such as ``org.py``, and nobody means these. `UserModules` finds there only the module
-that the user named, and what the modules of this folder themselves import or unpickle, now or later.
+The current folder is never on ``sys.path``: a folder of data may hold files with the
+names of modules that some library looks for, such as ``org.py``, and nobody means
+these. `UserModules` finds there only the module that the user named, and what the
+modules of this folder themselves import or unpickle, now or later.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from typing import Any
 from koffline.errors import KofflineError
 from koffline.untrusted.limits import one_line, one_line_errors
 
-_FINDS_CLASSES = "find_class"  # the method with which unpicklers of all libraries import
+_FINDS_CLASSES = (  # the method with which unpicklers of all libraries import
+    "find_class"
+)
 
 
 def current_folder() -> str | None:
@@ -34,18 +38,25 @@ def current_folder() -> str | None:
 
 
 class UserModules(MetaPathFinder):
-    """Finds modules in the user's folder for the user, and for modules that were found so.
+    """Finds modules in the user's folder for the user, and for modules that were found
+    so.
 
-    A folder without ``__init__.py`` is found only where there is no such module elsewhere, as Python does it.
+    A folder without ``__init__.py`` is found only where there is no such module
+    elsewhere, as Python does it.
     """
 
     def __init__(self) -> None:
-        self._named: dict[str, str] = {}  # folders by the first part of names that the user gave
-        self.folders: dict[str, str] = {}  # folders by the first part of names of modules that were found
+        self._named: dict[
+            str, str
+        ] = {}  # folders by the first part of names that the user gave
+        self.folders: dict[
+            str, str
+        ] = {}  # folders by the first part of names of modules that were found
 
     @contextlib.contextmanager
     def named(self, *modules: str, folder: str | None = None) -> Iterator[None]:
-        """Context in which these modules are imported from ``folder``, whoever imports them.
+        """Context in which these modules are imported from ``folder``, whoever imports
+        them.
 
         folder: by default the current one; if it was deleted, there is nothing to find.
         """
@@ -54,24 +65,33 @@ class UserModules(MetaPathFinder):
         if folder is not None:
             self._named = before | {_top(module): folder for module in modules}
         if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)  # as with `python -m`, the folder comes before installed packages
+            sys.meta_path.insert(
+                0, self
+            )  # as with `python -m`, the folder comes before installed packages
         try:
             yield
         finally:
             self._named = before
 
     def remember(self, folders: Mapping[str, str]) -> None:
-        """At a worker: find these modules for everybody, because values that use them are unpickled there."""
+        """At a worker: find these modules for everybody, because values that use them
+        are unpickled there.
+        """
         self._named = {**self._named, **folders}
         if folders and self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> ModuleSpec | None:
         """How to import a module; None if it is not ours to find."""
         if path is not None:  # a part of a package, which knows its place
             return None
         folder = self._named.get(name) or self._folder_of_importer(sys._getframe(1))
-        spec = None if folder is None else PathFinder.find_spec(name, [folder], target)
+        if folder is None:
+            spec = None
+        else:
+            spec = PathFinder.find_spec(name, [folder], target)
         if spec is None or folder is None:
             return None
         if spec.loader is None and PathFinder.find_spec(name) is not None:
@@ -80,7 +100,9 @@ class UserModules(MetaPathFinder):
         return spec
 
     def _folder_of_importer(self, frame: FrameType | None) -> str | None:
-        """The folder of the module whose code imports now; None for code of anybody else."""
+        """The folder of the module whose code imports now; None for code of anybody
+        else.
+        """
         is_unpickling = False
         while frame is not None:
             importer = str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -115,7 +137,9 @@ def modules_in(code: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Process:
-    """What code can change for a whole process: the current folder and torch's defaults; None: not known."""
+    """What code can change for a whole process: the current folder and torch's
+    defaults; None: not known.
+    """
 
     folder: str | None = None
     dtype: Any = None
@@ -125,9 +149,13 @@ class _Process:
     def now(cls) -> _Process:
         """The state of this process."""
         torch = sys.modules.get("torch")
-        if torch is None or not hasattr(torch, "get_default_device"):  # not imported, or only in part
+        if torch is None or not hasattr(
+            torch, "get_default_device"
+        ):  # not imported, or only in part
             return cls(current_folder())
-        return cls(current_folder(), torch.get_default_dtype(), torch.get_default_device())
+        return cls(
+            current_folder(), torch.get_default_dtype(), torch.get_default_device()
+        )
 
     def restore(self, now: _Process) -> None:
         """Change this process, whose state is ``now``, back to this state."""
@@ -146,19 +174,23 @@ class _Process:
             torch.set_default_device(None if device.type == "cpu" else device)
 
 
-_is_separate = False  # whether user code has a current folder and torch defaults of its own
+_is_separate = (
+    False  # whether user code has a current folder and torch defaults of its own
+)
 _theirs: _Process | None = None  # what user code had set when it ended last
 
 
 @contextlib.contextmanager
 def separate_process_state() -> Iterator[None]:
-    """Context of a command: user code that moves to another folder moves alone, and so do torch's defaults.
+    """Context of a command: user code that moves to another folder moves alone, and so
+    do torch's defaults.
 
     All paths of the command keep the meaning that they had when it began.
     """
     global _is_separate, _theirs
     before = _is_separate, _theirs
-    _is_separate, _theirs = True, None
+    _is_separate = True
+    _theirs = None
     try:
         yield
     finally:
@@ -172,12 +204,14 @@ def separate_state_for_good() -> None:
 
 
 @contextlib.contextmanager
-def user_code(name: str | Path, what: str, remedy: str, kind: type[KofflineError]) -> Iterator[None]:
+def user_code(
+    name: str | Path, what: str, remedy: str, kind: type[KofflineError]
+) -> Iterator[None]:
     """Context of calls of user code; arguments and errors as in `one_line_errors`.
 
-    Also exceptions that are no errors, such as SystemExit and GeneratorExit, become one of ours; an interrupt
-    passes. In a command the current folder and torch's defaults are ours again afterwards, and theirs when
-    user code is called the next time.
+    Also exceptions that are no errors, such as SystemExit and GeneratorExit, become one
+    of ours; an interrupt passes. In a command the current folder and torch's defaults
+    are ours again afterwards, and theirs when user code is called the next time.
     """
     with one_line_errors(name, what, remedy, kind), _their_state(name, kind):
         try:
@@ -204,9 +238,13 @@ def _their_state(name: str | Path, kind: type[KofflineError]) -> Iterator[None]:
         is_meta = after.device is not None and after.device.type == "meta"
         if is_meta:
             _theirs = None
-        elif after != entered:  # by this code, not by user code that it called and that is accounted for
+        elif (
+            after != entered
+        ):  # by this code, not by user code that it called and that is accounted for
             _theirs = after
         ours.restore(after)
     if is_meta:
-        said = "it makes torch's default device 'meta', on which tensors hold no numbers"
+        said = (
+            "it makes torch's default device 'meta', on which tensors hold no numbers"
+        )
         raise kind(f"{name}: {said}; leave the default, or choose cpu")

@@ -2,11 +2,13 @@
 
     python scripts/bench/action_order.py --logs 3000 --out docs/results/action-order.json
 
-Each log has 6 to 40 named actions and a softmax logger (or one that chooses doses along a line). False
-alarms: its policy is read rightly, and is unrelated to the logger, sharper, its opposite, a few doses higher,
-in reverse, partly like it, without regard to the state, greedy, or the logger under a random renumbering.
-Power: a policy like the logger is read in natural order although its columns are in the order of letters (or
-the other way round).
+Each log has 6 to 40 named actions and a softmax logger (or one that chooses doses along
+a line). False
+alarms: its policy is read rightly, and is unrelated to the logger, sharper, its
+opposite, a few doses higher, in reverse, partly like it, without regard to the state,
+greedy, or the logger under a random renumbering.
+Power: a policy like the logger is read in natural order although its columns are in the
+order of letters (or the other way round).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from pathlib import Path
 import numpy as np
 from scipy.special import softmax
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # also found when run as a plain script
 
 import koffline
 from koffline.data.columns import in_natural_order
@@ -45,7 +49,9 @@ def names_of(count: int, generator: np.random.Generator) -> list[str]:
     order = generator.random()
     if order < 0.3:
         return sorted(names)
-    return generator.permutation(names).tolist() if order < 0.5 else names
+    if order < 0.5:
+        return generator.permutation(names).tolist()
+    return names
 
 
 def logger_of(states: Array, count: int, generator: np.random.Generator) -> Array:
@@ -55,7 +61,11 @@ def logger_of(states: Array, count: int, generator: np.random.Generator) -> Arra
         place = along / along.max() * (count - 1)
         logits = -((np.arange(count) - place) ** 2) / generator.choice([0.5, 2.0, 10.0])
     else:
-        logits = states @ generator.normal(size=(states.shape[1], count)) * generator.choice([0.5, 1.0, 3.0])
+        logits = (
+            states
+            @ generator.normal(size=(states.shape[1], count))
+            * generator.choice([0.5, 1.0, 3.0])
+        )
     return 0.9 * softmax(logits, axis=1) + 0.1 / count
 
 
@@ -69,7 +79,9 @@ RIGHT: dict[str, Make] = {
     "unrelated": lambda states, logger, g: other_policy(states, logger.shape[1], g),
     "sharper": lambda states, logger, g: shares(logger**3),
     "opposite": lambda states, logger, g: shares(1.0 / (logger + 0.02)),
-    "higher doses": lambda states, logger, g: np.roll(logger, int(g.integers(1, 4)), axis=1),
+    "higher doses": lambda states, logger, g: np.roll(
+        logger, int(g.integers(1, 4)), axis=1
+    ),
     "reverse": lambda states, logger, g: logger[:, ::-1],
     "partly alike": lambda states, logger, g: shares(
         np.sqrt(logger) * other_policy(states, logger.shape[1], g)
@@ -80,13 +92,17 @@ RIGHT: dict[str, Make] = {
     "greedy": lambda states, logger, g: np.eye(logger.shape[1])[
         other_policy(states, logger.shape[1], g).argmax(axis=1)
     ],
-    "renumbered at random": lambda states, logger, g: logger[:, g.permutation(logger.shape[1])],
+    "renumbered at random": lambda states, logger, g: logger[
+        :, g.permutation(logger.shape[1])
+    ],
 }
 LIKE_THE_LOGGER: dict[str, Make] = {
     "the logger": lambda states, logger, g: logger,
     "sharper": lambda states, logger, g: shares(logger**2),
     "greedy": lambda states, logger, g: np.eye(logger.shape[1])[logger.argmax(axis=1)],
-    "half alike": lambda states, logger, g: 0.5 * logger + 0.5 * other_policy(states, logger.shape[1], g),
+    "half alike": lambda states, logger, g: (
+        0.5 * logger + 0.5 * other_policy(states, logger.shape[1], g)
+    ),
 }
 
 
@@ -98,21 +114,32 @@ def main() -> None:
     alarms, right, found, wrong = (Counter[str]() for _ in range(4))
     for seed in range(arguments.logs):
         generator = np.random.default_rng(seed)
-        count, rows = int(generator.integers(6, 41)), int(generator.choice([500, 2000, 10_000]))
+        count = int(generator.integers(6, 41))
+        rows = int(generator.choice([500, 2000, 10_000]))
         names = names_of(count, generator)
         states = generator.normal(size=(rows, int(generator.integers(1, 6))))
         logger = logger_of(states, count, generator)
-        actions = (generator.random((rows, 1)) >= logger.cumsum(axis=1)[:, :-1]).sum(axis=1)
+        actions = (generator.random((rows, 1)) >= logger.cumsum(axis=1)[:, :-1]).sum(
+            axis=1
+        )
         units = np.arange(rows) // int(generator.choice([1, 5]))
         kind = str(generator.choice(list(RIGHT)))
         policy = RIGHT[kind](states, logger, generator)
         right[kind] += 1
         alarms[kind] += find_other_order(policy, actions, units, names) is not None
-        other = sorted(names) if sorted(names) != names else in_natural_order(names)
-        if sum(name != place for name, place in zip(other, names, strict=True)) < _FEWEST_MOVED:
+        if sorted(names) != names:
+            other = sorted(names)
+        else:
+            other = in_natural_order(names)
+        if (
+            sum(name != place for name, place in zip(other, names, strict=True))
+            < _FEWEST_MOVED
+        ):
             continue
         kind = str(generator.choice(list(LIKE_THE_LOGGER)))
-        policy = LIKE_THE_LOGGER[kind](states, logger, generator)[:, [names.index(name) for name in other]]
+        policy = LIKE_THE_LOGGER[kind](states, logger, generator)[
+            :, [names.index(name) for name in other]
+        ]
         seen = find_other_order(policy, actions, units, names)
         wrong[kind] += 1
         found[kind] += seen is not None and list(seen.names) == other
@@ -124,10 +151,15 @@ def main() -> None:
         for kind, (some, of_all) in sorted(counts.items()):
             print(f"{title:<14}{kind:<24}{some:>5} of {of_all:>5}  {some / of_all:.1%}")
         print(
-            f"{title:<38}{sum(a for a, _ in counts.values()):>5} of {sum(b for _, b in counts.values()):>5}"
+            f"{title:<38}{sum(a for a, _ in counts.values()):>5} of"
+            f" {sum(b for _, b in counts.values()):>5}"
         )
     if arguments.out:
-        content = {"command": " ".join(sys.argv), "koffline": koffline.__version__, **rows_of}
+        content = {
+            "command": " ".join(sys.argv),
+            "koffline": koffline.__version__,
+            **rows_of,
+        }
         arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -1,8 +1,9 @@
-"""Mini-batches from a log on disk: time beside one-row reading and a log in memory, and how well they mix.
+"""Mini-batches from a log on disk: time beside one-row reading and a log in memory, and
+how well they mix.
 
-Prints medians of rounds in which the sides take turns, and ratios. Times are of the processor, reading
-included, so that a busy machine changes them little. The log is made for the run and removed
-afterwards.
+Prints medians of rounds in which the sides take turns, and ratios. Times are of the
+processor, reading included, so that a busy machine changes them little. The log is made
+for the run and removed afterwards.
 
     python -m scripts.bench.block_batches                  # a million rows, about 200 MB of disk, two minutes
     python -m scripts.bench.block_batches --rows 200000 --pool 65536
@@ -28,25 +29,48 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Transitions
 
-OBSERVATION_SIZE, ACTION_SIZE, EPISODE_LENGTH, BATCH = 17, 6, 1000, 256
-COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-KEYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
+OBSERVATION_SIZE = 17
+ACTION_SIZE = 6
+EPISODE_LENGTH = 1000
+BATCH = 256
+COLUMNS = (
+    "observations",
+    "actions",
+    "rewards",
+    "next_observations",
+    "terminated",
+    "truncated",
+)
+KEYS = (
+    "observations",
+    "actions",
+    "rewards",
+    "next_observations",
+    "terminals",
+    "timeouts",
+)
 SHARD_ROWS = 125_000
 
 
 def write_log(folder: Path, rows: int) -> None:
-    """Episodes of 1000 steps in the shape of the MuJoCo benchmarks; rewards count rows: a sorted log."""
+    """Episodes of 1000 steps in the shape of the MuJoCo benchmarks; rewards count rows:
+    a sorted log.
+    """
     with ShardWriter(folder, SHARD_ROWS) as writer:
         for first in range(0, rows, SHARD_ROWS):
             count = min(SHARD_ROWS, rows - first)
             generator = np.random.default_rng(first)
-            path = generator.standard_normal((count + 1, OBSERVATION_SIZE), dtype=np.float32)
+            path = generator.standard_normal(
+                (count + 1, OBSERVATION_SIZE), dtype=np.float32
+            )
             steps = np.arange(count) % EPISODE_LENGTH
             writer.append(
                 Transitions(
                     observations=path[:-1],
                     next_observations=path[1:],
-                    actions=generator.uniform(-1, 1, (count, ACTION_SIZE)).astype(np.float32),
+                    actions=generator.uniform(-1, 1, (count, ACTION_SIZE)).astype(
+                        np.float32
+                    ),
                     rewards=(first + np.arange(count)) / rows,
                     terminated=np.zeros(count, dtype=np.bool_),
                     truncated=np.append(steps[1:] == 0, True),
@@ -83,7 +107,9 @@ class Sides:
                 self._file[key][row]
 
     def sorted_rows(self) -> None:
-        """The same in one call for each column, as h5py allows where they are in order."""
+        """The same in one call for each column, as h5py allows where they are in
+        order.
+        """
         for key in KEYS:
             self._file[key][self._rows()]
 
@@ -91,7 +117,9 @@ class Sides:
         self._file.close()
 
     def _rows(self) -> np.ndarray:
-        return np.sort(self._generator.choice(len(self._file["rewards"]), BATCH, replace=False))
+        return np.sort(
+            self._generator.choice(len(self._file["rewards"]), BATCH, replace=False)
+        )
 
 
 def micros(call: Callable[[], None], repeats: int) -> float:
@@ -105,7 +133,11 @@ def micros(call: Callable[[], None], repeats: int) -> float:
 def time_sides(log: LazyTransitions, pool_rows: int, rounds: int) -> dict[str, float]:
     """Median microseconds of a batch."""
     sides = Sides(log, pool_rows)
-    repeats = {sides.in_memory: 200, sides.shuffled_blocks: 200, sides.one_row_at_a_time: 1}
+    repeats = {
+        sides.in_memory: 200,
+        sides.shuffled_blocks: 200,
+        sides.one_row_at_a_time: 1,
+    }
     repeats[sides.sorted_rows] = 1
     found: dict[str, list[float]] = {call.__name__: [] for call in repeats}
     for _ in range(rounds):
@@ -115,8 +147,12 @@ def time_sides(log: LazyTransitions, pool_rows: int, rounds: int) -> dict[str, f
     return {name: round(statistics.median(times), 1) for name, times in found.items()}
 
 
-def mixing(log: LazyTransitions, pool_rows: int, block_rows: int | None, batches: int) -> dict[str, Any]:
-    """Variance of means of the sorted column, over that of uniform draws: of batches, and of 16 in a row."""
+def mixing(
+    log: LazyTransitions, pool_rows: int, block_rows: int | None, batches: int
+) -> dict[str, Any]:
+    """Variance of means of the sorted column, over that of uniform draws: of batches,
+    and of 16 in a row.
+    """
     sampler = BlockSampler(log, 1, pool_rows=pool_rows, block_rows=block_rows)
     means = np.array([sampler.draw(BATCH)["rewards"].mean() for _ in range(batches)])
     uniform = 1 / 12 / BATCH
@@ -126,29 +162,47 @@ def mixing(log: LazyTransitions, pool_rows: int, block_rows: int | None, batches
         "block_rows": sampler.block_rows,
         "blocks_in_pool": sampler.pool_rows // sampler.block_rows,
         "one_batch": round(float(np.mean((means - 0.5) ** 2) / uniform), 3),
-        "sixteen_batches": round(float(np.mean((longer - 0.5) ** 2) / (uniform / 16)), 3),
+        "sixteen_batches": round(
+            float(np.mean((longer - 0.5) ** 2) / (uniform / 16)), 3
+        ),
     }
 
 
 def main() -> None:
     """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--pool", type=int, default=2**18, help="rows of the pool")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=16_000, help="of each line about mixing")
+    parser.add_argument(
+        "--batches", type=int, default=16_000, help="of each line about mixing"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         write_log(Path(scratch) / "log", arguments.rows)
         log = open_transitions(Path(scratch) / "log", lazy=True)
         times = {
-            pool: time_sides(log, pool, arguments.rounds) for pool in (arguments.pool, 4 * arguments.pool)
+            pool: time_sides(log, pool, arguments.rounds)
+            for pool in (arguments.pool, 4 * arguments.pool)
         }
-        sizes = [(arguments.pool, block) for block in (None, 256, 4096)] + [(4 * arguments.pool, None)]
+        sizes = [(arguments.pool, block) for block in (None, 256, 4096)] + [
+            (4 * arguments.pool, None)
+        ]
         mixed = [mixing(log, pool, block, arguments.batches) for pool, block in sizes]
     first = times[arguments.pool]
     ratios = {name: round(time / first["in_memory"], 1) for name, time in first.items()}
-    print(json.dumps({"microseconds_by_pool": times, "ratios_to_memory": ratios, "mixing": mixed}, indent=2))
+    print(
+        json.dumps(
+            {
+                "microseconds_by_pool": times,
+                "ratios_to_memory": ratios,
+                "mixing": mixed,
+            },
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

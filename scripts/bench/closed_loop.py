@@ -1,14 +1,17 @@
-"""Log → train → evaluate → choose → rollout: does the log alone say which trained policy to take?
+"""Log → train → evaluate → choose → rollout: does the log alone say which trained
+policy to take?
 
     python -m scripts.bench.closed_loop --workers 2 --results docs/results/closed_loop.json
 
-On every log of CartPole and Pendulum in datasets/control each algorithm of ``control.py`` is trained once (an
-original at its own settings; its kernel-loss twin at its defaults and, where there is one, with a slow copy).
-`koffline.evaluate` at its defaults then values every last network from the same log. The choice is the policy
-whose interval has the highest lower end, of those that the log answers for. Afterwards the environment tells
-the discounted value of each policy, from 200 episodes of 1000 steps, and its score (uniform actions 0, the
-expert 100). The environment has no part in training or choice.
-Cells are files in --out named by everything they depend on but the code; those that are there stay.
+On every log of CartPole and Pendulum in datasets/control each algorithm of
+``control.py`` is trained once (an original at its own settings; its kernel-loss twin at
+its defaults and, where there is one, with a slow copy). `koffline.evaluate` at its
+defaults then values every last network from the same log. The choice is the policy
+whose interval has the highest lower end, of those that the log answers for. Afterwards
+the environment tells the discounted value of each policy, from 200 episodes of 1000
+steps, and its score (uniform actions 0, the expert 100). The environment has no part in
+training or choice. Cells are files in --out named by everything they depend on but the
+code; those that are there stay.
 """
 
 from __future__ import annotations
@@ -38,9 +41,11 @@ from scripts.bench.control_cells import (
     write_reference,
 )
 
-SEED, TRUTH_SEED = 0, 21
+SEED = 0
+TRUTH_SEED = 21
 STEPS = {"CartPole-v1": 5000, "Pendulum-v1": 3000}
-EPISODES, HORIZON = 200, 1000
+EPISODES = 200
+HORIZON = 1000
 
 
 def write_cell(path: Path, settings: CellSettings) -> None:
@@ -49,7 +54,8 @@ def write_cell(path: Path, settings: CellSettings) -> None:
 
     d3rlpy = import_d3rlpy()
     log = koffline.open_transitions(settings.log_path)
-    env, gamma = str(log.metadata.extra["task"]), float(log.metadata.gamma or 0.99)
+    env = str(log.metadata.extra["task"])
+    gamma = float(log.metadata.gamma or 0.99)
     with threads(1), quiet():
         d3rlpy.seed(settings.seed)
         algo = make_algo(settings, log)
@@ -65,7 +71,9 @@ def write_cell(path: Path, settings: CellSettings) -> None:
         rollouts = RolloutSettings(env, EPISODES, time_limit=HORIZON, seed=TRUTH_SEED)
         with RolloutPlayer(rollouts, [str(model)]) as player:
             played = player.join(list(player.play(range(player.batches))))
-        values = np.add.reduceat(played.rewards * gamma ** _steps(played), played.episode_starts)
+        values = np.add.reduceat(
+            played.rewards * gamma ** _steps(played), played.episode_starts
+        )
         score = policy_returns(env, str(model), EPISODES, TRUTH_SEED).mean()
     result = {
         "name": path.stem,
@@ -73,7 +81,10 @@ def write_cell(path: Path, settings: CellSettings) -> None:
         "env": env,
         "algo": settings.algo,
         "assignments": dict(settings.assignments),
-        "estimate": {name: found[name] for name in ("value", "interval", "verdict", "estimator", "uplift")},
+        "estimate": {
+            name: found[name]
+            for name in ("value", "interval", "verdict", "estimator", "uplift")
+        },
         "truth": float(values.mean()),
         "truth_se": float(values.std(ddof=1) / np.sqrt(len(values))),
         "return": float(score),
@@ -101,7 +112,9 @@ def plan() -> list[CellSettings]:
     return cells
 
 
-def summary(cells: list[dict[str, Any]], scales: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+def summary(
+    cells: list[dict[str, Any]], scales: dict[str, dict[str, float]]
+) -> list[dict[str, Any]]:
     """One row a log: what was chosen, what was there to choose."""
     rows = []
     for log in dict.fromkeys(cell["log"] for cell in cells):
@@ -110,10 +123,14 @@ def summary(cells: list[dict[str, Any]], scales: dict[str, dict[str, float]]) ->
         for cell in here:
             span = scale["expert"] - scale["random"]
             cell["score"] = round(100.0 * (cell["return"] - scale["random"]) / span, 1)
-        answered = [c for c in here if not c["estimate"]["verdict"]["answer"].startswith("not")]
+        answered = [
+            c for c in here if not c["estimate"]["verdict"]["answer"].startswith("not")
+        ]
         held = sum(_holds(cell) for cell in answered)
         chosen = max(answered, key=_low, default=None)
-        supported = [c for c in answered if c["estimate"]["verdict"]["answer"] == "supported"]
+        supported = [
+            c for c in answered if c["estimate"]["verdict"]["answer"] == "supported"
+        ]
         safe = max(supported, key=_low, default=chosen)
         scores = [cell["score"] for cell in here]
         rows.append(
@@ -140,7 +157,8 @@ def _low(cell: dict[str, Any]) -> float:
 
 
 def _holds(cell: dict[str, Any]) -> bool:
-    interval, error = cell["estimate"]["interval"], 2.0 * cell["truth_se"]
+    interval = cell["estimate"]["interval"]
+    error = 2.0 * cell["truth_se"]
     return bool(interval["low"] - error <= cell["truth"] <= interval["high"] + error)
 
 
@@ -158,7 +176,16 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     cells = plan()
-    jobs = [Job(f"{c.algo} on {c.log}", write_cell, (c,), cell_path(c, options.out), is_whole) for c in cells]
+    jobs = [
+        Job(
+            f"{c.algo} on {c.log}",
+            write_cell,
+            (c,),
+            cell_path(c, options.out),
+            is_whole,
+        )
+        for c in cells
+    ]
     scales = {}
     for env in STEPS:
         path = options.out / f"reference-{env}.json"
@@ -171,71 +198,103 @@ def main() -> None:
     print(text)
     if options.results is not None:
         with atomic_file(options.results, force=True) as temporary:
-            temporary.write_text(json.dumps({"logs": rows, "candidates": found}, indent=1) + "\n")
-        with atomic_file(options.results.parents[1] / "closed_loop.md", force=True) as temporary:
+            temporary.write_text(
+                json.dumps({"logs": rows, "candidates": found}, indent=1) + "\n"
+            )
+        with atomic_file(
+            options.results.parents[1] / "closed_loop.md", force=True
+        ) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
 
 def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
     """docs/closed_loop.md."""
-    answered, total = sum(row["answerable"] for row in rows), len(cells)
-    supported = [cell for cell in cells if cell["estimate"]["verdict"]["answer"] == "supported"]
+    answered = sum(row["answerable"] for row in rows)
+    total = len(cells)
+    supported = [
+        cell for cell in cells if cell["estimate"]["verdict"]["answer"] == "supported"
+    ]
     judged = [row for row in rows if row["chosen"] is not None]
     lost = float(np.mean([row["best_score"] - row["chosen_score"] for row in judged]))
-    safe = float(np.mean([row["best_score"] - row["chosen_supported_score"] for row in judged]))
+    safe = float(
+        np.mean([row["best_score"] - row["chosen_supported_score"] for row in judged])
+    )
     luck = float(np.mean([row["best_score"] - row["mean_score"] for row in judged]))
     lines = [
         "# Choose a trained policy from the log alone",
         "",
-        "You trained many policies from a log. Which one should run? Evaluate each on the same log. Among "
-        "those with an answer (verdict *supported* or *with care*) take the one whose interval has the "
-        "highest lower end.",
+        (
+            "You trained many policies from a log. Which one should run? Evaluate each"
+            " on the same log. Among those with an answer (verdict *supported* or *with"
+            " care*) take the one whose interval has the highest lower end."
+        ),
         "",
-        f"**The policies chosen so score {lost:.0f} points less than the best candidate, on average over "
-        f"{len(judged)} logs; a candidate drawn at random scores {luck:.0f} less** (uniform actions 0, the "
-        "expert 100). If a *supported* candidate is preferred to one *with care*, the choice scores "
-        f"{safe:.0f} less (last columns).",
+        (
+            f"**The policies chosen so score {lost:.0f} points less than the best"
+            f" candidate, on average over {len(judged)} logs; a candidate drawn at"
+            f" random scores {luck:.0f} less** (uniform actions 0, the expert 100). If"
+            " a *supported* candidate is preferred to one *with care*, the choice"
+            f" scores {safe:.0f} less (last columns)."
+        ),
         "",
-        "On each log every algorithm of [Control](control.md) was trained once: the TD original at its own "
-        "settings, the kernel-loss version at its defaults and with a slow copy (tau). Of these "
-        f"{total} candidates {answered} got an answer. The 95 % interval held the true value for "
-        f"{sum(row['held'] for row in rows)} of these, and for {sum(map(_holds, supported))} of the "
-        f"{len(supported)} *supported* ones. Two reasons for the misses: a policy trained on the log was "
-        "selected for what its critic overestimates, and the candidates of a log share its episodes. On "
-        "Pendulum most estimates are too high, because the logs begin in lucky states (under uniform actions "
-        "200 steps from there are worth −498 ± 16, from fresh starts −530 ± 5).",
+        (
+            "On each log every algorithm of [Control](control.md) was trained once:"
+            " the TD original at its own settings, the kernel-loss version at its"
+            f" defaults and with a slow copy (tau). Of these {total} candidates"
+            f" {answered} got an answer. The 95 % interval held the true value for"
+            f" {sum(row['held'] for row in rows)} of these, and for"
+            f" {sum(map(_holds, supported))} of the {len(supported)} *supported* ones."
+            " Two reasons for the misses: a policy trained on the log was selected for"
+            " what its critic overestimates, and the candidates of a log share its"
+            " episodes. On Pendulum most estimates are too high, because the logs"
+            " begin in lucky states (under uniform actions 200 steps from there are"
+            " worth −498 ± 16, from fresh starts −530 ± 5)."
+        ),
         "",
-        "| log | candidates | answered | hold | chosen | its score | best score | mean score "
-        "| chosen, supported first | its score |",
+        (
+            "| log | candidates | answered | hold | chosen | its score | best score |"
+            " mean score | chosen, supported first | its score |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|",
         *(
-            f"| {row['log']} | {row['candidates']} | {row['answerable']} | {row['held']} | {row['chosen']} "
-            f"| {row['chosen_score']} | {row['best_score']} ({row['best']}) | {row['mean_score']} "
-            f"| {row['chosen_supported']} | {row['chosen_supported_score']} |"
+            f"| {row['log']} | {row['candidates']} | {row['answerable']} |"
+            f" {row['held']} | {row['chosen']} | {row['chosen_score']} |"
+            f" {row['best_score']} ({row['best']}) | {row['mean_score']} |"
+            f" {row['chosen_supported']} | {row['chosen_supported_score']} |"
             for row in rows
         ),
         "",
         "## Every candidate",
         "",
-        "Truth: the discounted value (γ of the log) of 200 rollouts of 1000 steps. Intervals: 95 %.",
+        (
+            "Truth: the discounted value (γ of the log) of 200 rollouts of 1000 steps."
+            " Intervals: 95 %."
+        ),
         "",
         "| log | policy | verdict | estimate | interval | truth | score |",
         "|---|---|---|---|---|---|---|",
         *map(_line, cells),
         "",
-        "Made by `python -m scripts.bench.closed_loop`; numbers are in `docs/results/closed_loop.json`.",
+        (
+            "Made by `python -m scripts.bench.closed_loop`; numbers are in"
+            " `docs/results/closed_loop.json`."
+        ),
         "",
     ]
     return "\n".join(lines)
 
 
 def _line(cell: dict[str, Any]) -> str:
-    one, interval = cell["estimate"], cell["estimate"]["interval"]
-    ends = "–" if interval is None else f"{interval['low']:.4g} … {interval['high']:.4g}"
+    one = cell["estimate"]
+    interval = cell["estimate"]["interval"]
+    if interval is None:
+        ends = "–"
+    else:
+        ends = f"{interval['low']:.4g} … {interval['high']:.4g}"
     answer = one["verdict"]["answer"].removesuffix(" from this log")
     return (
-        f"| {cell['log']} | {name_of(cell)} | {answer} | {one['value']:.4g} | {ends} | {cell['truth']:.4g} "
-        f"± {cell['truth_se']:.2g} | {cell['score']:.0f} |"
+        f"| {cell['log']} | {name_of(cell)} | {answer} | {one['value']:.4g} | {ends} |"
+        f" {cell['truth']:.4g} ± {cell['truth_se']:.2g} | {cell['score']:.0f} |"
     )
 
 

@@ -1,9 +1,11 @@
-"""Users with several rows: how often intervals hold the truth with and without their clusters.
+"""Users with several rows: how often intervals hold the truth with and without their
+clusters.
 
     python -m scripts.bench.clusters --seeds 30        # hours; prints a table
 
-bandit: 120 users, 2,400 one-step rows, uneven numbers of visits. sessions: 40 users, ten sessions each, of
-ten steps. A user's own level of reward is no part of the state. The truth is that of an average user.
+bandit: 120 users, 2,400 one-step rows, uneven numbers of visits. sessions: 40 users,
+ten sessions each, of ten steps. A user's own level of reward is no part of the state.
+The truth is that of an average user.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import torch
 
 import koffline
 
-GAMMA, STEPS = 0.9, 10
+GAMMA = 0.9
+STEPS = 10
 _WEIGHTS = np.array([[0.0, 0.0], [1.0, -1.0], [-0.5, 1.0]])
 ESTIMATORS = {"bandit": ("auto", "kloss"), "sessions": ("kloss", "wdr")}
 
@@ -34,47 +37,80 @@ def behavior(states: np.ndarray) -> np.ndarray:
 
 
 def target(states: np.ndarray) -> np.ndarray:
-    """Probabilities of the policy that is asked about; further columns of the state are a clock."""
+    """Probabilities of the policy that is asked about; further columns of the state are
+    a clock.
+    """
     return 0.9 * softmax(2.0 * states[:, :2] @ _WEIGHTS.T) + 0.1 / 3.0
 
 
 def draw(chances: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """One action a row."""
-    return (chances.cumsum(axis=1) < random.random((len(chances), 1))).sum(axis=1).clip(0, 2)
+    return (
+        (chances.cumsum(axis=1) < random.random((len(chances), 1)))
+        .sum(axis=1)
+        .clip(0, 2)
+    )
 
 
 def gain(states: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """Mean reward of an average user."""
-    return np.take_along_axis(np.tanh(states @ _WEIGHTS.T) + 0.5, actions[:, None], axis=1)[:, 0]
+    return np.take_along_axis(
+        np.tanh(states @ _WEIGHTS.T) + 0.5, actions[:, None], axis=1
+    )[:, 0]
 
 
 def bandit(seed: int) -> tuple[dict[str, Any], np.ndarray]:
     """Columns of a log of one-step rows, and the user of each."""
-    random, rows, users = np.random.default_rng([seed, 5]), 2400, 120
-    user = np.sort(random.choice(users, size=rows, p=random.dirichlet(np.full(users, 3.0))))
+    random = np.random.default_rng([seed, 5])
+    rows = 2400
+    users = 120
+    user = np.sort(
+        random.choice(users, size=rows, p=random.dirichlet(np.full(users, 3.0)))
+    )
     states = random.normal(size=(rows, 2))
     chances = behavior(states)
-    actions, levels = draw(chances, random), random.normal(size=users)
+    actions = draw(chances, random)
+    levels = random.normal(size=users)
     columns = {"observations": states, "next_observations": states, "actions": actions}
-    columns["rewards"] = gain(states, actions) + levels[user] + 0.5 * random.normal(size=rows)
+    columns["rewards"] = (
+        gain(states, actions) + levels[user] + 0.5 * random.normal(size=rows)
+    )
     logs = np.log(chances[np.arange(rows), actions])
     ends = {"terminated": np.ones(rows, bool), "truncated": np.zeros(rows, bool)}
-    return {**columns, **ends, "steps": np.zeros(rows, int), "behavior_log_probabilities": logs}, user
+    return {
+        **columns,
+        **ends,
+        "steps": np.zeros(rows, int),
+        "behavior_log_probabilities": logs,
+    }, user
 
 
-def play(random: np.random.Generator, policy: Callable[..., Any], levels: np.ndarray) -> dict[str, Any]:
+def play(
+    random: np.random.Generator, policy: Callable[..., Any], levels: np.ndarray
+) -> dict[str, Any]:
     """Sessions of ten steps, (T, N, …)."""
-    states, found = random.normal(size=(len(levels), 2)), []
+    states = random.normal(size=(len(levels), 2))
+    found = []
     for step in range(STEPS):
         chances = policy(states)
         actions = draw(chances, random)
-        rewards = 0.3 * gain(states, actions) + 0.3 * levels + 0.2 * random.normal(size=len(levels))
+        rewards = (
+            0.3 * gain(states, actions)
+            + 0.3 * levels
+            + 0.2 * random.normal(size=len(levels))
+        )
         moved = np.array([[0.0, 0.0], [0.4, 0.0], [0.0, 0.4]])[actions]
         following = 0.8 * states + moved + 0.3 * random.normal(size=states.shape)
         clock = np.full((len(levels), 1), step / STEPS)
-        rows = {"observations": np.hstack([states, clock]), "actions": actions, "rewards": rewards}
+        rows = {
+            "observations": np.hstack([states, clock]),
+            "actions": actions,
+            "rewards": rewards,
+        }
         rows["next_observations"] = np.hstack([following, clock + 1.0 / STEPS])
-        rows["behavior_log_probabilities"] = np.log(chances[np.arange(len(actions)), actions])
+        rows["behavior_log_probabilities"] = np.log(
+            chances[np.arange(len(actions)), actions]
+        )
         found.append(rows)
         states = following
     return {name: np.stack([rows[name] for rows in found]) for name in found[0]}
@@ -82,11 +118,18 @@ def play(random: np.random.Generator, policy: Callable[..., Any], levels: np.nda
 
 def sessions(seed: int) -> tuple[dict[str, Any], np.ndarray]:
     """Columns of a log of sessions, and the user of each row."""
-    random, user = np.random.default_rng([seed, 6]), np.repeat(np.arange(40), 10)
+    random = np.random.default_rng([seed, 6])
+    user = np.repeat(np.arange(40), 10)
     played = play(random, behavior, random.normal(size=40)[user])
     steps = np.tile(np.arange(STEPS), len(user))
-    columns = {name: np.concatenate(np.swapaxes(part, 0, 1)) for name, part in played.items()}
-    ends = {"terminated": steps == STEPS - 1, "truncated": np.zeros(len(steps), bool), "steps": steps}
+    columns = {
+        name: np.concatenate(np.swapaxes(part, 0, 1)) for name, part in played.items()
+    }
+    ends = {
+        "terminated": steps == STEPS - 1,
+        "truncated": np.zeros(len(steps), bool),
+        "steps": steps,
+    }
     return {**columns, **ends}, np.repeat(user, STEPS)
 
 
@@ -94,7 +137,9 @@ def truth_of(kind: str) -> float:
     """By a million states, or 400,000 sessions."""
     if kind == "bandit":
         states = np.random.default_rng(7).normal(size=(1_000_000, 2))
-        return float((target(states) * (np.tanh(states @ _WEIGHTS.T) + 0.5)).sum(axis=1).mean())
+        return float(
+            (target(states) * (np.tanh(states @ _WEIGHTS.T) + 0.5)).sum(axis=1).mean()
+        )
     played = play(np.random.default_rng(3), target, np.zeros(400_000))
     return float((GAMMA ** np.arange(STEPS) @ played["rewards"]).mean())
 
@@ -105,7 +150,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=30)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| log | estimator | clusters | intervals that hold | mean width |\n|---|---|---|---|---|")
+    print(
+        "| log | estimator | clusters | intervals that hold | mean width"
+        " |\n|---|---|---|---|---|"
+    )
     for kind, make in (("bandit", bandit), ("sessions", sessions)):
         truth = truth_of(kind)
         for estimator in ESTIMATORS[kind]:
@@ -114,11 +162,21 @@ def main() -> None:
                 for seed in range(given.seeds):
                     columns, user = make(seed)
                     told_of = user if told else None
-                    log = koffline.Transitions(**columns, clusters=told_of, action_space=koffline.Discrete(3))
-                    found.append(koffline.evaluate(log, target, GAMMA, estimator=estimator).interval)
+                    log = koffline.Transitions(
+                        **columns, clusters=told_of, action_space=koffline.Discrete(3)
+                    )
+                    found.append(
+                        koffline.evaluate(
+                            log, target, GAMMA, estimator=estimator
+                        ).interval
+                    )
                 held = sum(one is not None and one.holds(truth) for one in found)
                 width = np.mean([one.width for one in found if one is not None])
-                print(f"| {kind} | {estimator} | {told} | {held} of {len(found)} | {width:.2f} |", flush=True)
+                print(
+                    f"| {kind} | {estimator} | {told} | {held} of {len(found)} |"
+                    f" {width:.2f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Cells of the control benchmark: one algorithm with one seed on one log, trained, evaluated, written."""
+"""Cells of the control benchmark: one algorithm with one seed on one log, trained,
+evaluated, written.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,15 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "datasets" / "control"
 # d3rlpy's defaults of these are for millions of steps on images.
 DISCRETE_DEFAULTS = {"learning_rate": 5e-4, "target_update_interval": 200}
-REFERENCE_SEED, EVALUATION_SEED = 11, 12
+REFERENCE_SEED = 11
+EVALUATION_SEED = 12
 
 
 @dataclass(frozen=True)
 class CellSettings:
-    """One algorithm with one seed on one log; ``assignments`` are (field, value) of its configuration."""
+    """One algorithm with one seed on one log; ``assignments`` are (field, value) of its
+    configuration.
+    """
 
     log: str
     algo: str
@@ -45,24 +50,36 @@ class CellSettings:
     def log_path(self) -> Path:
         """The log's file."""
         path = Path(self.log)
-        return path if path.suffix else LOGS / f"{self.log}.hdf5"
+        if path.suffix:
+            return path
+        return LOGS / f"{self.log}.hdf5"
 
 
 def make_algo(settings: CellSettings, log: Transitions) -> Any:
-    """The d3rlpy algorithm of a cell, not yet built. Raises ConfigError for unknown types and fields."""
+    """The d3rlpy algorithm of a cell, not yet built.
+
+    Raises ConfigError for unknown types and fields.
+    """
     from koffline.data import import_d3rlpy
 
     import_d3rlpy()
     from d3rlpy.base import LearnableConfig
     from d3rlpy.models import VectorEncoderFactory
-    from d3rlpy.preprocessing import MinMaxActionScaler, MultiplyRewardScaler, StandardObservationScaler
+    from d3rlpy.preprocessing import (
+        MinMaxActionScaler,
+        MultiplyRewardScaler,
+        StandardObservationScaler,
+    )
     from d3rlpy.serializable_config import CONFIG_STORAGE
 
     import koffline.algos  # noqa: F401  (registers ours)
 
     types = CONFIG_STORAGE[LearnableConfig].config_list
     if settings.algo not in types:
-        raise ConfigError(f"there is no algorithm '{settings.algo}'; there are {', '.join(sorted(types))}")
+        raise ConfigError(
+            f"there is no algorithm '{settings.algo}'; there are"
+            f" {', '.join(sorted(types))}"
+        )
     config_type = types[settings.algo]
     fields = config_type.__dataclass_fields__
     values: dict[str, Any] = {
@@ -70,7 +87,8 @@ def make_algo(settings: CellSettings, log: Transitions) -> Any:
         for name in fields
         if name.endswith("encoder_factory")
     }
-    mean, deviation = log.observations.mean(axis=0), log.observations.std(axis=0)
+    mean = log.observations.mean(axis=0)
+    deviation = log.observations.std(axis=0)
     scaler = StandardObservationScaler(mean=mean.tolist(), std=deviation.tolist())
     values |= {"batch_size": settings.batch_size, "observation_scaler": scaler}
     values["gamma"] = log.metadata.gamma or 0.99
@@ -79,15 +97,21 @@ def make_algo(settings: CellSettings, log: Transitions) -> Any:
         values["reward_scaler"] = MultiplyRewardScaler(1.0 / spread)
     space = log.action_space
     if isinstance(space, Discrete):
-        values |= {name: value for name, value in DISCRETE_DEFAULTS.items() if name in fields}
+        values |= {
+            name: value for name, value in DISCRETE_DEFAULTS.items() if name in fields
+        }
     else:
         low, high = (
-            np.broadcast_to(side, space.k).astype(float).tolist() for side in (space.low, space.high)
+            np.broadcast_to(side, space.k).astype(float).tolist()
+            for side in (space.low, space.high)
         )
         values["action_scaler"] = MinMaxActionScaler(minimum=low, maximum=high)
     for name, value in settings.assignments:
         if name not in fields:
-            raise ConfigError(f"{settings.algo} has no field '{name}'; it has {', '.join(sorted(fields))}")
+            raise ConfigError(
+                f"{settings.algo} has no field '{name}'; it has"
+                f" {', '.join(sorted(fields))}"
+            )
         values[name] = value
     return config_type(**values).create(device=settings.device)
 
@@ -108,8 +132,16 @@ def write_cell(path: Path, settings: CellSettings) -> None:
 
         def evaluate(algo: Any, epoch: int, step: int) -> None:
             del epoch
-            returns = policy_returns(env, greedy(algo), settings.episodes, EVALUATION_SEED + settings.seed)
-            curve.append({"step": step, "return": float(returns.mean()), "std": float(returns.std())})
+            returns = policy_returns(
+                env, greedy(algo), settings.episodes, EVALUATION_SEED + settings.seed
+            )
+            curve.append(
+                {
+                    "step": step,
+                    "return": float(returns.mean()),
+                    "std": float(returns.std()),
+                }
+            )
 
         started = time.perf_counter()
         history = algo.fit(
@@ -130,7 +162,10 @@ def write_cell(path: Path, settings: CellSettings) -> None:
         "steps": [point["step"] for point in curve],
         "returns": [point["return"] for point in curve],
         "deviations": [point["std"] for point in curve],
-        "metrics": {name: [float(metrics[name]) for _, metrics in history] for name in history[-1][1]},
+        "metrics": {
+            name: [float(metrics[name]) for _, metrics in history]
+            for name in history[-1][1]
+        },
         "config": json.loads(algo.config.serialize()),
         "seconds": time.perf_counter() - started,
     }
@@ -138,28 +173,50 @@ def write_cell(path: Path, settings: CellSettings) -> None:
 
 
 def greedy(algo: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """The algorithm's best action, inside the box; a network that is not finite any more does not move."""
+    """The algorithm's best action, inside the box; a network that is not finite any
+    more does not move.
+    """
 
     def actions(observations: np.ndarray) -> np.ndarray:
         found = algo.predict(observations.astype(np.float32))
-        return np.nan_to_num(found) if np.issubdtype(found.dtype, np.floating) else found
+        if np.issubdtype(found.dtype, np.floating):
+            return np.nan_to_num(found)
+        return found
 
     return actions
 
 
 def write_reference(path: Path, env: str) -> None:
-    """Mean returns of uniform actions and of the expert without noise, 100 episodes each."""
+    """Mean returns of uniform actions and of the expert without noise, 100 episodes
+    each.
+    """
     policies = {"random": "uniform", "expert": str(bundled_policy(env, "expert"))}
-    returns = {name: policy_returns(env, policy, 100, REFERENCE_SEED) for name, policy in policies.items()}
-    _write(path, {"name": path.stem, **{name: float(value.mean()) for name, value in returns.items()}})
+    returns = {
+        name: policy_returns(env, policy, 100, REFERENCE_SEED)
+        for name, policy in policies.items()
+    }
+    _write(
+        path,
+        {
+            "name": path.stem,
+            **{name: float(value.mean()) for name, value in returns.items()},
+        },
+    )
 
 
 def cell_path(settings: CellSettings, folder: Path) -> Path:
-    """The cell's file: log, algorithm, seed and a digest of all settings, the rows and the configuration."""
+    """The cell's file: log, algorithm, seed and a digest of all settings, the rows and
+    the configuration.
+    """
     log = koffline.open_transitions(settings.log_path)
     config = make_algo(settings, log).config.serialize()
-    digest = hashlib.sha256(repr((settings, log.sha256, config)).encode()).hexdigest()[:12]
-    return folder / f"{settings.log_path.stem}-{settings.algo}-{settings.seed}-{digest}.json"
+    digest = hashlib.sha256(repr((settings, log.sha256, config)).encode()).hexdigest()[
+        :12
+    ]
+    return (
+        folder
+        / f"{settings.log_path.stem}-{settings.algo}-{settings.seed}-{digest}.json"
+    )
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

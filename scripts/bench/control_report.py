@@ -16,38 +16,55 @@ from koffline.store.files import atomic_file
 
 _DRAWS = 2000
 _LEVEL = 0.025
-_LEVEL_SCORES = 5.0  # a pair whose scores differ by less is level whatever its interval says
+_LEVEL_SCORES = (
+    5.0  # a pair whose scores differ by less is level whatever its interval says
+)
 _INTERVAL = ", 95 % bootstrap interval over seeds, which is too narrow for so few."
 _BY_RULE = (
-    "Logs of 100,000 rows, such as `koffline build control --env {env} --kind medium --n 100000 --seed 1 "
-    "--out {name}100k_medium.hdf5`. No setting was tuned on them: originals run at d3rlpy's own settings, "
-    "kernel-loss critics follow the rule found on [the smaller logs](control.md): KLossSAC has a slow copy "
-    "on logs of random actions and its defaults on the others (TD3+BC and IQL always have the copy)."
+    "Logs of 100,000 rows, such as `koffline build control --env {env} --kind medium"
+    " --n 100000 --seed 1 --out {name}100k_medium.hdf5`. No setting was tuned on them:"
+    " originals run at d3rlpy's own settings, kernel-loss critics follow the rule found"
+    " on [the smaller logs](control.md): KLossSAC has a slow copy on logs of random"
+    " actions and its defaults on the others (TD3+BC and IQL always have the copy)."
 )
 _WHICH = [
-    "**Which of the two settings?** If the log shows many actions (replay, random), take the slow copy: the "
-    "gradient through s' and KLossSAC's conservative term do harm there. If it shows few (expert, medium), "
-    "take the defaults: with a slow copy KLossSAC, KLossDQN and KLossDiscreteSAC overestimate actions that "
-    "nobody tried, as their originals do. If in doubt, train both and "
-    "[choose from the log](closed_loop.md).",
+    (
+        "**Which of the two settings?** If the log shows many actions (replay, random),"
+        " take the slow copy: the gradient through s' and KLossSAC's conservative term"
+        " do harm there. If it shows few (expert, medium), take the defaults: with a"
+        " slow copy KLossSAC, KLossDQN and KLossDiscreteSAC overestimate actions that"
+        " nobody tried, as their originals do. If in doubt, train both and [choose from"
+        " the log](closed_loop.md)."
+    ),
     "",
-    "**A limit of this comparison**: the defaults and the slow copy's settings were tuned on logs of these "
-    "environments (the replay logs, two of the three seeds). "
-    "[HalfCheetah](control_halfcheetah.md) was not used for tuning.",
+    (
+        "**A limit of this comparison**: the defaults and the slow copy's settings were"
+        " tuned on logs of these environments (the replay logs, two of the three"
+        " seeds). [HalfCheetah](control_halfcheetah.md) was not used for tuning."
+    ),
     "",
 ]
 
 
 def collect(
-    cells: list[dict[str, Any]], scales: dict[str, dict[str, Any]], options: argparse.Namespace
+    cells: list[dict[str, Any]],
+    scales: dict[str, dict[str, Any]],
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """All that is reported: settings, references, one entry per log and algorithm, one per pair."""
+    """All that is reported: settings, references, one entry per log and algorithm, one
+    per pair.
+    """
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for cell in cells:
-        groups[Path(cell["log"]).stem, cell["algo"], json.dumps(cell["assignments"], sort_keys=True)].append(
-            cell
-        )
-    variants = [_entry(log, algo, group, scales[group[0]["env"]]) for (log, algo, _), group in groups.items()]
+        groups[
+            Path(cell["log"]).stem,
+            cell["algo"],
+            json.dumps(cell["assignments"], sort_keys=True),
+        ].append(cell)
+    variants = [
+        _entry(log, algo, group, scales[group[0]["env"]])
+        for (log, algo, _), group in groups.items()
+    ]
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in variants:
         key = entry["log"], entry["algo"]
@@ -70,20 +87,28 @@ def collect(
             "set",
         )
     }
-    references = {env: {name: scale[name] for name in ("random", "expert")} for env, scale in scales.items()}
+    references = {
+        env: {name: scale[name] for name in ("random", "expert")}
+        for env, scale in scales.items()
+    }
     return {
         "settings": settings,
         "references": references,
         "entries": entries,
         "pairs": _pairs(entries),
         "variants": [
-            {name: entry[name] for name in ("log", "algo", "assignments", "score", "scores_of_seeds")}
+            {
+                name: entry[name]
+                for name in ("log", "algo", "assignments", "score", "scores_of_seeds")
+            }
             for entry in variants
         ],
     }
 
 
-def _entry(log: str, algo: str, group: list[dict[str, Any]], scale: dict[str, Any]) -> dict[str, Any]:
+def _entry(
+    log: str, algo: str, group: list[dict[str, Any]], scale: dict[str, Any]
+) -> dict[str, Any]:
     returns = np.array([cell["returns"] for cell in group])  # (seed, evaluation)
     scores = 100.0 * (returns - scale["random"]) / (scale["expert"] - scale["random"])
     late = scores[:, -max(1, scores.shape[1] // 4) :]
@@ -109,7 +134,8 @@ def _pairs(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         other = known.get((log, algo.removeprefix("kloss_")))
         if not algo.startswith("kloss_") or other is None:
             continue
-        ours, theirs = np.array(entry["scores_of_seeds"]), np.array(other["scores_of_seeds"])
+        ours = np.array(entry["scores_of_seeds"])
+        theirs = np.array(other["scores_of_seeds"])
         low, high = _difference_interval(ours, theirs)
         difference = float(ours.mean() - theirs.mean())
         pairs.append(
@@ -129,33 +155,39 @@ def _pairs(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _verdict(difference: float, low: float, high: float) -> str:
     if abs(difference) < _LEVEL_SCORES or low <= 0.0 <= high:
         return "level"
-    return "kernel loss" if difference > 0.0 else "original"
+    if difference > 0.0:
+        return "kernel loss"
+    return "original"
 
 
 def _difference_interval(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """95 % percentile bootstrap of the difference of means over seeds; with few seeds it is too narrow."""
+    """95 % percentile bootstrap of the difference of means over seeds; with few seeds
+    it is too narrow.
+    """
     generator = np.random.default_rng(0)
     first = ours[generator.integers(len(ours), size=(_DRAWS, len(ours)))].mean(axis=1)
-    second = theirs[generator.integers(len(theirs), size=(_DRAWS, len(theirs)))].mean(axis=1)
+    second = theirs[generator.integers(len(theirs), size=(_DRAWS, len(theirs)))].mean(
+        axis=1
+    )
     low, high = np.quantile(first - second, [_LEVEL, 1.0 - _LEVEL])
     return float(low), float(high)
 
 
 def print_table(results: dict[str, Any]) -> None:
     """Every entry, then every pair."""
-    print(f"{'log':28}{'algorithm':22}{'score':>8}{'worst':>8}{'best':>8}{'s':>7}  seeds")
+    print(
+        f"{'log':28}{'algorithm':22}{'score':>8}{'worst':>8}{'best':>8}{'s':>7}  seeds"
+    )
     for entry in sorted(results["entries"], key=_order):
         seeds = " ".join(f"{value:.0f}" for value in entry["scores_of_seeds"])
-        numbers = (
-            f"{entry['score']:8.1f}{entry['worst_late']:8.1f}{entry['best_ever']:8.1f}{entry['seconds']:7.0f}"
-        )
+        numbers = f"{entry['score']:8.1f}{entry['worst_late']:8.1f}{entry['best_ever']:8.1f}{entry['seconds']:7.0f}"
         print(f"{entry['log']:28}{entry['algo']:22}{numbers}  {seeds}")
     for pair in results["pairs"]:
         low, high = pair["interval"]
         print(
-            f"{pair['log']}, {pair['original']}: {pair['kernel_loss_score']:.1f} with the kernel loss, "
-            f"{pair['original_score']:.1f} without, difference {pair['difference']:+.1f} "
-            f"({low:+.1f} … {high:+.1f}): {pair['verdict']}"
+            f"{pair['log']}, {pair['original']}: {pair['kernel_loss_score']:.1f} with"
+            f" the kernel loss, {pair['original_score']:.1f} without, difference"
+            f" {pair['difference']:+.1f} ({low:+.1f} … {high:+.1f}): {pair['verdict']}"
         )
 
 
@@ -163,29 +195,40 @@ def write_results(results: dict[str, Any], path: Path) -> None:
     """The JSON file, and beside its folder the table and the figure."""
     with atomic_file(path, force=True) as temporary:
         temporary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    folder = path.parent.parent if path.parent.name == "results" else path.parent
-    figure = (folder / "images" if (folder / "images").is_dir() else folder) / f"{path.stem}.png"
+    if path.parent.name == "results":
+        folder = path.parent.parent
+    else:
+        folder = path.parent
+    figure = (
+        folder / "images" if (folder / "images").is_dir() else folder
+    ) / f"{path.stem}.png"
     draw(results, figure)
     with atomic_file(folder / f"{path.stem}.md", force=True) as temporary:
-        temporary.write_text(page(results, figure.relative_to(folder).as_posix()), encoding="utf-8")
+        temporary.write_text(
+            page(results, figure.relative_to(folder).as_posix()), encoding="utf-8"
+        )
 
 
 def page(results: dict[str, Any], figure: str) -> str:
     """docs/control.md, docs/control_halfcheetah.md."""
-    settings, pairs, name = results["settings"], results["pairs"], Path(figure).stem
+    settings = results["settings"]
+    pairs = results["pairs"]
+    name = Path(figure).stem
     count = {
-        kind: sum(pair["verdict"] == kind for pair in pairs) for kind in ("kernel loss", "level", "original")
+        kind: sum(pair["verdict"] == kind for pair in pairs)
+        for kind in ("kernel loss", "level", "original")
     }
-    networks, env = "×".join(map(str, settings["hidden"])), next(iter(results["references"]))
+    networks = "×".join(map(str, settings["hidden"]))
+    env = next(iter(results["references"]))
     lines = [
         "# Control from logs: kernel-loss critics against their TD originals",
         "",
         f"{counted(settings['seeds'], 'seed')}, {settings['steps']} gradient steps "
         + "".join(f"({steps} on {env}) " for env, steps in settings["steps_of"])
-        + f"of {settings['batch_size']} rows, "
-        f"networks {networks}; returns of the greedy policy over {settings['episodes']} episodes. Scores: "
-        "uniform actions 0, the expert 100; the mean over the last quarter of the evaluations. Difference: "
-        "kernel loss minus original"
+        + f"of {settings['batch_size']} rows, networks {networks}; returns of the"
+        f" greedy policy over {settings['episodes']} episodes. Scores: uniform"
+        " actions 0, the expert 100; the mean over the last quarter of the"
+        " evaluations. Difference: kernel loss minus original"
         + (", without an interval: one seed." if settings["seeds"] == 1 else _INTERVAL),
         "",
         *(
@@ -194,21 +237,34 @@ def page(results: dict[str, Any], figure: str) -> str:
             else _better_of_two(settings)
         ),
         "",
-        f"**Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']}, level in "
-        f"{count['level']} and behind in {count['original']}.** Level: less than {_LEVEL_SCORES:g} points "
-        "apart" + (", or an interval that holds zero." if settings["seeds"] > 1 else "."),
+        f"**Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']},"
+        f" level in {count['level']} and behind in {count['original']}.** Level: less"
+        f" than {_LEVEL_SCORES:g} points apart"
+        + (", or an interval that holds zero." if settings["seeds"] > 1 else "."),
         "",
         *([] if settings.get("by_rule") else _WHICH),
-        "| log | algorithm | original | kernel loss | with a slow copy | difference | ahead |",
+        (
+            "| log | algorithm | original | kernel loss | with a slow copy | difference"
+            " | ahead |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     scores = {
-        (entry["log"], entry["algo"], "tau" in entry["assignments"]): f"{entry['score']:.1f}"
+        (
+            entry["log"],
+            entry["algo"],
+            "tau" in entry["assignments"],
+        ): f"{entry['score']:.1f}"
         for entry in results["variants"]
     }
-    for pair in sorted(pairs, key=lambda pair: _order({"log": pair["log"], "algo": pair["original"]})):
+    for pair in sorted(
+        pairs, key=lambda pair: _order({"log": pair["log"], "algo": pair["original"]})
+    ):
         low, high = pair["interval"]
-        between = f" ({low:+.1f} … {high:+.1f})" if settings["seeds"] > 1 else ""
+        if settings["seeds"] > 1:
+            between = f" ({low:+.1f} … {high:+.1f})"
+        else:
+            between = ""
         lines.append(
             f"| {pair['log']} | {pair['original']} | {pair['original_score']:.1f} "
             f"| {scores.get((pair['log'], 'kloss_' + pair['original'], False), '')} "
@@ -217,16 +273,21 @@ def page(results: dict[str, Any], figure: str) -> str:
         )
     lines += ["", "| environment | uniform | expert |", "|---|---|---|"]
     lines += [
-        f"| {env} | {r['random']:.1f} | {r['expert']:.1f} |" for env, r in results["references"].items()
+        f"| {env} | {r['random']:.1f} | {r['expert']:.1f} |"
+        for env, r in results["references"].items()
     ]
     lines += ["", f"![Scores over gradient steps]({figure})", ""]
     if settings["set"]:
         lines += [
-            "Settings that differ from the defaults: " + ", ".join(f"`{text}`" for text in settings["set"]),
+            "Settings that differ from the defaults: "
+            + ", ".join(f"`{text}`" for text in settings["set"]),
             "",
         ]
     lines += [
-        f"Made by `scripts/bench/control.py`; numbers and curves are in `docs/results/{name}.json`.",
+        (
+            "Made by `scripts/bench/control.py`; numbers and curves are in"
+            f" `docs/results/{name}.json`."
+        ),
         "",
     ]
     return "\n".join(lines)
@@ -234,26 +295,33 @@ def page(results: dict[str, Any], figure: str) -> str:
 
 def _better_of_two(settings: dict[str, Any]) -> list[str]:
     return [
-        "Both sides have two settings, and on each log the better one counts (chosen by its true score). "
-        "Originals: their own critic learning rate, or "
-        f"{settings['original_rates'].replace(',', ', ')} (CQL: its own only). Kernel-loss critics: their "
-        "defaults, or a slow copy that gives the value of s' (`tau`; TD3+BC and IQL always have it)."
+        "Both sides have two settings, and on each log the better one counts (chosen"
+        " by its true score). Originals: their own critic learning rate, or"
+        f" {settings['original_rates'].replace(',', ', ')} (CQL: its own only)."
+        " Kernel-loss critics: their defaults, or a slow copy that gives the value of"
+        " s' (`tau`; TD3+BC and IQL always have it)."
     ]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Logs downward, pairs across: score over gradient steps, each seed thin and their mean thick."""
+    """Logs downward, pairs across: score over gradient steps, each seed thin and their
+    mean thick.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    by_log: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    by_log: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for entry in sorted(results["entries"], key=_order):
         by_log[entry["log"]][entry["algo"].removeprefix("kloss_")].append(entry)
     across = max(len(pairs) for pairs in by_log.values())
     size = (2.6 * across + 0.6, 1.9 * len(by_log) + 0.6)
-    figure, axes = plt.subplots(len(by_log), across, figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(by_log), across, figsize=size, squeeze=False, layout="constrained"
+    )
     for row, (log, pairs) in zip(axes, by_log.items(), strict=True):
         for axis in row[len(pairs) :]:
             axis.axis("off")
@@ -268,8 +336,12 @@ def draw(results: dict[str, Any], path: Path) -> None:
         row[0].set_ylabel("score", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("gradient steps", fontsize=8)
-    handles = [plt.Line2D([], [], color=color, label=label) for label, color in _COLORS.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    handles = [
+        plt.Line2D([], [], color=color, label=label) for label, color in _COLORS.items()
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False
+    )
     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
         figure.savefig(file, format="png", dpi=110)
     plt.close(figure)
@@ -286,4 +358,8 @@ def _draw_entry(axis: Any, entry: dict[str, Any]) -> None:
 
 
 def _order(entry: dict[str, Any]) -> tuple[str, str, bool]:
-    return entry["log"], entry["algo"].removeprefix("kloss_"), entry["algo"].startswith("kloss_")
+    return (
+        entry["log"],
+        entry["algo"].removeprefix("kloss_"),
+        entry["algo"].startswith("kloss_"),
+    )

@@ -1,7 +1,8 @@
-"""Hand-written policies of the evaluation benchmark: frozen records, so that their repr names them exactly.
+"""Hand-written policies of the evaluation benchmark: frozen records, so that their repr
+names them exactly.
 
-Discrete ones map observations (N, d) to probabilities (N, n) when called; continuous ones have ``mean``,
-``sample`` and ``deterministic``.
+Discrete ones map observations (N, d) to probabilities (N, n) when called; continuous
+ones have ``mean``, ``sample`` and ``deterministic``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class LinearSoftmax:
-    """Two actions; the log-odds of action 1 are a linear function of the observation."""
+    """Two actions; the log-odds of action 1 are a linear function of the
+    observation.
+    """
 
     weights: tuple[float, ...]
 
@@ -39,7 +42,9 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Each step: with probability ``epsilon`` a uniformly random action, else the policy's own."""
+    """Each step: with probability ``epsilon`` a uniformly random action, else the
+    policy's own.
+    """
 
     epsilon: float
     policy: Any
@@ -51,14 +56,19 @@ class Mixed:
 
 @dataclass(frozen=True)
 class PushAlong:
-    """Three actions (−, 0, +): push in the direction of one observed velocity, which pumps energy."""
+    """Three actions (−, 0, +): push in the direction of one observed velocity, which
+    pumps energy.
+    """
 
     column: int
     sharpness: float
 
     def __call__(self, observations: Array) -> Array:
-        drive = np.tanh(self.sharpness * observations[:, self.column].astype(np.float64))
-        forward, backward = np.maximum(drive, 0.0), np.maximum(-drive, 0.0)
+        drive = np.tanh(
+            self.sharpness * observations[:, self.column].astype(np.float64)
+        )
+        forward = np.maximum(drive, 0.0)
+        backward = np.maximum(-drive, 0.0)
         return np.stack([backward, 1.0 - forward - backward, forward], axis=1)
 
 
@@ -69,7 +79,9 @@ class GoDiagonal:
     sharpness: float
 
     def __call__(self, observations: Array) -> Array:
-        lag = self.sharpness * (observations[:, 0] - observations[:, 1]).astype(np.float64)
+        lag = self.sharpness * (observations[:, 0] - observations[:, 1]).astype(
+            np.float64
+        )
         up = 1.0 / (1.0 + np.exp(-lag))
         nothing = np.zeros_like(up)
         return np.stack([up, 1.0 - up, nothing, nothing], axis=1)
@@ -77,7 +89,9 @@ class GoDiagonal:
 
 @dataclass(frozen=True)
 class SwingUp:
-    """Pendulum torque: pump energy while low, proportional-derivative hold near the top."""
+    """Pendulum torque: pump energy while low, proportional-derivative hold near the
+    top.
+    """
 
     pump: float = 1.0
     hold: tuple[float, float] = (10.0, 2.0)
@@ -90,12 +104,16 @@ class SwingUp:
         angle = np.arctan2(sin, cos)
         steady = -self.hold[0] * angle - self.hold[1] * velocity
         near_top = cos > 0.8
-        return np.clip(np.where(near_top, steady, swing), -self.limit, self.limit)[:, None]
+        return np.clip(np.where(near_top, steady, swing), -self.limit, self.limit)[
+            :, None
+        ]
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Continuous policy: a controller's action plus Gaussian noise, clipped to the bounds."""
+    """Continuous policy: a controller's action plus Gaussian noise, clipped to the
+    bounds.
+    """
 
     controller: Any
     deviation: float
@@ -117,7 +135,9 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class PushSometimes:
-    """Continuous policy: with probability ``epsilon`` uniform in the bounds, else the policy's own."""
+    """Continuous policy: with probability ``epsilon`` uniform in the bounds, else the
+    policy's own.
+    """
 
     epsilon: float
     policy: Gaussian
@@ -125,7 +145,9 @@ class PushSometimes:
 
     def mean(self, observations: Array) -> Array:
         middle = (np.asarray(self.policy.low) + np.asarray(self.policy.high)) / 2
-        return (1.0 - self.epsilon) * self.policy.mean(observations) + self.epsilon * middle
+        return (1.0 - self.epsilon) * self.policy.mean(
+            observations
+        ) + self.epsilon * middle
 
     def sample(self, observations: Array, generator: np.random.Generator) -> Array:
         own = self.policy.sample(observations, generator)
@@ -135,7 +157,9 @@ class PushSometimes:
 
 @dataclass(frozen=True)
 class Scores:
-    """Softmax over n actions of linear scores: a row of ``weights`` (n, d + 1) each, the constant last."""
+    """Softmax over n actions of linear scores: a row of ``weights`` (n, d + 1) each,
+    the constant last.
+    """
 
     weights: tuple[tuple[float, ...], ...]
 
@@ -154,7 +178,10 @@ class NearestTo:
     sharpness: float
 
     def __call__(self, observations: Array) -> Array:
-        score = -self.sharpness * (self.controller(observations) - np.asarray(self.values)) ** 2
+        score = (
+            -self.sharpness
+            * (self.controller(observations) - np.asarray(self.values)) ** 2
+        )
         return softmax(score, axis=1)
 
 
@@ -166,7 +193,9 @@ class Linear:
     constant: tuple[float, ...] = (0.0,)
 
     def __call__(self, observations: Array) -> Array:
-        return observations.astype(np.float64) @ np.asarray(self.gain).T + np.asarray(self.constant)
+        return observations.astype(np.float64) @ np.asarray(self.gain).T + np.asarray(
+            self.constant
+        )
 
 
 @dataclass(frozen=True)
@@ -179,6 +208,8 @@ class OrderUpTo:
 
     def __call__(self, observations: Array) -> Array:
         stock, coming, sine, _ = (20.0 * observations.astype(np.float64)).T
-        wish = np.clip(self.level + self.season * sine / 20.0 - stock - coming, 0.0, 20.0)
+        wish = np.clip(
+            self.level + self.season * sine / 20.0 - stock - coming, 0.0, 20.0
+        )
         score = -self.sharpness * (wish[:, None] - 5.0 * np.arange(5)) ** 2
         return softmax(score, axis=1)

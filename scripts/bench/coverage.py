@@ -1,12 +1,13 @@
-"""How often do intervals hold the truth, and how far are estimates from the best possible? Exact problems.
+"""How often do intervals hold the truth, and how far are estimates from the best
+possible? Exact problems.
 
     python scripts/bench/coverage.py --draws 26 --n-rows 2000 --runs out/coverage.jsonl
         --out docs/results/coverage.json
 
-Tables are made draw by draw over all problems and written to ``--runs`` at once: called again, it goes on.
-The truth is J over the start distribution. ``efficiency`` is MSE · n over the semiparametric bound (see
-`scripts.bench.efficiency`), from errors within five deviations of their median. Intervals of counts are
-Clopper–Pearson.
+Tables are made draw by draw over all problems and written to ``--runs`` at once: called
+again, it goes on. The truth is J over the start distribution. ``efficiency`` is MSE · n
+over the semiparametric bound (see `scripts.bench.efficiency`), from errors within five
+deviations of their median. Intervals of counts are Clopper–Pearson.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # also found when run as a plain script
 
 import numpy as np
 from scipy import stats
@@ -36,8 +39,14 @@ NAMES = "kloss+fqe,kloss,fqe,lstd,mql,lstdq,mwl,dualdice,drl"
 def clopper_pearson(hits: int, draws: int, level: float = 0.95) -> tuple[float, float]:
     """Interval for a binomial probability."""
     tail = (1.0 - level) / 2.0
-    low = 0.0 if hits == 0 else float(stats.beta.ppf(tail, hits, draws - hits + 1))
-    high = 1.0 if hits == draws else float(stats.beta.ppf(1.0 - tail, hits + 1, draws - hits))
+    if hits == 0:
+        low = 0.0
+    else:
+        low = float(stats.beta.ppf(tail, hits, draws - hits + 1))
+    if hits == draws:
+        high = 1.0
+    else:
+        high = float(stats.beta.ppf(1.0 - tail, hits + 1, draws - hits))
     return low, high
 
 
@@ -47,12 +56,16 @@ def kept_runs(
     cells: Iterable[tuple[str | int, ...]],
     measure: Callable[..., dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """A record for each cell: from a file of JSON lines, or made by ``measure`` and written there at once.
+    """A record for each cell: from a file of JSON lines, or made by ``measure`` and
+    written there at once.
 
     names: the fields of a record that tell its cell.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if path.exists():
+        runs = [json.loads(line) for line in path.read_text().splitlines()]
+    else:
+        runs = []
     done = {tuple(run[name] for name in names) for run in runs}
     for cell in cells:
         if cell not in done:
@@ -62,7 +75,9 @@ def kept_runs(
     return runs
 
 
-def measure(name: str, draw: int, n_rows: int, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    name: str, draw: int, n_rows: int, names: list[str], options: dict[str, Any]
+) -> dict[str, Any]:
     """One table; an interval may be refused."""
     problem = EXACT_PROBLEMS[name](1000 + draw, n_rows)
     asked = {"names": names, "bounds": False, "seed": draw, **options}
@@ -71,7 +86,10 @@ def measure(name: str, draw: int, n_rows: int, names: list[str], options: dict[s
     for row in table.rows:
         if row.estimate is not None:
             interval = row.estimate.interval
-            ends = None if interval is None else [interval.low, interval.high]
+            if interval is None:
+                ends = None
+            else:
+                ends = [interval.low, interval.high]
             answers[row.name] = {"value": row.estimate.value, "interval": ends}
     return {
         "problem": name,
@@ -86,14 +104,27 @@ def measure(name: str, draw: int, n_rows: int, names: list[str], options: dict[s
 
 
 def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Coverage, width and error of an estimator over runs, all relative to the truth."""
-    found = [(run, run["answers"][estimator]) for run in runs if estimator in run["answers"]]
-    made = [(run["truth"], *answer["interval"]) for run, answer in found if answer["interval"] is not None]
+    """Coverage, width and error of an estimator over runs, all relative to the
+    truth.
+    """
+    found = [
+        (run, run["answers"][estimator]) for run in runs if estimator in run["answers"]
+    ]
+    made = [
+        (run["truth"], *answer["interval"])
+        for run, answer in found
+        if answer["interval"] is not None
+    ]
     covered = sum(low <= truth <= high for truth, low, high in made)
     low, high = clopper_pearson(covered, len(made)) if made else (0.0, 1.0)
-    errors = np.array([(answer["value"] - run["truth"]) / abs(run["truth"]) for run, answer in found])
+    errors = np.array(
+        [(answer["value"] - run["truth"]) / abs(run["truth"]) for run, answer in found]
+    )
     widths = [(high - low) / abs(truth) for truth, low, high in made]
-    deviation = float(errors.std(ddof=1)) if len(errors) > 1 else None
+    if len(errors) > 1:
+        deviation = float(errors.std(ddof=1))
+    else:
+        deviation = None
     return {
         "problem": name,
         "estimator": estimator,
@@ -107,18 +138,29 @@ def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str
         "median_relative_width": float(np.median(widths)) if widths else None,
         "mean_absolute_relative_error": float(np.abs(errors).mean()),
         "mean_relative_error": float(errors.mean()),
-        "deviation": deviation,  # over the width of a normal interval with it, on one problem:
-        "width_over_oracle": float(np.mean(widths)) / (3.92 * deviation) if widths and deviation else None,
+        # over the width of a normal interval with it, on one problem:
+        "deviation": deviation,
+        "width_over_oracle": (
+            float(np.mean(widths)) / (3.92 * deviation)
+            if widths and deviation
+            else None
+        ),
     }
 
 
-def efficiency(bound: float, runs: list[dict[str, Any]], estimator: str) -> float | None:
+def efficiency(
+    bound: float, runs: list[dict[str, Any]], estimator: str
+) -> float | None:
     """MSE · n / bound; None where there is no bound."""
-    errors = np.array([run["answers"][estimator]["value"] - run["truth"] for run in runs])
+    errors = np.array(
+        [run["answers"][estimator]["value"] - run["truth"] for run in runs]
+    )
     off = np.abs(errors - np.median(errors))
     kept = errors[off <= 5.0 * 1.4826 * np.median(off)]
     rows = runs[0]["n_rows"]
-    return None if not np.isfinite(bound) else float(np.square(kept).mean()) * rows / bound
+    if not np.isfinite(bound):
+        return None
+    return float(np.square(kept).mean()) * rows / bound
 
 
 def main() -> None:
@@ -127,15 +169,22 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=26)
     parser.add_argument("--n-rows", type=int, default=2000)
     parser.add_argument("--names", default=NAMES, help=f"estimators (default: {NAMES})")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a setting")
-    parser.add_argument("--runs", type=Path, required=True, help="JSON lines, one for each table")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="a setting"
+    )
+    parser.add_argument(
+        "--runs", type=Path, required=True, help="JSON lines, one for each table"
+    )
     parser.add_argument("--out", type=Path, help="JSON file for the summary")
     arguments = parser.parse_args()
-    options, names = parse_assignments(arguments.option), arguments.problems or list(EXACT_PROBLEMS)
+    options = parse_assignments(arguments.option)
+    names = arguments.problems or list(EXACT_PROBLEMS)
     estimators = arguments.names.split(",")
     given = {"n_rows": arguments.n_rows, "names": estimators, "options": options}
     cells = ((name, draw) for draw in range(arguments.draws) for name in names)
-    runs = kept_runs(arguments.runs, ("problem", "seed"), cells, partial(measure, **given))
+    runs = kept_runs(
+        arguments.runs, ("problem", "seed"), cells, partial(measure, **given)
+    )
     rows = []
     bounds = {case.name: efficiency_bound(case) for case in CASES if case.name in names}
     for estimator in estimators:
@@ -145,18 +194,27 @@ def main() -> None:
             rows.append(summarise(name, estimator, own) | {"efficiency": share})
         rows.append(summarise("all", estimator, runs))
     for answer in sorted({run["verdict"] for run in runs}):
-        rows.append(summarise(answer, AVERAGED, [run for run in runs if run["verdict"] == answer]))
+        rows.append(
+            summarise(
+                answer, AVERAGED, [run for run in runs if run["verdict"] == answer]
+            )
+        )
     for row in rows:
         share = row.get("efficiency")
         print(
-            f"{row['estimator']:<9} {row['problem']:<26} covered {row['covered']:>3}/{row['draws']} "
-            f"[{row['coverage_low']:.2f}, {row['coverage_high']:.2f}]  "
-            f"width {row['mean_relative_width'] or 0:.3f}  "
-            f"error {row['mean_absolute_relative_error']:.3f} (bias {row['mean_relative_error']:+.3f})"
+            f"{row['estimator']:<9} {row['problem']:<26} covered"
+            f" {row['covered']:>3}/{row['draws']} [{row['coverage_low']:.2f},"
+            f" {row['coverage_high']:.2f}]  width {row['mean_relative_width'] or 0:.3f}"
+            f"  error {row['mean_absolute_relative_error']:.3f} (bias"
+            f" {row['mean_relative_error']:+.3f})"
             + ("" if share is None else f"  MSE·n/bound {share:.2f}")
         )
     if arguments.out:
-        content = {"command": " ".join(sys.argv), "n_rows": arguments.n_rows, "rows": rows}
+        content = {
+            "command": " ".join(sys.argv),
+            "n_rows": arguments.n_rows,
+            "rows": rows,
+        }
         arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -1,11 +1,14 @@
-"""How often does the Bellman test notice the estimation error of LSTD-Q, by the rows it is tested on?
+"""How often does the Bellman test notice the estimation error of LSTD-Q, by the rows it
+is tested on?
 
     python -m scripts.bench.cross_fitting --repetitions 300 --out docs/results/cross-fitting.json
 
-LSTD-Q with 20 random Fourier features on independent tuples of a seven-state chain (`chain_tuples` in
-tests/exact_problems.py). "training": tested on the rows it was fitted to. "pooled": two folds, all residuals
-in one statistic, which multiplies residuals of different models. "cross_fit": the same folds as koffline
-tests them, each model on its own rows. "one_fold": only the first model. "exact": the true Q, on all rows.
+LSTD-Q with 20 random Fourier features on independent tuples of a seven-state chain
+(`chain_tuples` in tests/exact_problems.py). "training": tested on the rows it was
+fitted to. "pooled": two folds, all residuals in one statistic, which multiplies
+residuals of different models. "cross_fit": the same folds as koffline tests them, each
+model on its own rows. "one_fold": only the first model. "exact": the true Q, on all
+rows.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from koffline.ope.features import default_features, make_feature_system
 from koffline.ope.problem import prepare_problem
 from tests.exact_problems import CASES, ExactProblem, FiniteCase
 
-LEVEL, FEATURES, RIDGE = 0.05, 20, 1e-6
+LEVEL = 0.05
+FEATURES = 20
+RIDGE = 1e-6
 KINDS = ("training", "pooled", "one_fold", "cross_fit", "exact")
 
 
@@ -37,10 +42,14 @@ def fit_lstdq(log: koffline.Transitions, policy: Any, gamma: float) -> Any:
     features = default_features(problem, FEATURES)
     system = make_feature_system(problem, features, gamma=gamma, instruments=100)
     matrix = system.now.mT @ system.difference
-    ridge = RIDGE * matrix.diagonal().abs().mean() * torch.eye(len(matrix), dtype=torch.float64)
-    weights = torch.linalg.solve(matrix + ridge, system.now.mT @ system.rewards).reshape(
-        -1, problem.n_actions
+    ridge = (
+        RIDGE
+        * matrix.diagonal().abs().mean()
+        * torch.eye(len(matrix), dtype=torch.float64)
     )
+    weights = torch.linalg.solve(
+        matrix + ridge, system.now.mT @ system.rewards
+    ).reshape(-1, problem.n_actions)
 
     def q(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         columns = features(torch.as_tensor(problem.standardise(observations)))
@@ -52,7 +61,9 @@ def fit_lstdq(log: koffline.Transitions, policy: Any, gamma: float) -> Any:
 
 def p_values(problem: ExactProblem, exact: Any, seed: int) -> dict[str, float]:
     """One log, five tests."""
-    log, policy, gamma = problem.transitions, problem.policy, problem.gamma
+    log = problem.transitions
+    policy = problem.policy
+    gamma = problem.gamma
     made = cross_fit(log, lambda part: fit_lstdq(part, policy, gamma), 2, seed)
     first = log.select(np.flatnonzero(made.folds == 0))
     tested: dict[str, tuple[Any, koffline.Transitions]] = {
@@ -68,7 +79,9 @@ def p_values(problem: ExactProblem, exact: Any, seed: int) -> dict[str, float]:
     }
     case = dataclasses.replace(found["cross_fit"].rows, folds=(np.arange(len(log)),))
     drawn = draw_signs(case, count_features(case), np.random.default_rng(seed + 1))
-    return {"pooled": drawn.p_value(drawn.statistic)} | {kind: test.p_value for kind, test in found.items()}
+    return {"pooled": drawn.p_value(drawn.statistic)} | {
+        kind: test.p_value for kind, test in found.items()
+    }
 
 
 def main() -> None:
@@ -95,13 +108,30 @@ def main() -> None:
             for kind, p_value in p_values(case(seed, n), exact, seed).items():
                 rejected[kind] += p_value <= LEVEL
         for kind, count in rejected.items():
-            interval = stats.binomtest(count, given.repetitions).proportion_ci(0.95, "exact")
-            row = {"n": n, "tested_on": kind, "rejected": count, "repetitions": given.repetitions}
-            found.append({**row, "low": round(interval.low, 4), "high": round(interval.high, 4)})
+            interval = stats.binomtest(count, given.repetitions).proportion_ci(
+                0.95, "exact"
+            )
+            row = {
+                "n": n,
+                "tested_on": kind,
+                "rejected": count,
+                "repetitions": given.repetitions,
+            }
+            found.append(
+                {**row, "low": round(interval.low, 4), "high": round(interval.high, 4)}
+            )
             print(found[-1], flush=True)
     if given.out is not None:
-        command = f"python -m scripts.bench.cross_fitting --repetitions {given.repetitions} --out {given.out}"
-        record = {"command": command, "level": LEVEL, "problem": "chain_tuples", "rejections": found}
+        command = (
+            f"python -m scripts.bench.cross_fitting --repetitions {given.repetitions}"
+            f" --out {given.out}"
+        )
+        record = {
+            "command": command,
+            "level": LEVEL,
+            "problem": "chain_tuples",
+            "rejections": found,
+        }
         given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,13 +1,16 @@
-"""The two experiments of deeply debiased intervals (Shi et al., ICML 2021), with koffline's default interval.
+"""The two experiments of deeply debiased intervals (Shi et al., ICML 2021), with
+koffline's default interval.
 
     python scripts/bench/debiased.py --draws 100 --runs out/debiased.jsonl --out docs/results/debiased.json
 
-Glucose: a diabetic's glucose over 15 lagged numbers, five doses of insulin, 20 patients × 200 steps, γ 0.95.
-Pole: a cart with noise and rewards that fall with its distance, 10 runs × 300 steps, γ 0.98. Both are logged
-by the softmax of a target's values and continue without an end; starts are 1000 states after a burn-in.
-Worlds and settings are those of the authors' published code; their targets are networks, ours are written
-down or fitted here, so that values differ and shares are compared. Each draw is one line of ``--runs``:
-called again, it goes on.
+Glucose: a diabetic's glucose over 15 lagged numbers, five doses of insulin, 20 patients
+× 200 steps, γ 0.95.
+Pole: a cart with noise and rewards that fall with its distance, 10 runs × 300 steps, γ
+0.98. Both are logged by the softmax of a target's values and continue without an end;
+starts are 1000 states after a burn-in. Worlds and settings are those of the authors'
+published code; their targets are networks, ours are written down or fitted here, so
+that values differ and shares are compared. Each draw is one line of ``--runs``: called
+again, it goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # also found when run as a plain script
 
 import numpy as np
 import torch
@@ -37,13 +42,19 @@ from scripts.bench.rollouts import as_transitions, log_episodes, monte_carlo_val
 
 Array = np.ndarray
 _NAMES = ("kloss", "mwl", "drl")
-_GIVEN, _TRUTH_STARTS = 1000, 10_000
-_SWEEPS, _TRAIN_ROWS, _RIDGE = 60, 60_000, 1e-3  # of fitted Q-iteration
+_GIVEN = 1000
+_TRUTH_STARTS = 10_000
+# of fitted Q-iteration
+_SWEEPS = 60
+_TRAIN_ROWS = 60_000
+_RIDGE = 1e-3
 
 
 @dataclass(frozen=True)
 class Glucose(PlainWorld):
-    """Four lags each of glucose (mg/dl), diet and exercise, three of the dose; noise 10 mg/dl."""
+    """Four lags each of glucose (mg/dl), diet and exercise, three of the dose; noise 10
+    mg/dl.
+    """
 
     noise: float = 10.0
     n_actions: int = 5
@@ -57,20 +68,40 @@ class Glucose(PlainWorld):
         state[:, 12:] = generator.choice(5, (n, 3), p=_DOSES)
         return state
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+    def step(
+        self, state: States, action: Actions, generator: np.random.Generator
+    ) -> Outcome:
         """The reward is that of the glucose that follows: 0 between 80 and 140."""
         known = np.column_stack([state, action])
-        level = 39.03 + known @ _EFFECTS + self.noise * generator.standard_normal(len(state))
+        level = (
+            39.03
+            + known @ _EFFECTS
+            + self.noise * generator.standard_normal(len(state))
+        )
         diet, exercise = self._events(len(state), generator)
-        columns = [state[:, 1:4], level, state[:, 5:8], diet, state[:, 9:12], exercise, state[:, 13:], action]
-        high, low = np.maximum(level - 140.0, 0.0), np.maximum(80.0 - level, 0.0)
+        columns = [
+            state[:, 1:4],
+            level,
+            state[:, 5:8],
+            diet,
+            state[:, 9:12],
+            exercise,
+            state[:, 13:],
+            action,
+        ]
+        high = np.maximum(level - 140.0, 0.0)
+        low = np.maximum(80.0 - level, 0.0)
         reward = -(high**1.35) / 30.0 - low**2 / 30.0
-        return Outcome(np.column_stack(columns), reward, np.zeros(len(state), dtype=bool))
+        return Outcome(
+            np.column_stack(columns), reward, np.zeros(len(state), dtype=bool)
+        )
 
     def _events(self, n: int, generator: np.random.Generator) -> tuple[Array, Array]:
         """Meals and exercise: rare, of random size."""
         diet = (generator.random(n) < 0.17) * np.abs(generator.normal(44.4, 35.5, n))
-        return diet, (generator.random(n) < 0.05) * np.abs(generator.normal(4.9, 1.04, n))
+        return diet, (generator.random(n) < 0.05) * np.abs(
+            generator.normal(4.9, 1.04, n)
+        )
 
 
 _DOSES = np.array([0.805, 0.084, 0.072, 0.029, 0.010])
@@ -86,7 +117,9 @@ _EFFECTS = np.array(
 
 @dataclass(frozen=True)
 class Pole(PlainWorld):
-    """CartPole with noise 0.01 on each coordinate; a fallen pole stays where it fell."""
+    """CartPole with noise 0.01 on each coordinate; a fallen pole stays where it
+    fell.
+    """
 
     noise: float = 0.01
     n_actions: int = 2
@@ -95,9 +128,13 @@ class Pole(PlainWorld):
     def reset(self, n: int, generator: np.random.Generator) -> States:
         return CartPole().reset(n, generator)
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+    def step(
+        self, state: States, action: Actions, generator: np.random.Generator
+    ) -> Outcome:
         following = CartPole().step(state, action, generator).state
-        fallen = (np.abs(state[:, 0]) > 2.4) | (np.abs(state[:, 2]) > 12 * 2 * np.pi / 360)
+        fallen = (np.abs(state[:, 0]) > 2.4) | (
+            np.abs(state[:, 2]) > 12 * 2 * np.pi / 360
+        )
         reward = 1.0 - following[:, 0] ** 2 / 11.52 - following[:, 2] ** 2 / 288.0
         following = following + self.noise * generator.standard_normal(state.shape)
         following[fallen] = state[fallen]
@@ -106,7 +143,9 @@ class Pole(PlainWorld):
 
 @dataclass(frozen=True, eq=False)
 class QuadraticValues:
-    """Values (N, n) of actions, quadratic in standardised observations: a policy by their softmax."""
+    """Values (N, n) of actions, quadratic in standardised observations: a policy by
+    their softmax.
+    """
 
     mean: Array
     deviation: Array
@@ -133,22 +172,34 @@ def fit_values(world: Glucose, gamma: float) -> QuadraticValues:
     log = log_episodes(world, uniform, _TRAIN_ROWS, 300, generator)
     raw = log.observations.astype(np.float64)
     values = QuadraticValues(raw.mean(axis=0), raw.std(axis=0), np.zeros((136, 5)))
-    now, later = (values.features(part.astype(np.float64)) for part in (raw, log.next_observations))
+    now, later = (
+        values.features(part.astype(np.float64))
+        for part in (raw, log.next_observations)
+    )
     solvers = []
     for dose in range(5):
         mine = np.flatnonzero(log.actions == dose)
         own = now[mine]
-        solvers.append((mine, np.linalg.inv(own.T @ own + _RIDGE * len(mine) * np.eye(136)) @ own.T))
+        solvers.append(
+            (
+                mine,
+                np.linalg.inv(own.T @ own + _RIDGE * len(mine) * np.eye(136)) @ own.T,
+            )
+        )
     for _ in range(_SWEEPS):
         target = log.rewards + gamma * (later @ values.weights).max(axis=1)
         columns = [solve @ target[mine] for mine, solve in solvers]
-        values = QuadraticValues(values.mean, values.deviation, np.stack(columns, axis=1))
+        values = QuadraticValues(
+            values.mean, values.deviation, np.stack(columns, axis=1)
+        )
     return values
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A world with its behaviour and target policies; ``episodes`` of ``steps`` are a log."""
+    """A world with its behaviour and target policies; ``episodes`` of ``steps`` are a
+    log.
+    """
 
     name: str
     world: Any
@@ -176,14 +227,18 @@ class Experiment:
         """Value and its standard error."""
         generator = np.random.default_rng(1)
         starts = self.starts(_TRUTH_STARTS, generator)
-        found = monte_carlo_value(self.world, self.target, self.gamma, starts, generator)
+        found = monte_carlo_value(
+            self.world, self.target, self.gamma, starts, generator
+        )
         return found.value, found.standard_error
 
     def measure(self, draw: int, options: dict[str, Any]) -> dict[str, Any]:
         """One log, all estimators."""
         generator = np.random.default_rng([7, draw])
         world = _Started(self.world, self.starts(self.episodes, generator))
-        log = log_episodes(world, self.behavior, self.episodes * self.steps, self.steps, generator)
+        log = log_episodes(
+            world, self.behavior, self.episodes * self.steps, self.steps, generator
+        )
         table = estimate_all(
             as_transitions(log, world),
             self.target,
@@ -194,7 +249,9 @@ class Experiment:
             seed=draw,
             **options,
         )
-        found = {row.name: row.estimate for row in table.rows if row.estimate is not None}
+        found = {
+            row.name: row.estimate for row in table.rows if row.estimate is not None
+        }
         return {
             "experiment": self.name,
             "draw": draw,
@@ -202,7 +259,10 @@ class Experiment:
             "truth_se": self.truth[1],
             "verdict": table.verdict.answer,
             "answers": {
-                name: [one.value, *([one.interval.low, one.interval.high] if one.interval else [])]
+                name: [
+                    one.value,
+                    *([one.interval.low, one.interval.high] if one.interval else []),
+                ]
                 for name, one in found.items()
             },
         }
@@ -225,14 +285,18 @@ class _Started:
 def glucose() -> Experiment:
     world = Glucose()
     target = fit_values(world, 0.95)
-    behavior = QuadraticValues(target.mean, target.deviation, target.weights, temperature=1.0)
+    behavior = QuadraticValues(
+        target.mean, target.deviation, target.weights, temperature=1.0
+    )
     return Experiment("glucose", world, behavior, target, 0.95, episodes=20, steps=200)
 
 
 def pole() -> Experiment:
     slopes = (0.5, 1.0, 15.0, 4.0)
     target = LinearSoftmax(tuple(1e6 * slope for slope in slopes))
-    return Experiment("pole", Pole(), LinearSoftmax(slopes), target, 0.98, episodes=10, steps=300)
+    return Experiment(
+        "pole", Pole(), LinearSoftmax(slopes), target, 0.98, episodes=10, steps=300
+    )
 
 
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {"glucose": glucose, "pole": pole}
@@ -245,12 +309,23 @@ def measure_cell(
 
 
 def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Coverage, error, width; ``width_over_oracle``: over that of a normal interval of the errors' spread."""
-    own = [run for run in runs if run["experiment"] == name and estimator in run["answers"]]
+    """Coverage, error, width; ``width_over_oracle``: over that of a normal interval of
+    the errors' spread.
+    """
+    own = [
+        run for run in runs if run["experiment"] == name and estimator in run["answers"]
+    ]
     errors = np.array([run["answers"][estimator][0] - run["truth"] for run in own])
-    made = [(run["truth"], *run["answers"][estimator][1:]) for run in own if run["answers"][estimator][1:]]
+    made = [
+        (run["truth"], *run["answers"][estimator][1:])
+        for run in own
+        if run["answers"][estimator][1:]
+    ]
     covered = sum(low <= truth <= high for truth, low, high in made)
-    width = float(np.mean([high - low for _, low, high in made])) if made else float("nan")
+    if made:
+        width = float(np.mean([high - low for _, low, high in made]))
+    else:
+        width = float("nan")
     low, high = clopper_pearson(covered, len(made)) if made else (0.0, 1.0)
     return {
         "experiment": name,
@@ -263,7 +338,9 @@ def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str
         "bias": float(errors.mean()),
         "rmse": float(np.sqrt(np.square(errors).mean())),
         "width": width,
-        "width_over_oracle": width / (2 * 1.96 * float(errors.std(ddof=1))) if len(own) > 1 else None,
+        "width_over_oracle": (
+            width / (2 * 1.96 * float(errors.std(ddof=1))) if len(own) > 1 else None
+        ),
         "verdicts": {
             answer: sum(run["verdict"] == answer for run in own)
             for answer in sorted({run["verdict"] for run in own})
@@ -272,15 +349,24 @@ def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("experiments", nargs="*", help=f"of {', '.join(EXPERIMENTS)} (default: both)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "experiments", nargs="*", help=f"of {', '.join(EXPERIMENTS)} (default: both)"
+    )
     parser.add_argument("--draws", type=int, default=100)
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a setting")
-    parser.add_argument("--runs", type=Path, required=True, help="JSON lines, one for each log")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="a setting"
+    )
+    parser.add_argument(
+        "--runs", type=Path, required=True, help="JSON lines, one for each log"
+    )
     parser.add_argument("--out", type=Path, help="JSON file for the summary")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    options, names = parse_assignments(given.option), given.experiments or list(EXPERIMENTS)
+    options = parse_assignments(given.option)
+    names = given.experiments or list(EXPERIMENTS)
     made = {name: EXPERIMENTS[name]() for name in names}
     cells = ((name, draw) for draw in range(given.draws) for name in names)
     measure = partial(measure_cell, made, options)
@@ -289,7 +375,9 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     if given.out:
-        given.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1) + "\n")
+        given.out.write_text(
+            json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

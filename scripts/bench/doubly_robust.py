@@ -1,15 +1,18 @@
-"""One Q in all places of a doubly robust estimate, against two ways to clip it; the same networks for all.
+"""One Q in all places of a doubly robust estimate, against two ways to clip it; the
+same networks for all.
 
     python -m scripts.bench.doubly_robust --runs out/doubly_robust.jsonl --out docs/results/doubly_robust.json
 
-Logs: 40 of a bandit with rare clicks (10,000 rows, 30 actions, one click in 220), one of each exact problem
-(2,000 rows), and the development half of the leaderboard without its robots, one log each. Networks take 400
-steps on the bandit and 1,000 on the others; all else has its default. Each log and policy is one line of
-``--runs``: called again, it goes on.
+Logs: 40 of a bandit with rare clicks (10,000 rows, 30 actions, one click in 220), one
+of each exact problem (2,000 rows), and the development half of the leaderboard without
+its robots, one log each. Networks take 400 steps on the bandit and 1,000 on the others;
+all else has its default. Each log and policy is one line of ``--runs``: called again,
+it goes on.
 
-``one``: what koffline does, no clip. ``parts``: what koffline did before, clips of a row's mean value over
-networks and of each network's expectation in start states. ``bounded``: every network's Q(s, a) is clipped to
-possible returns, before any mean or expectation: also one Q in all places.
+``one``: what koffline does, no clip. ``parts``: what koffline did before, clips of a
+row's mean value over networks and of each network's expectation in start states.
+``bounded``: every network's Q(s, a) is clipped to possible returns, before any mean or
+expectation: also one Q in all places.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ from tests.exact_problems import EXACT_PROBLEMS
 
 NAMES = ("dr", "wdr", "magic", "drl")
 VERSIONS = ("one", "parts", "bounded")
-RARE, EXACT, USERS = "rare clicks", "exact problems", "development half"
+RARE = "rare clicks"
+EXACT = "exact problems"
+USERS = "development half"
 _STEPS = {RARE: 400, EXACT: 1000, USERS: 1000}
 _DRAWS = {RARE: 40, EXACT: 1, USERS: 1}
 _EXACT_ROWS = 2000
@@ -52,7 +57,8 @@ _TRUTH_DRAWS = 400_000
 
 @dataclass(frozen=True)
 class RareClicks:
-    """A bandit: three features, ``actions`` items shown at random, clicks with a chance of about 0.005.
+    """A bandit: three features, ``actions`` items shown at random, clicks with a chance
+    of about 0.005.
 
     The policy to evaluate shows item k in proportion to (k + 1)^−0.7, to everybody.
     """
@@ -106,7 +112,9 @@ class _Bounded:
     """Networks whose outputs are clipped."""
 
     def __init__(self, network: Any, low: float, high: float) -> None:
-        self._network, self._low, self._high = network, low, high
+        self._network = network
+        self._low = low
+        self._high = high
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -118,9 +126,11 @@ class _Bounded:
 
 def values_by_version(workspace: Workspace) -> dict[str, RowValues]:
     """Values of all rows by the same networks, for each version."""
-    fitted, problem = workspace.fitted, workspace.problem
+    fitted = workspace.fitted
+    problem = workspace.problem
     kept = np.flatnonzero(fitted.alive).tolist()
-    network, chosen = fitted.network_of("kloss").select(kept), fitted.resampling.select(kept)
+    network = fitted.network_of("kloss").select(kept)
+    chosen = fitted.resampling.select(kept)
     resampled = replace(chosen, full=0)
     duals = fitted.duals[kept][chosen.full :]
     one = workspace.row_values
@@ -136,8 +146,12 @@ def values_by_version(workspace: Workspace) -> dict[str, RowValues]:
         starts=(starts * share / share.sum(axis=0)).sum(axis=0),
     )
 
-    scaled: Any = _Bounded(network, low / problem.reward_scale, high / problem.reward_scale)
-    passed = pass_over_rows(scaled, chosen.full, resampled, fitted.instruments, duals, problem)
+    scaled: Any = _Bounded(
+        network, low / problem.reward_scale, high / problem.reward_scale
+    )
+    passed = pass_over_rows(
+        scaled, chosen.full, resampled, fitted.instruments, duals, problem
+    )
     return {"one": one, "parts": parts, "bounded": passed.values}
 
 
@@ -145,14 +159,24 @@ def _estimate(workspace: Workspace, name: str, values: RowValues) -> PointEstima
     settings = workspace.settings
     if name == "drl":
         sums = RowSums.of(workspace.problem, values)
-        return drl(sums, workspace.fitted.half_width, settings.level, workspace.problem.kind)
+        return drl(
+            sums, workspace.fitted.half_width, settings.level, workspace.problem.kind
+        )
     if workspace.known_actions is not None:
-        values = with_unknown_actions(values, workspace.transitions, workspace.known_actions)
-    return estimate_one(name, workspace.episodes, values, settings.level, seed=settings.seed)
+        values = with_unknown_actions(
+            values, workspace.transitions, workspace.known_actions
+        )
+    return estimate_one(
+        name, workspace.episodes, values, settings.level, seed=settings.seed
+    )
 
 
-def measure_log(log: Transitions, policy: Any, settings: EvaluationSettings) -> dict[str, Any]:
-    """Value and interval of each estimator in each version, and of importance sampling."""
+def measure_log(
+    log: Transitions, policy: Any, settings: EvaluationSettings
+) -> dict[str, Any]:
+    """Value and interval of each estimator in each version, and of importance
+    sampling.
+    """
     answers: dict[str, Any] = {}
     with open_workspace(log, policy, settings) as workspace, torch.no_grad():
         cases: dict[str, Callable[[], PointEstimate]] = {
@@ -160,14 +184,19 @@ def measure_log(log: Transitions, policy: Any, settings: EvaluationSettings) -> 
             for version, values in values_by_version(workspace).items()
             for name in NAMES
         }
-        cases["is"] = lambda: estimate_one("is", workspace.episodes, None, settings.level)
+        cases["is"] = lambda: estimate_one(
+            "is", workspace.episodes, None, settings.level
+        )
         for name, case in cases.items():
             try:
                 made = case()
             except KofflineError as error:
                 answers[name] = {"reason": str(error)}
                 continue
-            interval = None if made.interval is None else [made.interval.low, made.interval.high]
+            if made.interval is None:
+                interval = None
+            else:
+                interval = [made.interval.low, made.interval.high]
             answers[name] = {"value": made.value, "interval": interval}
     return answers
 
@@ -177,17 +206,31 @@ def measure(source: str, problem: str, policy: str, seed: int) -> dict[str, Any]
     target: Any
     if source == RARE:
         world = RareClicks()
-        log, target, gamma, truth = world.log(seed, 10_000), world.policy, 0.9, world.truth()
+        log = world.log(seed, 10_000)
+        target = world.policy
+        gamma = 0.9
+        truth = world.truth()
     elif source == EXACT:
         exact = EXACT_PROBLEMS[problem](1000 + seed, _EXACT_ROWS)
-        log, target, gamma, truth = exact.transitions, exact.policy, exact.gamma, exact.value
+        log = exact.transitions
+        target = exact.policy
+        gamma = exact.gamma
+        truth = exact.value
     else:
         known = user_problems("development")[problem]
-        log, target, gamma = known.log(seed, None), known.policy(policy), known.gamma
+        log = known.log(seed, None)
+        target = known.policy(policy)
+        gamma = known.gamma
         truth, _ = known.truth(policy)
     settings = make_settings({"gamma": gamma, "steps": _STEPS[source], "seed": seed})
     answers = measure_log(log, target, settings)
-    made = {"source": source, "problem": problem, "policy": policy, "seed": seed, "truth": truth}
+    made = {
+        "source": source,
+        "problem": problem,
+        "policy": policy,
+        "seed": seed,
+        "truth": truth,
+    }
     print(source, problem, policy, seed, flush=True)
     return {**made, "answers": answers}
 
@@ -203,24 +246,35 @@ def cells(sources: list[str]) -> Iterator[tuple[str, str, str, int]]:
                     yield source, problem, "", seed
             else:
                 for name, known in user_problems("development").items():
-                    if not any(robot in name for robot in ("Hopper", "Walker", "Cheetah", "lander")):
+                    if not any(
+                        robot in name
+                        for robot in ("Hopper", "Walker", "Cheetah", "lander")
+                    ):
                         for policy in known.targets:
                             yield source, name, policy, seed
 
 
 def summarise(source: str, name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Errors relative to the truth, and how many intervals held it."""
-    own = [(run["truth"], run["answers"][name]) for run in runs if run["source"] == source]
+    own = [
+        (run["truth"], run["answers"][name]) for run in runs if run["source"] == source
+    ]
     own = [(truth, answer) for truth, answer in own if "value" in answer]
     errors = np.array([(answer["value"] - truth) / abs(truth) for truth, answer in own])
-    intervals = [(truth, *answer["interval"]) for truth, answer in own if answer["interval"]]
+    intervals = [
+        (truth, *answer["interval"]) for truth, answer in own if answer["interval"]
+    ]
     return {
         "source": source,
         "estimator": name,
         "answers": len(own),
         "mean_error": float(errors.mean()) if len(own) else None,
-        "standard_error": float(errors.std(ddof=1) / len(own) ** 0.5) if len(own) > 1 else None,
-        "root_mean_square": float(np.sqrt(np.square(errors).mean())) if len(own) else None,
+        "standard_error": (
+            float(errors.std(ddof=1) / len(own) ** 0.5) if len(own) > 1 else None
+        ),
+        "root_mean_square": (
+            float(np.sqrt(np.square(errors).mean())) if len(own) else None
+        ),
         "median_error": float(np.median(np.abs(errors))) if len(own) else None,
         "held": sum(low <= truth <= high for truth, low, high in intervals),
         "intervals": len(intervals),
@@ -228,21 +282,40 @@ def summarise(source: str, name: str, runs: list[dict[str, Any]]) -> dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("sources", nargs="*", help=f"of {', '.join(_DRAWS)} (default: all)")
-    parser.add_argument("--runs", type=Path, required=True, help="JSON lines, one for each log and policy")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "sources", nargs="*", help=f"of {', '.join(_DRAWS)} (default: all)"
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        required=True,
+        help="JSON lines, one for each log and policy",
+    )
     parser.add_argument("--out", type=Path, help="JSON file for the summary")
     given = parser.parse_args()
     torch.set_num_threads(1)
     sources = given.sources or list(_DRAWS)
-    runs = kept_runs(given.runs, ("source", "problem", "policy", "seed"), cells(sources), measure)
+    runs = kept_runs(
+        given.runs, ("source", "problem", "policy", "seed"), cells(sources), measure
+    )
     names = [f"{name} {version}" for name in NAMES for version in VERSIONS]
-    rows = [summarise(source, name, runs) for source in sources for name in [*names, "is"]]
-    print("| logs | estimator | answers | mean error | root mean square | median | intervals held |")
+    rows = [
+        summarise(source, name, runs) for source in sources for name in [*names, "is"]
+    ]
+    print(
+        "| logs | estimator | answers | mean error | root mean square | median |"
+        " intervals held |"
+    )
     print("|---|---|---|---|---|---|---|")
     for row in rows:
         if row["answers"]:
-            spread = "" if row["standard_error"] is None else f" ± {row['standard_error']:.3f}"
+            if row["standard_error"] is None:
+                spread = ""
+            else:
+                spread = f" ± {row['standard_error']:.3f}"
             columns = (
                 row["source"],
                 f"`{row['estimator']}`",
@@ -254,7 +327,9 @@ def main() -> None:
             )
             print(f"| {' | '.join(columns)} |")
     if given.out:
-        command = shlex.join(["python", "-m", "scripts.bench.doubly_robust", *sys.argv[1:]])
+        command = shlex.join(
+            ["python", "-m", "scripts.bench.doubly_robust", *sys.argv[1:]]
+        )
         content = {"command": command, "rows": rows}
         given.out.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -1,6 +1,8 @@
-"""Finite processes by name: chains, grids, random ones, and the Graph and drawn grids of the COBS benchmark.
+"""Finite processes by name: chains, grids, random ones, and the Graph and drawn grids
+of the COBS benchmark.
 
-(Voloshin et al. 2019, Empirical study of off-policy policy evaluation for reinforcement learning)
+(Voloshin et al. 2019, Empirical study of off-policy policy evaluation for reinforcement
+learning)
 """
 
 from __future__ import annotations
@@ -16,11 +18,23 @@ from scripts.bench.embedded import EmbeddedMDP
 
 _PAYS = {".": -0.1, "f": -0.2, "h": -1.0, "g": 4.0, "s": -0.1}
 # s: start, f: field, h: hole, g: goal, where the episode ends.
-GRIDWORLD = ("ssss....", "s....ff.", "s..h.ff.", "s....h..", "..f....h", ".hff....", "....h...", ".f.....g")
+GRIDWORLD = (
+    "ssss....",
+    "s....ff.",
+    "s..h.ff.",
+    "s....h..",
+    "..f....h",
+    ".hff....",
+    "....h...",
+    ".f.....g",
+)
 
 
-def chain(n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float] = (0.0, 1.0)) -> FiniteMDP:
-    """States on a line, action 0 left and 1 right, reversed with chance ``slip``; both ends are terminal.
+def chain(
+    n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float] = (0.0, 1.0)
+) -> FiniteMDP:
+    """States on a line, action 0 left and 1 right, reversed with chance ``slip``; both
+    ends are terminal.
 
     Entering an end pays ``end_rewards``; the start is the middle.
     """
@@ -38,13 +52,17 @@ def chain(n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float]
 
 
 def grid(
-    width: int = 5, height: int = 5, slip: float = 0.2, goal: float = 1.0, terminal_goal: bool = True
+    width: int = 5,
+    height: int = 5,
+    slip: float = 0.2,
+    goal: float = 1.0,
+    terminal_goal: bool = True,
 ) -> FiniteMDP:
     """Rooms on a grid (state = x + width·y), moves up, right, down, left; walls hold.
 
-    With chance ``slip`` the move is random. Reward −0.1 a step, plus ``goal`` on entering the far
-    corner, where the episode ends (``terminal_goal``) or the agent is set back to the start; episodes start
-    anywhere in the near half of the first row.
+    With chance ``slip`` the move is random. Reward −0.1 a step, plus ``goal`` on
+    entering the far corner, where the episode ends (``terminal_goal``) or the agent is
+    set back to the start; episodes start anywhere in the near half of the first row.
     """
     n = width * height
     transition = _grid_moves(width, height, 1, slip)
@@ -54,38 +72,56 @@ def grid(
     reward[:, :, -1] += goal
     if not terminal_goal:
         transition[-1] = initial
-    return FiniteMDP(transition, reward, np.append(np.zeros(n - 1, dtype=bool), terminal_goal), initial)
+    return FiniteMDP(
+        transition,
+        reward,
+        np.append(np.zeros(n - 1, dtype=bool), terminal_goal),
+        initial,
+    )
 
 
 def random_mdp(
-    n_states: int, n_actions: int, generator: np.random.Generator, branching: int = 4, ending: float = 0.0
+    n_states: int,
+    n_actions: int,
+    generator: np.random.Generator,
+    branching: int = 4,
+    ending: float = 0.0,
 ) -> FiniteMDP:
-    """Each pair leads to ``branching`` random states with Dirichlet weights; standard normal rewards.
+    """Each pair leads to ``branching`` random states with Dirichlet weights; standard
+    normal rewards.
 
-    With ``ending`` > 0 the last state is terminal and every step enters it with that probability.
+    With ``ending`` > 0 the last state is terminal and every step enters it with that
+    probability.
     """
     inner = n_states - 1 if ending else n_states
     transition = np.zeros((n_states, n_actions, n_states))
     for state in range(inner):
         for action in range(n_actions):
             to = generator.choice(inner, size=min(branching, inner), replace=False)
-            transition[state, action, to] = (1.0 - ending) * generator.dirichlet(np.ones(len(to)))
+            transition[state, action, to] = (1.0 - ending) * generator.dirichlet(
+                np.ones(len(to))
+            )
             transition[state, action, -1] += ending
     initial = np.zeros(n_states)
     initial[:inner] = 1.0 / inner
     return FiniteMDP(
-        transition, generator.standard_normal((n_states, n_actions)), np.arange(n_states) >= inner, initial
+        transition,
+        generator.standard_normal((n_states, n_actions)),
+        np.arange(n_states) >= inner,
+        initial,
     )
 
 
 def graph(length: int = 4, dense: bool = True, slip: float = 0.25) -> FiniteMDP:
-    """Two nodes per step: action 0 leads to the upper one with chance 1 − slip, action 1 with chance slip.
+    """Two nodes per step: action 0 leads to the upper one with chance 1 − slip, action
+    1 with chance slip.
 
-    State 0 is the start, 2t − 1 and 2t are the upper and the lower node of step t; the episode ends at step
-    ``length``. Entering an upper node pays 1, a lower −1: at every step, or at the last alone (not
-    ``dense``). A policy that picks action 0 with chance q everywhere enters upper nodes with chance
-    p = q (1 − slip) + (1 − q) slip and is worth (2p − 1) (1 − γ^length) / (1 − γ) with dense rewards,
-    (2p − 1) γ^(length − 1) without.
+    State 0 is the start, 2t − 1 and 2t are the upper and the lower node of step t; the
+    episode ends at step ``length``. Entering an upper node pays 1, a lower −1: at every
+    step, or at the last alone (not ``dense``). A policy that picks action 0 with chance
+    q everywhere enters upper nodes with chance p = q (1 − slip) + (1 − q) slip and is
+    worth (2p − 1) (1 − γ^length) / (1 − γ) with dense rewards, (2p − 1) γ^(length − 1)
+    without.
     """
     if length < 1:
         raise ConfigError(f"length is {length}; give a whole number of steps from 1 on")
@@ -96,12 +132,15 @@ def graph(length: int = 4, dense: bool = True, slip: float = 0.25) -> FiniteMDP:
     reward = np.zeros_like(transition)
     for state in range(n_states - 2):
         step = (state + 1) // 2 + 1  # the step that the action leads to
-        upper, lower = 2 * step - 1, 2 * step
+        upper = 2 * step - 1
+        lower = 2 * step
         transition[state, :, upper] = (1.0 - slip, slip)
         transition[state, :, lower] = (slip, 1.0 - slip)
         if dense or step == length:
-            reward[state, :, upper], reward[state, :, lower] = 1.0, -1.0
-    terminal, initial = np.arange(n_states) >= n_states - 2, np.eye(n_states)[0]
+            reward[state, :, upper] = 1.0
+            reward[state, :, lower] = -1.0
+    terminal = np.arange(n_states) >= n_states - 2
+    initial = np.eye(n_states)[0]
     return FiniteMDP(transition, reward, terminal, initial)
 
 
@@ -109,21 +148,29 @@ def graph_world(length: int = 4, dense: bool = True, slip: float = 0.25) -> Embe
     """The graph seen as points: (step / length, ±1), the start (0, 0)."""
     states = np.arange(2 * length + 1)
     side = np.where(states == 0, 0.0, np.where(states % 2 == 1, 1.0, -1.0))
-    return EmbeddedMDP(graph(length, dense, slip), np.column_stack([(states + 1) // 2 / length, side]))
+    return EmbeddedMDP(
+        graph(length, dense, slip), np.column_stack([(states + 1) // 2 / length, side])
+    )
 
 
 def gridworld(rows: tuple[str, ...] = GRIDWORLD, slip: float = 0.1) -> FiniteMDP:
-    """A grid drawn as text, moves up, right, down, left; with chance ``slip`` the move is random.
+    """A grid drawn as text, moves up, right, down, left; with chance ``slip`` the move
+    is random.
 
-    State = column + width · row. Entering a cell pays: ``.`` and ``s`` −0.1, ``f`` (field) −0.2, ``h``
-    (hole) −1, ``g`` (goal) 4 and the episode ends. Episodes start in any ``s``. Raises ConfigError.
+    State = column + width · row. Entering a cell pays: ``.`` and ``s`` −0.1, ``f``
+    (field) −0.2, ``h`` (hole) −1, ``g`` (goal) 4 and the episode ends. Episodes start
+    in any ``s``. Raises ConfigError.
     """
     width = len(rows[0]) if rows else 0
     cells = "".join(rows)
     if not width or any(len(row) != width for row in rows) or set(cells) - set(_PAYS):
-        raise ConfigError(f"the grid has rows {rows}; draw equal rows of the letters {''.join(_PAYS)}")
+        raise ConfigError(
+            f"the grid has rows {rows}; draw equal rows of the letters {''.join(_PAYS)}"
+        )
     if "s" not in cells or "g" not in cells:
-        raise ConfigError("the grid has no start or no goal; draw at least one 's' and one 'g'")
+        raise ConfigError(
+            "the grid has no start or no goal; draw at least one 's' and one 'g'"
+        )
     transition = _grid_moves(width, len(rows), -1, slip)
     starts = np.array([cell == "s" for cell in cells], dtype=np.float64)
     pays = np.array([_PAYS[cell] for cell in cells])
@@ -134,39 +181,64 @@ def gridworld(rows: tuple[str, ...] = GRIDWORLD, slip: float = 0.1) -> FiniteMDP
 
 def grid_world(rows: tuple[str, ...] = GRIDWORLD, slip: float = 0.1) -> EmbeddedMDP:
     """The grid seen as points (column / width, row / height)."""
-    states, width = np.arange(len(rows) * len(rows[0])), len(rows[0])
+    states = np.arange(len(rows) * len(rows[0]))
+    width = len(rows[0])
     points = np.column_stack([states % width / width, states // width / len(rows)])
     return EmbeddedMDP(gridworld(rows, slip), points)
 
 
 def _grid_moves(width: int, height: int, up: int, slip: float) -> np.ndarray:
-    """Moves up, right, down, left (S, 4, S) of state = x + width·y; walls hold; by ``slip`` any move."""
+    """Moves up, right, down, left (S, 4, S) of state = x + width·y; walls hold; by
+    ``slip`` any move.
+    """
     n = width * height
     moves = np.zeros((n, 4, n))
     for state in range(n):
-        x, y = state % width, state // width
+        x = state % width
+        y = state // width
         for action, (dx, dy) in enumerate(((0, up), (1, 0), (0, -up), (-1, 0))):
-            to = min(max(x + dx, 0), width - 1) + width * min(max(y + dy, 0), height - 1)
+            to = min(max(x + dx, 0), width - 1) + width * min(
+                max(y + dy, 0), height - 1
+            )
             moves[state, action, to] = 1.0
     return (1.0 - slip) * moves + slip * moves.mean(axis=1, keepdims=True)
 
 
 def sample_episodes(
-    mdp: FiniteMDP, n_episodes: int, policy: Probabilities, time_limit: int, generator: np.random.Generator
+    mdp: FiniteMDP,
+    n_episodes: int,
+    policy: Probabilities,
+    time_limit: int,
+    generator: np.random.Generator,
 ) -> SimpleNamespace:
-    """Columns of whole episodes, cut (not ended) after ``time_limit`` steps; rows by episode and step."""
+    """Columns of whole episodes, cut (not ended) after ``time_limit`` steps; rows by
+    episode and step.
+    """
     index = np.arange(n_episodes)
-    state = draw_categories(np.broadcast_to(mdp.initial, (n_episodes, mdp.n_states)), generator)
+    state = draw_categories(
+        np.broadcast_to(mdp.initial, (n_episodes, mdp.n_states)), generator
+    )
     parts = []
     for t in range(time_limit):
         action = draw_categories(policy[state], generator)
         following, reward, terminated = mdp.step(state, action, generator)
-        part = {"states": state, "actions": action, "rewards": reward, "next_states": following}
-        part |= {"terminated": terminated, "truncated": ~terminated & (t == time_limit - 1)}
+        part = {
+            "states": state,
+            "actions": action,
+            "rewards": reward,
+            "next_states": following,
+        }
+        part |= {
+            "terminated": terminated,
+            "truncated": ~terminated & (t == time_limit - 1),
+        }
         parts.append(part | {"episode_ids": index, "steps": np.full(len(index), t)})
-        index, state = index[~terminated], following[~terminated]
+        index = index[~terminated]
+        state = following[~terminated]
         if not len(index):
             break
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns = {
+        name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+    }
     order = np.lexsort((columns["steps"], columns["episode_ids"]))
     return SimpleNamespace(**{name: column[order] for name, column in columns.items()})

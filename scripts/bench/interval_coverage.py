@@ -1,11 +1,13 @@
-"""How often do the intervals hold the truth, and how wide are they? Exact finite problems, many draws.
+"""How often do the intervals hold the truth, and how wide are they? Exact finite
+problems, many draws.
 
     python scripts/bench/interval_coverage.py --out docs/results/intervals.json --figures docs/images
 
-Finite processes seen through continuous states (and one linear system), on- and off-policy, independent
-tuples and episodes. With one-hot features the class holds Q^π exactly; random Fourier features do not, quite.
-Certified kinds are given what they assume: bounds of rewards and values, and ρ = 1.5 times the true norm.
-Intervals of the counts are Clopper–Pearson.
+Finite processes seen through continuous states (and one linear system), on- and
+off-policy, independent tuples and episodes. With one-hot features the class holds Q^π
+exactly; random Fourier features do not, quite. Certified kinds are given what they
+assume: bounds of rewards and values, and ρ = 1.5 times the true norm. Intervals of the
+counts are Clopper–Pearson.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # also found when run as a plain script
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -35,17 +39,36 @@ from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.intervals import calibrated_interval, pivot_interval
 from koffline.ope.intervals.base import IntervalResult, KernelIntervalSettings
 from koffline.ope.intervals.kernel_sets import feature_interval
-from koffline.ope.names import BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
+from koffline.ope.names import (
+    BOOTSTRAP_PIVOT,
+    KERNEL_CALIBRATED,
+    KERNEL_CERTIFIED,
+    KERNEL_SIMULTANEOUS,
+)
 from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
 from scripts.bench.coverage import clopper_pearson
-from tests.exact_problems import _FORWARD, _RIGHT, CASES, ExactProblem, FiniteCase, LinearCase, _line, _rooms
+from tests.exact_problems import (
+    _FORWARD,
+    _RIGHT,
+    CASES,
+    ExactProblem,
+    FiniteCase,
+    LinearCase,
+    _line,
+    _rooms,
+)
 from tests.ope.intervals.systems import OneHotStates, prepared
 
-_BEGIN, _END = "<!-- coverage table -->", "<!-- end of coverage table -->"
+_BEGIN = "<!-- coverage table -->"
+_END = "<!-- end of coverage table -->"
 SIZES = (250, 1000, 4000, 16_000, 100_000)
 _INSTRUMENTS = 200
-_BANDWIDTH_ROWS = 400  # 80,000 distances instead of 4.5 million: most of the time of one draw otherwise
-_KNOWN = {"chain": ((-0.5, 1.0), (-0.5, 1.0)), "grid": ((-2.0, 3.0), (-0.1, 2.9))}  # of values, of rewards
+# 80,000 distances instead of 4.5 million: most of the time of one draw otherwise
+_BANDWIDTH_ROWS = 400
+_KNOWN = {
+    "chain": ((-0.5, 1.0), (-0.5, 1.0)),
+    "grid": ((-2.0, 3.0), (-0.1, 2.9)),
+}  # of values, of rewards
 
 
 @dataclass(frozen=True)
@@ -62,8 +85,12 @@ class Study:
         return f"{self.problem.name}/{self.features}"
 
 
-_ON_TUPLES = FiniteCase("chain_on_tuples", _line(), _RIGHT, _RIGHT, 0.95, time_limit=None)
-_GRID_ON_TUPLES = FiniteCase("grid_on_tuples", _rooms(True), _FORWARD, _FORWARD, 0.95, time_limit=None)
+_ON_TUPLES = FiniteCase(
+    "chain_on_tuples", _line(), _RIGHT, _RIGHT, 0.95, time_limit=None
+)
+_GRID_ON_TUPLES = FiniteCase(
+    "grid_on_tuples", _rooms(True), _FORWARD, _FORWARD, 0.95, time_limit=None
+)
 _BY_NAME = {case.name: case for case in (*CASES, _ON_TUPLES, _GRID_ON_TUPLES)}
 _ALL = {
     KERNEL_CALIBRATED: 100_000,
@@ -90,11 +117,14 @@ STUDIES = [
 
 def make_system(study: Study, exact: ExactProblem, seed: int) -> FeatureSystem:
     """The columns of one draw."""
-    problem, features = prepared(exact, seed=seed), None
+    problem = prepared(exact, seed=seed)
+    features = None
     if study.features == "one-hot":
         assert isinstance(study.problem, FiniteCase)
         seen = np.asarray(exact.transitions.observations, dtype=np.float64)
-        features = OneHotStates(study.problem.world, seen.mean(axis=0), seen.std(axis=0))
+        features = OneHotStates(
+            study.problem.world, seen.mean(axis=0), seen.std(axis=0)
+        )
     return make_feature_system(
         problem,
         features,
@@ -108,14 +138,21 @@ def make_system(study: Study, exact: ExactProblem, seed: int) -> FeatureSystem:
 def known_settings(study: Study, seed: int) -> KernelIntervalSettings:
     """What a certificate assumes, as it is: bounds, and a norm above the true one."""
     assert isinstance(study.problem, FiniteCase)
-    case, (values, rewards) = study.problem, _KNOWN[study.problem.name.split("_")[0]]
+    case = study.problem
+    values, rewards = _KNOWN[study.problem.name.split("_")[0]]
     norm = float(np.linalg.norm(case.world.mdp.action_values(case.target, case.gamma)))
     return KernelIntervalSettings(
-        norm_bound=1.5 * norm, value_bounds=values, reward_bounds=rewards, draws=199, seed=seed
+        norm_bound=1.5 * norm,
+        value_bounds=values,
+        reward_bounds=rewards,
+        draws=199,
+        seed=seed,
     )
 
 
-def results(study: Study, rows: int, seed: int) -> Iterator[tuple[str, IntervalResult, float]]:
+def results(
+    study: Study, rows: int, seed: int
+) -> Iterator[tuple[str, IntervalResult, float]]:
     """Every kind on one draw, with the true value."""
     exact = study.problem(seed, rows)
     system = make_system(study, exact, seed)
@@ -124,14 +161,26 @@ def results(study: Study, rows: int, seed: int) -> Iterator[tuple[str, IntervalR
             continue
         if kind == KERNEL_CALIBRATED:
             settings = KernelIntervalSettings(draws=999, seed=seed)
-            yield kind, calibrated_interval(system, settings, check_class=False), exact.value
+            yield (
+                kind,
+                calibrated_interval(system, settings, check_class=False),
+                exact.value,
+            )
         elif kind == BOOTSTRAP_PIVOT:
-            yield kind, pivot_interval(system, KernelIntervalSettings(draws=499, seed=seed)), exact.value
+            yield (
+                kind,
+                pivot_interval(system, KernelIntervalSettings(draws=499, seed=seed)),
+                exact.value,
+            )
         elif kind == KERNEL_SIMULTANEOUS:
             settings = KernelIntervalSettings(draws=199, seed=seed)
             yield kind, feature_interval(system, kind, settings), exact.value
         else:
-            yield kind, feature_interval(system, kind, known_settings(study, seed)), exact.value
+            yield (
+                kind,
+                feature_interval(system, kind, known_settings(study, seed)),
+                exact.value,
+            )
 
 
 def run(study: Study, rows: int, repetitions: int) -> list[dict[str, Any]]:
@@ -143,18 +192,30 @@ def run(study: Study, rows: int, repetitions: int) -> list[dict[str, Any]]:
     return [_summary(study, rows, kind, draws) for kind, draws in found.items()]
 
 
-def _summary(study: Study, rows: int, kind: str, draws: list[tuple[IntervalResult, float]]) -> dict[str, Any]:
-    made = [(result.interval, truth) for result, truth in draws if result.interval is not None]
+def _summary(
+    study: Study, rows: int, kind: str, draws: list[tuple[IntervalResult, float]]
+) -> dict[str, Any]:
+    made = [
+        (result.interval, truth)
+        for result, truth in draws
+        if result.interval is not None
+    ]
     covered = sum(interval.holds(truth) for interval, truth in made)
     low, high = clopper_pearson(covered, len(draws))
-    silent = [(r.interval, truth) for r, truth in draws if r.interval is not None and not r.warnings]
+    silent = [
+        (r.interval, truth)
+        for r, truth in draws
+        if r.interval is not None and not r.warnings
+    ]
     widths = [interval.width for interval, _ in made]
     errors = [r.value - truth for r, truth in draws if r.value is not None]
     return {
         "problem": study.problem.name,
         "features": study.features,
         "independent": study.problem.time_limit is None,
-        "on_policy": np.array_equal(np.asarray(study.problem.behavior), np.asarray(study.problem.target)),
+        "on_policy": np.array_equal(
+            np.asarray(study.problem.behavior), np.asarray(study.problem.target)
+        ),
         "rows": rows,
         "kind": kind,
         "repetitions": len(draws),
@@ -166,7 +227,9 @@ def _summary(study: Study, rows: int, kind: str, draws: list[tuple[IntervalResul
         "above": sum(truth > interval.high for interval, truth in made),
         "infeasible": len(draws) - len(made),
         "without_warning": len(silent),
-        "covered_without_warning": sum(interval.holds(truth) for interval, truth in silent),
+        "covered_without_warning": sum(
+            interval.holds(truth) for interval, truth in silent
+        ),
         "truth": draws[0][1],
         "median_width": float(np.median(widths)) if widths else None,
         "mean_width": float(np.mean(widths)) if widths else None,
@@ -178,20 +241,38 @@ def _summary(study: Study, rows: int, kind: str, draws: list[tuple[IntervalResul
 def _repetitions(arguments: argparse.Namespace, study: Study, rows: int) -> int:
     """Fewer where one draw takes long."""
     long = arguments.long_repetitions
-    most = arguments.repetitions if rows < 16_000 else (5 * long if rows < 100_000 else long)
-    return most if study.features == "one-hot" else min(most, arguments.fourier_repetitions)
+    if rows < 16_000:
+        most = arguments.repetitions
+    elif rows < 100_000:
+        most = 5 * long
+    else:
+        most = long
+    if study.features == "one-hot":
+        return most
+    return min(most, arguments.fourier_repetitions)
 
 
 def main() -> None:
-    feature_module.median_bandwidth = partial(median_bandwidth, max_rows=_BANDWIDTH_ROWS)
+    feature_module.median_bandwidth = partial(
+        median_bandwidth, max_rows=_BANDWIDTH_ROWS
+    )
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", nargs="*", help="problem/features (default: all)")
     parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
     parser.add_argument("--repetitions", type=int, default=500)
-    parser.add_argument("--long-repetitions", type=int, default=60, help="at 100,000 rows; at 16,000 5 times")
-    parser.add_argument("--fourier-repetitions", type=int, default=200, help="with Fourier features")
+    parser.add_argument(
+        "--long-repetitions",
+        type=int,
+        default=60,
+        help="at 100,000 rows; at 16,000 5 times",
+    )
+    parser.add_argument(
+        "--fourier-repetitions", type=int, default=200, help="with Fourier features"
+    )
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
-    parser.add_argument("--resume", action="store_true", help="keep what --out already holds")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what --out already holds"
+    )
     parser.add_argument("--figures", type=Path, help="folder for the figure")
     parser.add_argument("--page", type=Path, help="page whose table is to be made anew")
     arguments = parser.parse_args()
@@ -199,14 +280,19 @@ def main() -> None:
     done = {(row["problem"], row["features"], row["rows"]) for row in rows}
     for size in arguments.sizes:
         for study in STUDIES:
-            if size > study.most_rows or (arguments.studies and study.name not in arguments.studies):
+            if size > study.most_rows or (
+                arguments.studies and study.name not in arguments.studies
+            ):
                 continue
             if (study.problem.name, study.features, size) in done:
                 continue
             started = time.perf_counter()
             rows += run(study, size, _repetitions(arguments, study, size))
             for row in rows:
-                if (row["problem"], row["features"], row["rows"]) == (*study.name.split("/"), size):
+                if (row["problem"], row["features"], row["rows"]) == (
+                    *study.name.split("/"),
+                    size,
+                ):
                     _print(row)
             print(f"  {time.perf_counter() - started:.0f} s", flush=True)
             _write(arguments, rows)
@@ -225,11 +311,15 @@ def _read(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _print(row: dict[str, Any]) -> None:
-    width = float("nan") if row["median_width"] is None else row["median_width"]
+    if row["median_width"] is None:
+        width = float("nan")
+    else:
+        width = row["median_width"]
     print(
-        f"{row['problem']:<18}{row['features']:<9}{row['rows']:>7} {row['kind']:<22}"
-        f"{row['covered']:>4}/{row['repetitions']} [{row['coverage_low']:.3f}, {row['coverage_high']:.3f}]  "
-        f"width {width:8.4f}  below {row['below']} above {row['above']} none {row['infeasible']}",
+        f"{row['problem']:<18}{row['features']:<9}{row['rows']:>7}"
+        f" {row['kind']:<22}{row['covered']:>4}/{row['repetitions']}"
+        f" [{row['coverage_low']:.3f}, {row['coverage_high']:.3f}]  width {width:8.4f} "
+        f" below {row['below']} above {row['above']} none {row['infeasible']}",
         flush=True,
     )
 
@@ -256,7 +346,8 @@ _COLOURS = {
 
 
 def plot_coverage_evidence(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Coverage (with binomial intervals) and relative width against rows, a pair of panels per problem.
+    """Coverage (with binomial intervals) and relative width against rows, a pair of
+    panels per problem.
 
     rows: records of ``scripts/bench/interval_coverage.py``.
     """
@@ -274,13 +365,25 @@ def plot_coverage_evidence(rows: Sequence[dict[str, Any]]) -> Figure:
             mine = [row for row in rows if (row["problem"], row["features"]) == name]
             _draw_coverage(left, mine)
             _draw_width(right, mine)
-            left.set_title(f"{name[0]}, {name[1]} features: coverage", loc="left", fontsize=9)
+            left.set_title(
+                f"{name[0]}, {name[1]} features: coverage", loc="left", fontsize=9
+            )
             right.set_title("median width / |truth|", loc="left", fontsize=9)
         for bottom in axes[-1]:
             bottom.set_xlabel("rows")
         kinds = list(dict.fromkeys(row["kind"] for row in rows))
-        handles = [Line2D([], [], color=_COLOURS.get(kind, INK), marker="o", ms=4) for kind in kinds]
-        figure.legend(handles, kinds, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+        handles = [
+            Line2D([], [], color=_COLOURS.get(kind, INK), marker="o", ms=4)
+            for kind in kinds
+        ]
+        figure.legend(
+            handles,
+            kinds,
+            loc="outside upper center",
+            ncols=3,
+            fontsize=8,
+            frameon=False,
+        )
 
     return make_figure(draw, width=8.4, height=2.1 * len(names) + 0.8)
 
@@ -291,8 +394,19 @@ def _draw_coverage(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for shift, (kind, mine) in enumerate(_by_kind(rows)):
         counts = np.array([row["rows"] for row in mine]) * 1.05**shift
         shares = np.array([row["coverage"] for row in mine])
-        error = np.abs(np.array([(row["coverage_low"], row["coverage_high"]) for row in mine]).T - shares)
-        axes.errorbar(counts, shares, error, fmt="o-", ms=3.5, lw=1.0, color=_COLOURS.get(kind, INK))
+        error = np.abs(
+            np.array([(row["coverage_low"], row["coverage_high"]) for row in mine]).T
+            - shares
+        )
+        axes.errorbar(
+            counts,
+            shares,
+            error,
+            fmt="o-",
+            ms=3.5,
+            lw=1.0,
+            color=_COLOURS.get(kind, INK),
+        )
     axes.set_xscale("log")
     axes.set_ylim(min(0.88, *(row["coverage_low"] for row in rows)) - 0.01, 1.01)
 
@@ -301,7 +415,14 @@ def _draw_width(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for kind, mine in _by_kind(rows):
         made = [row for row in mine if row["median_width"] is not None]
         widths = [row["median_width"] / abs(row["truth"]) for row in made]
-        axes.plot([row["rows"] for row in made], widths, "o-", ms=3.5, lw=1.0, color=_COLOURS.get(kind, INK))
+        axes.plot(
+            [row["rows"] for row in made],
+            widths,
+            "o-",
+            ms=3.5,
+            lw=1.0,
+            color=_COLOURS.get(kind, INK),
+        )
     axes.set_xscale("log")
     axes.set_yscale("log")
 
@@ -309,7 +430,13 @@ def _draw_width(axes: Axes, rows: list[dict[str, Any]]) -> None:
 def _by_kind(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
     kinds = dict.fromkeys(row["kind"] for row in rows)
     return [
-        (kind, sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["rows"]))
+        (
+            kind,
+            sorted(
+                (row for row in rows if row["kind"] == kind),
+                key=lambda row: row["rows"],
+            ),
+        )
         for kind in kinds
     ]
 
@@ -329,16 +456,25 @@ def with_table(page: str, rows: list[dict[str, Any]]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Coverage in percent (its binomial interval) and median width in units of |truth|, a line per size."""
+    """Coverage in percent (its binomial interval) and median width in units of |truth|,
+    a line per size.
+    """
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    lines = ["| problem, features | rows | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 2) + "|"]
+    lines = [
+        "| problem, features | rows | " + " | ".join(kinds) + " |",
+        "|---" * (len(kinds) + 2) + "|",
+    ]
     groups: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["problem"], row["features"], row["rows"]), {})[row["kind"]] = row
+        groups.setdefault((row["problem"], row["features"], row["rows"]), {})[
+            row["kind"]
+        ] = row
     names = list(dict.fromkeys(group[:2] for group in groups))
     for group in sorted(groups, key=lambda group: (names.index(group[:2]), group[2])):
         cells = [_cell(groups[group].get(kind)) for kind in kinds]
-        lines.append(f"| {group[0]}, {group[1]} | {group[2]:,} | " + " | ".join(cells) + " |")
+        lines.append(
+            f"| {group[0]}, {group[1]} | {group[2]:,} | " + " | ".join(cells) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -346,7 +482,10 @@ def _cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
     ends = f"{100 * row['coverage_low']:.0f}–{100 * row['coverage_high']:.0f}"
-    return f"{100 * row['coverage']:.1f} ({ends}), {row['median_width'] / abs(row['truth']):.2g}"
+    return (
+        f"{100 * row['coverage']:.1f} ({ends}),"
+        f" {row['median_width'] / abs(row['truth']):.2g}"
+    )
 
 
 if __name__ == "__main__":

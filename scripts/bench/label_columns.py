@@ -2,10 +2,11 @@
 
     python scripts/bench/label_columns.py --logs 2000 --out docs/results/label-columns.json
 
-Quantities are walks, counts, stocks, clocks, weekdays, levels, scores, floors and the like, with rewards and
-actions that do not depend on them, or do so smoothly, by a threshold, periodically. Labels are states of
-random graphs, cells of grids and of lines that were numbered at random, and categories with rewards of their
-own. Logs have 1,000, 5,000 or 20,000 rows and 7 to 100 values.
+Quantities are walks, counts, stocks, clocks, weekdays, levels, scores, floors and the
+like, with rewards and actions that do not depend on them, or do so smoothly, by a
+threshold, periodically. Labels are states of random graphs, cells of grids and of lines
+that were numbered at random, and categories with rewards of their own. Logs have 1,000,
+5,000 or 20,000 rows and 7 to 100 values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # also found when run as a plain script
 
 import koffline
 from koffline.data.structure.labels import find_labels
@@ -38,23 +41,30 @@ class Values(NamedTuple):
     later: Array
 
 
-def roll_out(generator: np.random.Generator, start: Callable[[int], Array], step: Step) -> Values:
+def roll_out(
+    generator: np.random.Generator, start: Callable[[int], Array], step: Step
+) -> Values:
     """Episodes of 10, 30 or 100 steps with actions at random."""
     rows = int(generator.choice([1000, 5000, 20_000]))
-    length, n_actions = int(generator.choice([10, 30, 100])), int(generator.choice([2, 4]))
+    length = int(generator.choice([10, 30, 100]))
+    n_actions = int(generator.choice([2, 4]))
     episodes = rows // length
-    values, columns = start(episodes), []
+    values = start(episodes)
+    columns = []
     for _ in range(length):
         actions = generator.integers(n_actions, size=episodes)
         following = step(values, actions)
         columns.append((values, actions, following))
         values = following
-    return Values(*(np.stack(each, axis=1).ravel() for each in zip(*columns, strict=True)))
+    return Values(
+        *(np.stack(each, axis=1).ravel() for each in zip(*columns, strict=True))
+    )
 
 
 def quantity(generator: np.random.Generator) -> tuple[str, Values]:
     """A column of a kind drawn at random."""
-    g, k = generator, int(generator.choice([7, 10, 15, 24, 40, 100]))
+    g = generator
+    k = int(generator.choice([7, 10, 15, 24, 40, 100]))
 
     def anywhere(count: int) -> Array:
         return g.integers(k, size=count)
@@ -72,16 +82,22 @@ def quantity(generator: np.random.Generator) -> tuple[str, Values]:
         "walk": (anywhere, lambda v, a: within(v + g.integers(-1, 2, size=len(v)))),
         "driven walk": (
             anywhere,
-            lambda v, a: within(v + np.where(a % 2 == 0, 1, -1) * (g.random(len(v)) < 0.8)),
+            lambda v, a: within(
+                v + np.where(a % 2 == 0, 1, -1) * (g.random(len(v)) < 0.8)
+            ),
         ),
         "count": (at_zero, lambda v, a: g.binomial(v, 0.7) + g.poisson(2, size=len(v))),
         "stock": (
             anywhere,
-            lambda v, a: np.where(v < k // 4, k - 1, np.maximum(v - g.poisson(k / 8, size=len(v)), 0)),
+            lambda v, a: np.where(
+                v < k // 4, k - 1, np.maximum(v - g.poisson(k / 8, size=len(v)), 0)
+            ),
         ),
         "ordered stock": (
             anywhere,
-            lambda v, a: within(v + a * (k // 4) - g.poisson(max(1, k / 6), size=len(v))),
+            lambda v, a: within(
+                v + a * (k // 4) - g.poisson(max(1, k / 6), size=len(v))
+            ),
         ),
         "clock": (anywhere, lambda v, a: (v + 1) % k),
         "weekday": (lambda n: g.integers(7, size=n), lambda v, a: (v + 1) % 7),
@@ -93,24 +109,47 @@ def quantity(generator: np.random.Generator) -> tuple[str, Values]:
             lambda n: g.integers(7, size=n),
             lambda v, a: np.clip(v + g.choice([-1, 0, 0, 0, 1, 2], size=len(v)), 0, 6),
         ),
-        "wear": (at_zero, lambda v, a: np.where((g.random(len(v)) < 0.1) | (v >= k - 1), 0, v + 1)),
+        "wear": (
+            at_zero,
+            lambda v, a: np.where((g.random(len(v)) < 0.1) | (v >= k - 1), 0, v + 1),
+        ),
         "drawn anew": (anywhere, lambda v, a: anywhere(len(v))),
         "steps left": (lambda n: at_zero(n) + k - 1, lambda v, a: np.maximum(v - 1, 0)),
         "constant in episodes": (anywhere, lambda v, a: v),
-        "oscillating": (anywhere, lambda v, a: within(k - 1 - v + g.integers(-1, 2, size=len(v)))),
-        "floor": (anywhere, lambda v, a: np.where(g.random(len(v)) < 0.5, 0, anywhere(len(v)))),
+        "oscillating": (
+            anywhere,
+            lambda v, a: within(k - 1 - v + g.integers(-1, 2, size=len(v))),
+        ),
+        "floor": (
+            anywhere,
+            lambda v, a: np.where(g.random(len(v)) < 0.5, 0, anywhere(len(v))),
+        ),
         "mean reverting": (
             anywhere,
-            lambda v, a: within(np.rint(0.5 * v + 0.25 * k + g.normal(size=len(v)) * k / 10)).astype(int),
+            lambda v, a: within(
+                np.rint(0.5 * v + 0.25 * k + g.normal(size=len(v)) * k / 10)
+            ).astype(int),
         ),
-        "score": (at_zero, lambda v, a: np.minimum(v + g.choice([0, 0, 0, 1, 3], size=len(v)), k - 1)),
+        "score": (
+            at_zero,
+            lambda v, a: np.minimum(v + g.choice([0, 0, 0, 1, 3], size=len(v)), k - 1),
+        ),
         "doubled": (
             lambda n: at_zero(n) + 1,
             lambda v, a: np.where(2 * v > k - 1, 1, 2 * v) + g.integers(2, size=len(v)),
         ),
-        "two dice": (anywhere, lambda v, a: g.integers(1, 7, size=(len(v), 2)).sum(axis=1)),
-        "strides of a third": (anywhere, lambda v, a: within(v + g.choice([k // 3, -(k // 3)], size=len(v)))),
-        "strides around": (anywhere, lambda v, a: (v + g.choice([k // 3, -(k // 3)], size=len(v))) % k),
+        "two dice": (
+            anywhere,
+            lambda v, a: g.integers(1, 7, size=(len(v), 2)).sum(axis=1),
+        ),
+        "strides of a third": (
+            anywhere,
+            lambda v, a: within(v + g.choice([k // 3, -(k // 3)], size=len(v))),
+        ),
+        "strides around": (
+            anywhere,
+            lambda v, a: (v + g.choice([k // 3, -(k // 3)], size=len(v))) % k,
+        ),
         "wager": (anywhere, wager),
     }
     kind = str(g.choice(list(kinds)))
@@ -119,7 +158,8 @@ def quantity(generator: np.random.Generator) -> tuple[str, Values]:
 
 def effect(values: Array, generator: np.random.Generator) -> Array:
     """A mean reward of the kinds that quantities have."""
-    share, place = values / max(1, values.max()), generator.random()
+    share = values / max(1, values.max())
+    place = generator.random()
     effects = [
         0.0 * share,
         share,
@@ -133,9 +173,12 @@ def effect(values: Array, generator: np.random.Generator) -> Array:
 
 def labels(generator: np.random.Generator) -> tuple[str, Values]:
     """A column of labels of a kind drawn at random."""
-    g, k = generator, int(generator.choice([7, 10, 15, 24, 40, 100]))
-    name_of, fan = g.permutation(k), int(g.choice([1, 2, 4]))
-    place_of, reached = np.argsort(name_of), g.integers(k, size=(k, 4, fan))
+    g = generator
+    k = int(generator.choice([7, 10, 15, 24, 40, 100]))
+    name_of = g.permutation(k)
+    fan = int(g.choice([1, 2, 4]))
+    place_of = np.argsort(name_of)
+    reached = g.integers(k, size=(k, 4, fan))
     side = int(np.ceil(np.sqrt(k)))
 
     def anywhere(count: int) -> Array:
@@ -190,13 +233,18 @@ def main() -> None:
         taken[kind] += is_found(scaled if seed % 3 == 0 else values, means, generator)
         kind, values = labels(generator)
         means = generator.normal(size=values.now.max() + 1)[values.now]
-        if seed % 2 and kind not in ("constant in episodes", "drawn anew"):  # these show no other structure
+        if seed % 2 and kind not in (
+            "constant in episodes",
+            "drawn anew",
+        ):  # these show no other structure
             means = 0.0 * means
         labelled[kind] += 1
         found[kind] += is_found(values, means, generator)
     seconds = (time.perf_counter() - started) / (2 * arguments.logs)
     rows_of = {
-        "quantities taken for labels": {kind: [taken[kind], quantities[kind]] for kind in quantities},
+        "quantities taken for labels": {
+            kind: [taken[kind], quantities[kind]] for kind in quantities
+        },
         "labels found": {kind: [found[kind], labelled[kind]] for kind in labelled},
     }
     for title, counts in rows_of.items():
@@ -206,7 +254,11 @@ def main() -> None:
         print(f"{title:<54}{some:>5} of {of_all:>5}  {some / of_all:.1%}")
     print(f"{seconds:.3f} s each")
     if arguments.out:
-        content = {"command": " ".join(sys.argv), "koffline": koffline.__version__, **rows_of}
+        content = {
+            "command": " ".join(sys.argv),
+            "koffline": koffline.__version__,
+            **rows_of,
+        }
         arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -1,6 +1,8 @@
-"""Pilots of LunarLander for the benchmark: functions of a batch of observations, as users write policies.
+"""Pilots of LunarLander for the benchmark: functions of a batch of observations, as
+users write policies.
 
-Observations: x, y, their velocities, angle, its velocity, contact of the left and of the right leg.
+Observations: x, y, their velocities, angle, its velocity, contact of the left and of
+the right leg.
 Actions: 0 nothing, 1 left engine, 2 main engine, 3 right engine.
 """
 
@@ -13,7 +15,9 @@ _SHARPNESS = 12.0
 
 
 def steady(observations: Array) -> Array:
-    """(N, 4) probabilities of a pilot that leans against its drift and brakes its fall."""
+    """(N, 4) probabilities of a pilot that leans against its drift and brakes its
+    fall.
+    """
     return _pilot(observations, lean=0.6, brake=0.5)
 
 

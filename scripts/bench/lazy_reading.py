@@ -1,12 +1,14 @@
-"""How fast are blocks of rows read from shards on disk? As ratios to a copy of the raw bytes.
+"""How fast are blocks of rows read from shards on disk? As ratios to a copy of the raw
+bytes.
 
     python scripts/bench/lazy_reading.py --rows 1000000
 
-The log has 17 observations and 6 actions in float32, independent rows in episodes of 500. All take turns
-within one run, and the least time of several rounds counts: the bytes come from the system's cache, so the
-numbers are what reading costs a processor, not a disk. "blocks" are checked rows as every pass gets them,
-"scattered" runs of 256 rows at random places of open shards, as training gets them. ``--out FILE`` keeps the
-rows as JSON.
+The log has 17 observations and 6 actions in float32, independent rows in episodes of
+500. All take turns within one run, and the least time of several rounds counts: the
+  bytes come from the system's cache, so the
+numbers are what reading costs a processor, not a disk. "blocks" are checked rows as
+every pass gets them, "scattered" runs of 256 rows at random places of open shards, as
+training gets them. ``--out FILE`` keeps the rows as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from koffline.data.flat import flat_arrays
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Transitions
 
-EPISODE, OBSERVATIONS, ACTIONS, RUN_ROWS = 500, 17, 6, 256
+EPISODE = 500
+OBSERVATIONS = 17
+ACTIONS = 6
+RUN_ROWS = 256
 
 
 def make_log(rows: int) -> Transitions:
@@ -57,7 +62,9 @@ def read_scattered(log: LazyTransitions, runs: int) -> None:
     generator = np.random.default_rng(1)
     for shard, info in enumerate(log.shards):
         with log.open_shard(shard) as opened:
-            for start in generator.integers(0, info.rows - RUN_ROWS, runs // len(log.shards)):
+            for start in generator.integers(
+                0, info.rows - RUN_ROWS, runs // len(log.shards)
+            ):
                 opened.block(int(start), int(start) + RUN_ROWS)
 
 
@@ -76,9 +83,12 @@ def read_raw(folder: Path, names: list[str]) -> None:
 
 
 def measure(rows: int, rounds: int) -> list[dict[str, Any]]:
-    """One row per way of reading: seconds, rows and megabytes per second, ratio to copying a memory map."""
+    """One row per way of reading: seconds, rows and megabytes per second, ratio to
+    copying a memory map.
+    """
     with tempfile.TemporaryDirectory() as name:
-        folder, log = Path(name), make_log(rows)
+        folder = Path(name)
+        log = make_log(rows)
         with ShardWriter(folder / "shards", max(1, len(log) // 4)) as writer:
             writer.append(log)
         lazy = open_transitions(folder / "shards", lazy=True)
@@ -114,7 +124,9 @@ def measure(rows: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)

@@ -1,12 +1,15 @@
-"""The leaderboard: koffline's estimators, d3rlpy's FQE, scope-rl's, on problems of known value, in one run.
+"""The leaderboard: koffline's estimators, d3rlpy's FQE, scope-rl's, on problems of
+known value, in one run.
 
     python -m scripts.bench.leaderboard --half test --first-seed 4 --seeds 2
-        --out docs/results/leaderboard.json --page docs/leaderboard.md   # once per release, new seeds: hours
+        --out docs/results/leaderboard.json --page docs/leaderboard.md   # once per
+        release, new seeds: hours
     python -m scripts.bench.leaderboard --half development --out out/users.json
     python -m scripts.bench.leaderboard --quick     # a minute: one small problem
 
-Every problem gives one log a seed and several policies to evaluate and rank. Rows are kept in ``--out`` as
-they come, so that a run that was broken off goes on where it stopped. One thread.
+Every problem gives one log a seed and several policies to evaluate and rank. Rows are
+kept in ``--out`` as they come, so that a run that was broken off goes on where it
+stopped. One thread.
 """
 
 from __future__ import annotations
@@ -35,10 +38,16 @@ QUICK = {"steps": 40, "full_replicas": 1, "resampled_replicas": 2}
 
 
 def run_cell(
-    problem: Any, name: str, seed: int, n_rows: int | None, options: dict[str, Any], fqe_steps: int
+    problem: Any,
+    name: str,
+    seed: int,
+    n_rows: int | None,
+    options: dict[str, Any],
+    fqe_steps: int,
 ) -> dict[str, Any]:
     """All answers about one policy from one log."""
-    log, policy = problem.log(seed, n_rows), problem.policy(name)
+    log = problem.log(seed, n_rows)
+    policy = problem.policy(name)
     truth, error = problem.truth(name)
     started = time.perf_counter()
     try:
@@ -76,7 +85,11 @@ def run(
     out: Path | None = None,
 ) -> dict[str, Any]:
     """All cells, those in ``out`` already left alone."""
-    content: dict[str, Any] = {"koffline": koffline.__version__, "settings": options, "fqe_steps": fqe_steps}
+    content: dict[str, Any] = {
+        "koffline": koffline.__version__,
+        "settings": options,
+        "fqe_steps": fqe_steps,
+    }
     done: list[dict[str, Any]] = []
     if out is not None and out.exists():
         done = json.loads(out.read_text())["cells"]
@@ -86,7 +99,10 @@ def run(
             continue
         cell = run_cell(problem, name, seed, n_rows, options, fqe_steps)
         done.append(cell)
-        print(f"{problem.name:<20}{name:<18} seed {seed}: {cell['seconds']:>6.1f} s", flush=True)
+        print(
+            f"{problem.name:<20}{name:<18} seed {seed}: {cell['seconds']:>6.1f} s",
+            flush=True,
+        )
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
             part = out.with_suffix(".part")
@@ -96,38 +112,81 @@ def run(
 
 
 def as_text(content: dict[str, Any]) -> str:
-    """JSON with one line per cell; models are named from the benchmark's own folder on."""
-    head = json.dumps({key: item for key, item in content.items() if key != "cells"}, allow_nan=False)
+    """JSON with one line per cell; models are named from the benchmark's own folder
+    on.
+    """
+    head = json.dumps(
+        {key: item for key, item in content.items() if key != "cells"}, allow_nan=False
+    )
     lines = ",\n".join(json.dumps(cell, allow_nan=False) for cell in content["cells"])
-    return f'{head[:-1]}, "cells": [\n{lines}\n]}}\n'.replace(f"{cache_directory()}/", "")
+    return f'{head[:-1]}, "cells": [\n{lines}\n]}}\n'.replace(
+        f"{cache_directory()}/", ""
+    )
 
 
 def main() -> None:
     from scripts.bench.leaderboard_report import print_table, write_page
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("problems", nargs="*", help=f"of {', '.join(BOARD)}, or of --half (default: all)")
-    parser.add_argument("--half", choices=list(HALVES), help="instead: logs of the kinds that users bring")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "problems",
+        nargs="*",
+        help=f"of {', '.join(BOARD)}, or of --half (default: all)",
+    )
+    parser.add_argument(
+        "--half",
+        choices=list(HALVES),
+        help="instead: logs of the kinds that users bring",
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--n-rows", type=int, help="rows of every log (default: the problem's own)")
-    parser.add_argument("--fqe-steps", type=int, default=6000, help="gradient steps of d3rlpy's FQE")
     parser.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="koffline's setting"
+        "--n-rows", type=int, help="rows of every log (default: the problem's own)"
     )
-    parser.add_argument("--quick", action="store_true", help="one small problem, hardly trained")
-    parser.add_argument("--out", type=Path, help="JSON file of the rows, continued where it stopped")
-    parser.add_argument("--page", type=Path, help="Markdown page with the tables; a figure beside it")
+    parser.add_argument(
+        "--fqe-steps", type=int, default=6000, help="gradient steps of d3rlpy's FQE"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="koffline's setting",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one small problem, hardly trained"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="JSON file of the rows, continued where it stopped"
+    )
+    parser.add_argument(
+        "--page", type=Path, help="Markdown page with the tables; a figure beside it"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    known = user_problems(options.half) if options.half else {name: make() for name, make in BOARD.items()}
+    if options.half:
+        known = user_problems(options.half)
+    else:
+        known = {name: make() for name, make in BOARD.items()}
     names = options.problems or (["graph short"] if options.quick else list(known))
-    short = QUICK if options.quick else {} if options.half else SHORT
+    if options.quick:
+        short = QUICK
+    elif options.half:
+        short = {}
+    else:
+        short = SHORT
     settings = {**short, **parse_assignments(options.option)}
     steps = 40 if options.quick else options.fqe_steps
-    rows = 256 if options.quick and options.n_rows is None else options.n_rows
+    if options.quick and options.n_rows is None:
+        rows = 256
+    else:
+        rows = options.n_rows
     problems = [known[name] for name in names]
-    seeds = range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds))
+    seeds = range(
+        options.first_seed, options.first_seed + (1 if options.quick else options.seeds)
+    )
     content = run(problems, seeds, settings, steps, rows, options.out)
     print_table(content)
     if options.page:

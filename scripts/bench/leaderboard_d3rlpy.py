@@ -1,11 +1,13 @@
-"""d3rlpy's own FQE on the leaderboard: greedy policies only, which is all it can evaluate.
+"""d3rlpy's own FQE on the leaderboard: greedy policies only, which is all it can
+evaluate.
 
     python -m scripts.bench.leaderboard_d3rlpy    # how its settings were chosen
 
-It reads koffline's buffer, which keeps the last step of truncated episodes that d3rlpy's own loses, and its
-value is averaged over the log's start states, not over d3rlpy's windows. Observations are standardised.
-Rewards are scaled down: with discrete actions it minimises Huber's loss, which beyond residuals of 1 is after
-the median and not the mean: on the development set's noisy grid it errs by 68 % without, by 7 % with.
+It reads koffline's buffer, which keeps the last step of truncated episodes that
+d3rlpy's own loses, and its value is averaged over the log's start states, not over
+d3rlpy's windows. Observations are standardised. Rewards are scaled down: with discrete
+actions it minimises Huber's loss, which beyond residuals of 1 is after the median and
+not the mean: on the development set's noisy grid it errs by 68 % without, by 7 % with.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Discrete, Transitions
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 
-# The best of the grid in `main` on development problems, none of them on the leaderboard.
+# The best of the grid in `main` on development problems, none of them on the
+# leaderboard.
 SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "target_update_interval": 20,
@@ -34,10 +37,14 @@ SETTINGS: dict[str, Any] = {
 
 
 class _Frozen:
-    """What FQE asks of the algorithm whose policy it evaluates: the best action of scaled observations."""
+    """What FQE asks of the algorithm whose policy it evaluates: the best action of
+    scaled observations.
+    """
 
     def __init__(self, policy: Policy, mean: np.ndarray, scale: np.ndarray) -> None:
-        self._policy, self._mean, self._scale = policy, mean, scale
+        self._policy = policy
+        self._mean = mean
+        self._scale = scale
         self.impl = self
 
     def predict_best_action(self, observations: torch.Tensor) -> torch.Tensor:
@@ -76,17 +83,26 @@ class FittedQ:
         return float(self.values(starts, greedy_actions(policy, starts)).mean())
 
 
-def fit_fqe(log: Transitions, policy: Policy, gamma: float, seed: int, **changes: Any) -> FittedQ:
-    """Train it. changes: of `SETTINGS`; ``returns``: rms of the scaled returns, None: as logged."""
+def fit_fqe(
+    log: Transitions, policy: Policy, gamma: float, seed: int, **changes: Any
+) -> FittedQ:
+    """Train it. changes: of `SETTINGS`; ``returns``: rms of the scaled returns, None:
+    as logged.
+    """
     settings = {**SETTINGS, **changes}
-    n_steps, returns = settings.pop("n_steps"), settings.pop("returns")
-    scale = 1.0 if returns is None else returns / float(np.sqrt(np.mean(log.returns_to_go(gamma) ** 2)))
+    n_steps = settings.pop("n_steps")
+    returns = settings.pop("returns")
+    if returns is None:
+        scale = 1.0
+    else:
+        scale = returns / float(np.sqrt(np.mean(log.returns_to_go(gamma) ** 2)))
     with quiet():
         import d3rlpy
 
         d3rlpy.seed(seed)
         states = np.asarray(log.observations, dtype=np.float64)
-        mean, spread = states.mean(axis=0), states.std(axis=0)
+        mean = states.mean(axis=0)
+        spread = states.std(axis=0)
         spread = np.where(spread > 0.0, spread, 1.0)
         scaler = d3rlpy.preprocessing.StandardObservationScaler(mean=mean, std=spread)
         config = d3rlpy.ope.FQEConfig(
@@ -121,10 +137,15 @@ def main() -> None:
     for name in ("cartpole", "pendulum", "noisy_grid"):
         spec = DEVELOPMENT[name]
         target = spec.target
-        greedy = Still(target.controller) if hasattr(target, "controller") else Greedy(target)
+        greedy = (
+            Still(target.controller)
+            if hasattr(target, "controller")
+            else Greedy(target)
+        )
         spec = dataclasses.replace(spec, target=greedy, n_starts=5000)
         problem = spec(0, options.n_rows)
-        log, policy = problem.transitions(), problem.policy()
+        log = problem.transitions()
+        policy = problem.policy()
         for rate, interval, steps, returns in (
             (1e-4, 100, 10_000, None),  # d3rlpy's own rate and interval
             (1e-3, 100, 6000, None),
@@ -142,7 +163,11 @@ def main() -> None:
             started = time.perf_counter()
             fqe = fit_fqe(log, policy, spec.gamma, 0, **changes)
             error = fqe.start_value(log, policy) / problem.at_starts.value - 1.0
-            print(f"{name:<12}{changes}: {error:+.3f}, {time.perf_counter() - started:.0f} s", flush=True)
+            print(
+                f"{name:<12}{changes}: {error:+.3f},"
+                f" {time.perf_counter() - started:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

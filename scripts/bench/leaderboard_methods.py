@@ -1,4 +1,6 @@
-"""Everybody's answers to one question of the leaderboard: koffline, d3rlpy's FQE, a plain FQE, scope-rl."""
+"""Everybody's answers to one question of the leaderboard: koffline, d3rlpy's FQE, a
+plain FQE, scope-rl.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Answer:
-    """``value`` is None where there is a ``reason``; an interval of its own kind may be missing.
+    """``value`` is None where there is a ``reason``; an interval of its own kind may be
+    missing.
 
     A row with an interval and no value is a bound: it belongs to no single estimate.
     """
@@ -39,13 +42,22 @@ class Answer:
     def as_dict(self) -> dict[str, Any]:
         """What there is, to five digits."""
         found = {key: item for key, item in asdict(self).items() if item is not None}
-        return {key: float(f"{item:.5g}") if isinstance(item, float) else item for key, item in found.items()}
+        return {
+            key: float(f"{item:.5g}") if isinstance(item, float) else item
+            for key, item in found.items()
+        }
 
 
 def answer_all(
-    log: Transitions, policy: Policy, gamma: float, seed: int, options: dict[str, Any], fqe_steps: int
+    log: Transitions,
+    policy: Policy,
+    gamma: float,
+    seed: int,
+    options: dict[str, Any],
+    fqe_steps: int,
 ) -> Iterator[Answer]:
-    """Every method's answer. options: koffline's settings. fqe_steps: gradient steps of d3rlpy's FQE.
+    """Every method's answer. options: koffline's settings. fqe_steps: gradient steps of
+    d3rlpy's FQE.
 
     The plain FQE takes three times as many: its steps are cheaper.
     """
@@ -66,7 +78,10 @@ def answer_all(
 def _koffline(
     log: Transitions, policy: Policy, gamma: float, seed: int, options: dict[str, Any]
 ) -> Iterator[Answer]:
-    """All of `estimate_all`. What several of them share is in the seconds of the first that needs it."""
+    """All of `estimate_all`.
+
+    What several of them share is in the seconds of the first that needs it.
+    """
     table = estimate_all(log, policy, gamma, level=LEVEL, seed=seed, **options)
     for row in table.rows:
         found = row.estimate
@@ -74,10 +89,15 @@ def _koffline(
             yield Answer(row.name, reason=row.reason)
             continue
         interval = found.interval
-        verdict = table.verdict.answer if row.name == AVERAGED else None
+        if row.name == AVERAGED:
+            verdict = table.verdict.answer
+        else:
+            verdict = None
         answer = Answer(row.name, found.value, seconds=row.seconds, verdict=verdict)
         if interval is not None:
-            answer = replace(answer, low=interval.low, high=interval.high, kind=interval.kind)
+            answer = replace(
+                answer, low=interval.low, high=interval.high, kind=interval.kind
+            )
         yield answer
     for bound in table.bounds:
         if bound.interval is None:
@@ -90,7 +110,9 @@ def _koffline(
 def _d3rlpy(
     log: Transitions, policy: Policy, gamma: float, seed: int, steps: int
 ) -> tuple[Answer, Callable[[np.ndarray], np.ndarray] | None]:
-    """Its answer, and its values of all actions for scope-rl's doubly robust estimator."""
+    """Its answer, and its values of all actions for scope-rl's doubly robust
+    estimator.
+    """
     started = time.perf_counter()
     fqe = leaderboard_d3rlpy.fit_fqe(log, policy, gamma, seed, n_steps=steps)
     value = fqe.start_value(log, policy)
@@ -103,20 +125,24 @@ def _d3rlpy(
 
         def model(observations: np.ndarray) -> np.ndarray:
             each = [np.full(len(observations), action) for action in range(n)]
-            return np.stack([fqe.values(observations, action) for action in each], axis=1)
+            return np.stack(
+                [fqe.values(observations, action) for action in each], axis=1
+            )
 
     return Answer("d3rlpy FQE", value, seconds=seconds), model
 
 
 def _scope_rl(
-    log: Transitions, policy: Policy, gamma: float, seed: int, model: Callable[..., np.ndarray] | None
+    log: Transitions,
+    policy: Policy,
+    gamma: float,
+    seed: int,
+    model: Callable[..., np.ndarray] | None,
 ) -> Iterator[Answer]:
     given: dict[str, Any] = {}
     for name in leaderboard_scope_rl.ESTIMATORS:
-        method, reason = (
-            f"scope-rl {name}",
-            leaderboard_scope_rl.refusal(name, log, policy, model is not None),
-        )
+        method = f"scope-rl {name}"
+        reason = leaderboard_scope_rl.refusal(name, log, policy, model is not None)
         if reason is not None:
             yield Answer(method, reason=reason)
             continue

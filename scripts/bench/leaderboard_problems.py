@@ -1,8 +1,10 @@
-"""Problems of the leaderboard: one log each, several policies to rank, and what they are really worth.
+"""Problems of the leaderboard: one log each, several policies to rank, and what they
+are really worth.
 
-Every log keeps the probabilities with which its actions were drawn. Some policies are greedy, because some
-estimators know no others. Values of finite problems are exact, the others by Monte Carlo. They are values
-from the world's start distribution: the draw of a log's own start states is part of every estimator's error.
+Every log keeps the probabilities with which its actions were drawn. Some policies are
+greedy, because some estimators know no others. Values of finite problems are exact, the
+others by Monte Carlo. They are values from the world's start distribution: the draw of
+a log's own start states is part of every estimator's error.
 
 ``python -m scripts.bench.leaderboard_problems`` prints the table.
 """
@@ -44,7 +46,9 @@ class Greedy:
 
 @dataclass(frozen=True)
 class UpFirst:
-    """Four moves (up, right, down, left): up until the second coordinate is 0.9, then right."""
+    """Four moves (up, right, down, left): up until the second coordinate is 0.9, then
+    right.
+    """
 
     def __call__(self, observations: Array) -> Array:
         return np.eye(4)[np.where(observations[:, 1] < 0.9, 0, 1)]
@@ -52,7 +56,8 @@ class UpFirst:
 
 @dataclass(frozen=True)
 class Truncated:
-    """Continuous policy: normal around a controller's action, truncated to the bounds, mixed with uniform.
+    """Continuous policy: normal around a controller's action, truncated to the bounds,
+    mixed with uniform.
 
     Its density is known, which that of a clipped normal is not.
     """
@@ -72,11 +77,17 @@ class Truncated:
     def sample(self, observations: Array, generator: np.random.Generator) -> Array:
         own = self._normal(observations).ppf(generator.random((len(observations), 1)))
         flat = generator.uniform(self.low, self.high, size=own.shape)
-        return np.where(generator.random(own.shape) < self.uniform, flat, np.clip(own, self.low, self.high))
+        return np.where(
+            generator.random(own.shape) < self.uniform,
+            flat,
+            np.clip(own, self.low, self.high),
+        )
 
     def log_density(self, observations: Array, actions: Array) -> Array:
         own = self._normal(observations).pdf(actions)[:, 0]
-        return np.log((1.0 - self.uniform) * own + self.uniform / (self.high - self.low))
+        return np.log(
+            (1.0 - self.uniform) * own + self.uniform / (self.high - self.low)
+        )
 
     def _normal(self, observations: Array) -> Any:
         from scipy import stats
@@ -102,7 +113,10 @@ class Still:
 
 @dataclass(frozen=True, eq=False)
 class BoardProblem:
-    """A world, who writes the log, who is evaluated. ``reward_noise``: normal noise on logged rewards."""
+    """A world, who writes the log, who is evaluated.
+
+    ``reward_noise``: normal noise on logged rewards.
+    """
 
     name: str
     world: Any
@@ -116,14 +130,22 @@ class BoardProblem:
     n_starts: int = 40_000
 
     def log(self, seed: int, n_rows: int | None = None) -> Transitions:
-        """Episodes with the probabilities of the logged actions; a function of the seed alone."""
+        """Episodes with the probabilities of the logged actions; a function of the seed
+        alone.
+        """
         key = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "little")
         generator = np.random.default_rng([seed, key])
-        log = log_episodes(self.world, self.behavior, n_rows or self.n_rows, self.time_limit, generator)
+        log = log_episodes(
+            self.world, self.behavior, n_rows or self.n_rows, self.time_limit, generator
+        )
         rewards = log.rewards + self.reward_noise * generator.standard_normal(len(log))
-        made = as_transitions(log, self.world, metadata=Metadata(gamma=self.gamma, source=self.name))
+        made = as_transitions(
+            log, self.world, metadata=Metadata(gamma=self.gamma, source=self.name)
+        )
         return dataclasses.replace(
-            made, rewards=rewards, behavior_log_probabilities=self._log_probabilities(made)
+            made,
+            rewards=rewards,
+            behavior_log_probabilities=self._log_probabilities(made),
         )
 
     def policy(self, name: str) -> Policy:
@@ -131,13 +153,17 @@ class BoardProblem:
         return policy_of(self.world, self.targets[name], name)
 
     def truth(self, name: str) -> tuple[float, float]:
-        """Value over the world's start distribution, and its standard error (0 where it is exact)."""
+        """Value over the world's start distribution, and its standard error (0 where it
+        is exact).
+        """
         target = self.targets[name]
         if isinstance(self.world, EmbeddedMDP):
             table = target(self.world.coordinates.astype(np.float32))
             return self.world.mdp.policy_value(table, self.gamma), 0.0
         label = f"board-{self.name}-{name.replace(' ', '-')}"
-        spec = Spec(label, self.world, None, target, self.gamma, self.time_limit, self.n_starts)
+        spec = Spec(
+            label, self.world, None, target, self.gamma, self.time_limit, self.n_starts
+        )
         value = spec.truth()
         return value.value, value.standard_error
 
@@ -151,13 +177,21 @@ class BoardProblem:
         return np.log(chances[np.arange(len(log)), log.actions])
 
 
-def _graph(name: str, length: int, dense: bool, behavior: float, noise: float, rows: int) -> BoardProblem:
-    """COBS's Graph. "turns late": action 0, but at the last two steps action 1 from lower nodes."""
+def _graph(
+    name: str, length: int, dense: bool, behavior: float, noise: float, rows: int
+) -> BoardProblem:
+    """COBS's Graph.
+
+    "turns late": action 0, but at the last two steps action 1 from lower nodes.
+    """
     world = graph_world(length, dense)
-    turns = (world.coordinates[:, 1] < 0.0) & (world.coordinates[:, 0] >= (length - 2) / length)
+    turns = (world.coordinates[:, 1] < 0.0) & (
+        world.coordinates[:, 0] >= (length - 2) / length
+    )
     late = world.policy(np.where(turns[:, None], [0.0, 1.0], [1.0, 0.0]))
     targets: dict[str, Any] = {
-        f"first {chance:g}": c.Fixed((chance, 1.0 - chance)) for chance in (0.7, 0.8, 0.9)
+        f"first {chance:g}": c.Fixed((chance, 1.0 - chance))
+        for chance in (0.7, 0.8, 0.9)
     }
     targets.update({"first 1": c.Fixed((1.0, 0.0)), "turns late": late})
     return BoardProblem(
@@ -183,18 +217,31 @@ def _grid() -> BoardProblem:
         "half best": c.Mixed(0.5, world.policy(best)),
         "nearly best": c.Mixed(0.15, world.policy(best)),
         "best": world.policy(best),
-        "right, then down": world.policy(np.eye(4)[np.where(world.coordinates[:, 0] < 0.8, 1, 2)]),
+        "right, then down": world.policy(
+            np.eye(4)[np.where(world.coordinates[:, 0] < 0.8, 1, 2)]
+        ),
     }
     return BoardProblem(
-        "grid", world, c.Fixed((0.2, 0.3, 0.3, 0.2)), targets, 0.98, 100, 8000, ("best", "right, then down")
+        "grid",
+        world,
+        c.Fixed((0.2, 0.3, 0.3, 0.2)),
+        targets,
+        0.98,
+        100,
+        8000,
+        ("best", "right, then down"),
     )
 
 
 def _best_actions(world: EmbeddedMDP, gamma: float) -> Array:
     """Policy iteration: one-hot (S, A)."""
-    table = np.full((world.mdp.n_states, world.mdp.n_actions), 1.0 / world.mdp.n_actions)
+    table = np.full(
+        (world.mdp.n_states, world.mdp.n_actions), 1.0 / world.mdp.n_actions
+    )
     for _ in range(50):
-        table = np.eye(world.mdp.n_actions)[world.mdp.action_values(table, gamma).round(9).argmax(axis=1)]
+        table = np.eye(world.mdp.n_actions)[
+            world.mdp.action_values(table, gamma).round(9).argmax(axis=1)
+        ]
     return table
 
 
@@ -209,7 +256,14 @@ def _puddle() -> BoardProblem:
     }
     behavior = c.Fixed((0.35, 0.35, 0.15, 0.15))
     return BoardProblem(
-        "puddle", PuddleWorld(), behavior, targets, 0.98, 100, 10_000, ("diagonal", "up first")
+        "puddle",
+        PuddleWorld(),
+        behavior,
+        targets,
+        0.98,
+        100,
+        10_000,
+        ("diagonal", "up first"),
     )
 
 
@@ -223,7 +277,16 @@ def _cartpole() -> BoardProblem:
         "angle": Greedy(c.LinearSoftmax((0.0, 0.0, 1.0, 0.0))),
     }
     behavior = c.Mixed(0.4, c.LinearSoftmax((0.3, 0.5, 10.0, 2.0)))
-    return BoardProblem("cartpole", CartPole(), behavior, targets, 0.99, 500, 10_000, ("balance", "angle"))
+    return BoardProblem(
+        "cartpole",
+        CartPole(),
+        behavior,
+        targets,
+        0.99,
+        500,
+        10_000,
+        ("balance", "angle"),
+    )
 
 
 def _pendulum() -> BoardProblem:
@@ -235,13 +298,17 @@ def _pendulum() -> BoardProblem:
         "weak": Still(c.SwingUp(0.4)),
     }
     behavior = Truncated(c.SwingUp(0.7), 0.8, uniform=0.3)
-    return BoardProblem("pendulum", Pendulum(), behavior, targets, 0.97, 200, 10_000, ("swing", "weak"))
+    return BoardProblem(
+        "pendulum", Pendulum(), behavior, targets, 0.97, 200, 10_000, ("swing", "weak")
+    )
 
 
 BOARD: dict[str, Callable[[], BoardProblem]] = {
     "graph short": lambda: _graph("graph short", 4, True, 0.2, 0.0, 1024),
     "graph long, noisy": lambda: _graph("graph long, noisy", 16, True, 0.6, 1.0, 4096),
-    "graph long, sparse": lambda: _graph("graph long, sparse", 16, False, 0.6, 0.0, 4096),
+    "graph long, sparse": lambda: _graph(
+        "graph long, sparse", 16, False, 0.6, 0.0, 4096
+    ),
     "grid": _grid,
     "puddle": _puddle,
     "cartpole": _cartpole,
@@ -253,8 +320,15 @@ def print_problem(problem: Any) -> None:
     """Rows, episodes, the log's own return and the truths."""
     log = problem.log(0)
     returns = log.returns(problem.gamma)
-    print(f"{problem.name}: {len(log)} rows, {log.n_episodes} episodes, γ = {problem.gamma}", end="")
-    print(f", the log's own return {returns.mean():.4g} ± {returns.std() / len(returns) ** 0.5:.2g}")
+    print(
+        f"{problem.name}: {len(log)} rows, {log.n_episodes} episodes, γ ="
+        f" {problem.gamma}",
+        end="",
+    )
+    print(
+        f", the log's own return {returns.mean():.4g} ±"
+        f" {returns.std() / len(returns) ** 0.5:.2g}"
+    )
     for name in problem.targets:
         value, error = problem.truth(name)
         print(f"    {name:<18}{value:>9.4g} ± {error:.2g}", flush=True)

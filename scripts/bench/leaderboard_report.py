@@ -1,4 +1,6 @@
-"""Tables, page and figure of the leaderboard, from the rows that `leaderboard.py` keeps."""
+"""Tables, page and figure of the leaderboard, from the rows that `leaderboard.py`
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ _NAMES = """\
 - Other numbers count rows. *continuing*: only a time limit ends episodes.
 """
 _COMMAND = (
-    "python -m scripts.bench.leaderboard --half test --first-seed {first} --seeds {seeds} "
-    "--out docs/results/leaderboard.json --page docs/leaderboard.md"
+    "python -m scripts.bench.leaderboard --half test --first-seed {first} --seeds"
+    " {seeds} --out docs/results/leaderboard.json --page docs/leaderboard.md"
 )
 _CLOSED = ("mql", "lstdq", "mwl", "dualdice", "drl")
 _WEIGHTED = ("is", "wis", "pdis", "wpdis")
@@ -44,8 +46,16 @@ def print_table(content: dict[str, Any]) -> None:
     print(header + f"{'covered':>11}{'width':>8}{'seconds':>9}")
     for score in score_methods(with_default(content["cells"])):
         line = f"{score.method:<26}{score.answered:>6}/{score.asked:<3}"
-        numbers = (score.median_error, score.mean_error, score.rank_correlation, score.regret)
-        line += "".join(f"{_text(value):>{size}}" for value, size in zip(numbers, (9, 9, 7, 8), strict=True))
+        numbers = (
+            score.median_error,
+            score.mean_error,
+            score.rank_correlation,
+            score.regret,
+        )
+        line += "".join(
+            f"{_text(value):>{size}}"
+            for value, size in zip(numbers, (9, 9, 7, 8), strict=True)
+        )
         line += f"{_covered(score):>11}{_text(score.width):>8}{_text(score.seconds):>9}"
         print(line)
 
@@ -60,43 +70,62 @@ def write_page(content: dict[str, Any], page: Path) -> None:
 
 def render_page(content: dict[str, Any]) -> str:
     cells = with_default(content["cells"])
-    unit, seeds = scales(cells), {cell["seed"] for cell in cells}
+    unit = scales(cells)
+    seeds = {cell["seed"] for cell in cells}
     logs = {(cell["problem"], cell["seed"]) for cell in cells}
     settings = ", ".join(f"{key} {value}" for key, value in content["settings"].items())
-    ran = f"koffline ran with {settings}." if settings else "koffline ran at its defaults."
-    everything, greedy = score_methods(cells, unit), common_cells(cells, "d3rlpy FQE")
+    if settings:
+        ran = f"koffline ran with {settings}."
+    else:
+        ran = "koffline ran at its defaults."
+    everything = score_methods(cells, unit)
+    greedy = common_cells(cells, "d3rlpy FQE")
     parts = [
         "# Leaderboard\n",
         f"`{_COMMAND.format(first=min(seeds), seeds=len(seeds))}`\n",
-        f"{len(unit)} problems, {len(logs)} logs, {len(cells)} questions (a log and a policy) with known "
-        "answers. The columns:\n",
-        "- *median error*, *mean error*, *width*: relative to the mean |true value| of a problem's "
-        "policies.\n"
-        "- *rank*: Spearman's correlation of estimates and true values over the policies of a log. "
-        "*regret@1*: how much worse the policy ranked first is than the best one, 0 the best and 1 the worst "
-        f"choice. Both are averages over logs, for methods that answered about {FEWEST_RANKED} policies or "
-        "more.\n"
-        "- *covered*: 95 % intervals that hold the true value.\n"
-        "- *seconds*: median, one thread of a busy machine. koffline's estimators share networks; their time "
-        "counts for the first estimator.\n",
+        (
+            f"{len(unit)} problems, {len(logs)} logs, {len(cells)} questions (a log and"
+            " a policy) with known answers. The columns:\n"
+        ),
+        (
+            "- *median error*, *mean error*, *width*: relative to the mean |true"
+            " value| of a problem's policies.\n- *rank*: Spearman's correlation of"
+            " estimates and true values over the policies of a log. *regret@1*: how"
+            " much worse the policy ranked first is than the best one, 0 the best and"
+            " 1 the worst choice. Both are averages over logs, for methods that"
+            f" answered about {FEWEST_RANKED} policies or more.\n- *covered*: 95 %"
+            " intervals that hold the true value.\n- *seconds*: median, one thread of"
+            " a busy machine. koffline's estimators share networks; their time counts"
+            " for the first estimator.\n"
+        ),
         "The methods compared:\n",
-        f"- {ran}\n"
-        "- d3rlpy's FQE has as many hidden units and rows a step, standardised observations, scaled rewards "
-        f"(with discrete actions its loss is Huber's), {content['fqe_steps']} steps, and a learning rate and "
-        "target updates chosen on development problems (`scripts/bench/leaderboard_d3rlpy.py`). It evaluates "
-        "greedy policies only.\n"
-        "- The plain FQE (`scripts/bench/leaderboard_fqe.py`) is one network of that size with a slow "
-        f"target, {3 * content['fqe_steps']} steps, its settings chosen on the development half.\n"
-        "- scope-rl evaluates discrete actions only; episodes were padded to one length; its DR uses "
-        "d3rlpy's FQE. Its MQL and MWL are left out: their formulas differ from the papers'.\n",
+        (
+            f"- {ran}\n- d3rlpy's FQE has as many hidden units and rows a step,"
+            " standardised observations, scaled rewards (with discrete actions its"
+            f" loss is Huber's), {content['fqe_steps']} steps, and a learning rate and"
+            " target updates chosen on development problems"
+            " (`scripts/bench/leaderboard_d3rlpy.py`). It evaluates greedy policies"
+            " only.\n- The plain FQE (`scripts/bench/leaderboard_fqe.py`) is one"
+            f" network of that size with a slow target, {3 * content['fqe_steps']}"
+            " steps, its settings chosen on the development half.\n- scope-rl"
+            " evaluates discrete actions only; episodes were padded to one length; its"
+            " DR uses d3rlpy's FQE. Its MQL and MWL are left out: their formulas"
+            " differ from the papers'.\n"
+        ),
         "![Relative errors by method](images/leaderboard.png)\n",
         "## What it says\n",
         _says(cells, unit),
         "\n## All questions\n",
         _table(score for score in everything if score.median_error is not None),
         "\n## Questions that d3rlpy's FQE can answer\n",
-        f"{len(greedy)} questions about greedy policies. Two policies a log are too few to rank.\n",
-        _table((s for s in score_methods(greedy, unit) if s.median_error is not None), ranks=False),
+        (
+            f"{len(greedy)} questions about greedy policies. Two policies a log are too"
+            " few to rank.\n"
+        ),
+        _table(
+            (s for s in score_methods(greedy, unit) if s.median_error is not None),
+            ranks=False,
+        ),
         "\n## By verdict\n",
         "The verdicts of the default's answers.\n",
         _by_verdict(cells, unit),
@@ -105,13 +134,18 @@ def render_page(content: dict[str, Any]) -> str:
         _bounds(everything),
         "\n## By problem\n",
         "Median error of each method.\n",
-        _by_problem(cells, unit, lambda score: _text(score.median_error), estimates=True),
+        _by_problem(
+            cells, unit, lambda score: _text(score.median_error), estimates=True
+        ),
         "\n95 % intervals that hold the true value.\n",
         _by_problem(cells, unit, _covered, estimates=False),
         "\n## Problems\n",
         _NAMES,
         _problems(cells),
-        "\nWhy a method does not apply to a question is in `docs/results/leaderboard.json`.\n",
+        (
+            "\nWhy a method does not apply to a question is in"
+            " `docs/results/leaderboard.json`.\n"
+        ),
     ]
     return "\n".join(parts)
 
@@ -126,52 +160,79 @@ def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
     single = [score for score in others if 2 * score.answered > score.asked]
     best = min(single, key=lambda score: score.median_error or math.inf)
     lines = [
-        f"The default (`auto`) has median error {_text(found[AUTO].median_error)} and mean error "
-        f"{_text(found[AUTO].mean_error)}; `{best.method}`, the best single method here, has "
-        f"{_text(best.median_error)} and {_text(best.mean_error)}. {_ratio(cells, unit, best.method)}",
+        (
+            f"The default (`auto`) has median error {_text(found[AUTO].median_error)}"
+            f" and mean error {_text(found[AUTO].mean_error)}; `{best.method}`, the"
+            f" best single method here, has {_text(best.median_error)} and"
+            f" {_text(best.mean_error)}. {_ratio(cells, unit, best.method)}"
+        ),
         f"The plain FQE, {_beside(cells, unit, 'plain FQE')}.",
         f"d3rlpy's FQE, {_beside(cells, unit, 'd3rlpy FQE')}.",
         "95 % intervals held the true value as often as this: "
-        + ", ".join(f"`{name}` {_covered(found[name])}" for name in (AUTO, *_CLOSED, "kernel-calibrated"))
+        + ", ".join(
+            f"`{name}` {_covered(found[name])}"
+            for name in (AUTO, *_CLOSED, "kernel-calibrated")
+        )
         + " (features of one network, widened for those of the others).",
-        f"Certified intervals held it in {_covered(found['kernel-certified'])}, but are "
-        f"{_text(found['kernel-certified'].width)} times as wide as the values: no use at these sizes.",
-        f"Answers from one log are not independent: {len(logs)} logs are not {len(cells)} trials.",
+        (
+            f"Certified intervals held it in {_covered(found['kernel-certified'])}, but"
+            f" are {_text(found['kernel-certified'].width)} times as wide as the"
+            " values: no use at these sizes."
+        ),
+        (
+            f"Answers from one log are not independent: {len(logs)} logs are not"
+            f" {len(cells)} trials."
+        ),
     ]
     return "\n".join(f"- {line}" for line in lines)
 
 
 def _ratio(cells: list[dict[str, Any]], unit: dict[str, float], other: str) -> str:
-    """The default's median error over another's, with the bootstrap interval over problems."""
+    """The default's median error over another's, with the bootstrap interval over
+    problems.
+    """
     problems = list(unit)
     index = np.array([problems.index(cell["problem"]) for cell in cells])
     errors = np.full((2, len(cells)), np.nan)
     for at, cell in enumerate(cells):
-        values = {answer["method"]: answer.get("value", math.nan) for answer in cell["answers"]}
-        errors[:, at] = [abs(values[name] - cell["truth"]) / unit[cell["problem"]] for name in (AUTO, other)]
+        values = {
+            answer["method"]: answer.get("value", math.nan)
+            for answer in cell["answers"]
+        }
+        errors[:, at] = [
+            abs(values[name] - cell["truth"]) / unit[cell["problem"]]
+            for name in (AUTO, other)
+        ]
     rows = [np.flatnonzero(index == problem) for problem in range(len(problems))]
     rng = np.random.default_rng(0)
-    drawn = [np.concatenate([rows[i] for i in rng.integers(len(rows), size=len(rows))]) for _ in range(2000)]
+    drawn = [
+        np.concatenate([rows[i] for i in rng.integers(len(rows), size=len(rows))])
+        for _ in range(2000)
+    ]
     ratios = [np.divide(*np.nanmedian(errors[:, some], axis=1)) for some in drawn]
     low, high = np.quantile(ratios, (0.025, 0.975))
     smaller = int(np.sum(errors[0] < errors[1]))
     return (
-        f"The ratio of the medians is {np.divide(*np.nanmedian(errors, axis=1)):.2f} (95 % "
-        f"bootstrap interval over problems {low:.2f} to {high:.2f}); `auto` is nearer to the true value on "
-        f"{smaller} questions, `{other}` on {int(np.sum(errors[1] < errors[0]))}."
+        f"The ratio of the medians is {np.divide(*np.nanmedian(errors, axis=1)):.2f}"
+        f" (95 % bootstrap interval over problems {low:.2f} to {high:.2f}); `auto` is"
+        f" nearer to the true value on {smaller} questions, `{other}` on"
+        f" {int(np.sum(errors[1] < errors[0]))}."
     )
 
 
 def _beside(cells: list[dict[str, Any]], unit: dict[str, float], peer: str) -> str:
     """A peer and the default on the questions that the peer answered."""
-    found = {score.method: score for score in score_methods(common_cells(cells, peer), unit)}
+    found = {
+        score.method: score for score in score_methods(common_cells(cells, peer), unit)
+    }
     if not {peer, AUTO} <= set(found):
         return "no answer"
-    theirs, ours = found[peer], found[AUTO]
+    theirs = found[peer]
+    ours = found[AUTO]
     return (
-        f"on the {theirs.answered} questions that it answered, has median error "
-        f"{_text(theirs.median_error)} and mean error {_text(theirs.mean_error)}; `auto` has "
-        f"{_text(ours.median_error)} and {_text(ours.mean_error)}"
+        f"on the {theirs.answered} questions that it answered, has median error"
+        f" {_text(theirs.median_error)} and mean error {_text(theirs.mean_error)};"
+        f" `auto` has {_text(ours.median_error)} and {_text(ours.mean_error)}"
     )
 
 
@@ -179,17 +240,22 @@ def draw(content: dict[str, Any]) -> Any:
     """Quartiles of the errors of every method, on a logarithmic axis."""
     from matplotlib.figure import Figure
 
-    cells, unit = with_default(content["cells"]), scales(content["cells"])
+    cells = with_default(content["cells"])
+    unit = scales(content["cells"])
     order = [s.method for s in score_methods(cells, unit) if s.median_error is not None]
     errors: dict[str, list[float]] = defaultdict(list)
     for cell in cells:
         for answer in cell["answers"]:
             if "value" in answer:
-                errors[answer["method"]].append(abs(answer["value"] - cell["truth"]) / unit[cell["problem"]])
+                errors[answer["method"]].append(
+                    abs(answer["value"] - cell["truth"]) / unit[cell["problem"]]
+                )
     figure = Figure(figsize=(8.0, 1.2 + 0.27 * len(order)), layout="constrained")
     axes = figure.add_subplot()
     for place, method in enumerate(order):
-        low, middle, high = np.maximum(np.quantile(errors[method], [0.25, 0.5, 0.75]), 1e-4)
+        low, middle, high = np.maximum(
+            np.quantile(errors[method], [0.25, 0.5, 0.75]), 1e-4
+        )
         color = "#c2410c" if method.startswith(PEERS) else "#1769aa"
         axes.hlines(place, low, high, color=color, lw=5, alpha=0.35)
         axes.plot(middle, place, "o", color=color, ms=6)
@@ -219,7 +285,12 @@ def _table(scores: Iterable[Score], ranks: bool = True) -> str:
 
 def _bounds(scores: list[Score]) -> str:
     rows = [
-        [f"`{score.method}`", f"{score.intervals} of {score.asked}", _covered(score), _text(score.width)]
+        [
+            f"`{score.method}`",
+            f"{score.intervals} of {score.asked}",
+            _covered(score),
+            _text(score.width),
+        ]
         for score in scores
         if score.median_error is None and score.intervals
     ]
@@ -232,7 +303,10 @@ def _by_verdict(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
     for cell in cells:
         for answer in cell["answers"]:
             if answer["method"] == AUTO and "verdict" in answer:
-                holds = answer["low"] <= cell["truth"] <= answer["high"] if "low" in answer else None
+                if "low" in answer:
+                    holds = answer["low"] <= cell["truth"] <= answer["high"]
+                else:
+                    holds = None
                 error = abs(answer["value"] - cell["truth"]) / unit[cell["problem"]]
                 rows[answer["verdict"]].append((error, holds))
     table = []
@@ -240,24 +314,48 @@ def _by_verdict(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
         made = [holds for _, holds in found if holds is not None]
         errors = [error for error, _ in found]
         covered = f"{sum(made)} of {len(made)}" if made else "–"
-        table.append([verdict, str(len(found)), covered, _text(float(np.median(errors))), _text(max(errors))])
-    return _markdown(["verdict", "answers", "intervals that hold", "median error", "largest"], table)
+        table.append(
+            [
+                verdict,
+                str(len(found)),
+                covered,
+                _text(float(np.median(errors))),
+                _text(max(errors)),
+            ]
+        )
+    return _markdown(
+        ["verdict", "answers", "intervals that hold", "median error", "largest"], table
+    )
 
 
 def _by_problem(
-    cells: list[dict[str, Any]], unit: dict[str, float], show: Callable[[Score], str], estimates: bool
+    cells: list[dict[str, Any]],
+    unit: dict[str, float],
+    show: Callable[[Score], str],
+    estimates: bool,
 ) -> str:
-    """One column per problem. estimates: leave methods out that give none, else those without intervals."""
+    """One column per problem. estimates: leave methods out that give none, else those
+    without intervals.
+    """
     found = {
         problem: {
             score.method: show(score)
-            for score in score_methods([cell for cell in cells if cell["problem"] == problem], unit)
+            for score in score_methods(
+                [cell for cell in cells if cell["problem"] == problem], unit
+            )
         }
         for problem in unit
     }
     everything = score_methods(cells, unit)
-    kept = [s.method for s in everything if (s.median_error is not None if estimates else s.intervals > 0)]
-    rows = [[f"`{method}`", *(found[problem].get(method, "–") for problem in unit)] for method in kept]
+    kept = [
+        s.method
+        for s in everything
+        if (s.median_error is not None if estimates else s.intervals > 0)
+    ]
+    rows = [
+        [f"`{method}`", *(found[problem].get(method, "–") for problem in unit)]
+        for method in kept
+    ]
     return _markdown(["method", *unit], rows)
 
 
@@ -274,7 +372,8 @@ def _problems(cells: list[dict[str, Any]]) -> str:
             value,
         ]
     return _markdown(
-        ["problem", "policy", "rows", "episodes of the last log", "true value"], list(rows.values())
+        ["problem", "policy", "rows", "episodes of the last log", "true value"],
+        list(rows.values()),
     )
 
 
@@ -284,8 +383,12 @@ def _markdown(titles: list[str], rows: list[list[str]]) -> str:
 
 
 def _covered(score: Score) -> str:
-    return f"{score.covered} of {score.intervals}" if score.intervals else "–"
+    if score.intervals:
+        return f"{score.covered} of {score.intervals}"
+    return "–"
 
 
 def _text(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+    if value is None:
+        return "–"
+    return f"{value:.3g}"

@@ -1,8 +1,11 @@
-"""scope-rl's estimators on the leaderboard, when it is installed (version 0.2.1; the `dev` extra has it).
+"""scope-rl's estimators on the leaderboard, when it is installed (version 0.2.1; the
+`dev` extra has it).
 
-It knows discrete actions and episodes of one length alone. Shorter episodes are filled up with rows of reward
-zero and of equal probabilities, which changes none of its sums. Its doubly robust estimator needs a value
-function: d3rlpy's FQE where that can be had (greedy policies), as scope-rl's own pipeline takes it.
+It knows discrete actions and episodes of one length alone. Shorter episodes are filled
+up with rows of reward zero and of equal probabilities, which changes none of its sums.
+Its doubly robust estimator needs a value
+function: d3rlpy's FQE where that can be had (greedy policies), as scope-rl's own
+pipeline takes it.
 """
 
 from __future__ import annotations
@@ -43,11 +46,16 @@ def pad_episodes(
     q_values: observations (N, …) to (N, n), or None.
     """
     assert isinstance(log.action_space, Discrete)
-    n, episodes = log.action_space.n, log.n_episodes
+    n = log.action_space.n
+    episodes = log.n_episodes
     starts = log.episode_starts
     lengths = np.diff(np.append(starts, len(log)))
     horizon = int(lengths.max())
-    at = np.repeat(np.arange(episodes) * horizon, lengths) + np.arange(len(log)) - np.repeat(starts, lengths)
+    at = (
+        np.repeat(np.arange(episodes) * horizon, lengths)
+        + np.arange(len(log))
+        - np.repeat(starts, lengths)
+    )
 
     def padded(rows: np.ndarray, fill: float) -> np.ndarray:
         whole = np.full((episodes * horizon, *rows.shape[1:]), fill, dtype=rows.dtype)
@@ -58,8 +66,13 @@ def pad_episodes(
         "step_per_trajectory": horizon,
         "action": padded(np.asarray(log.actions), 0),
         "reward": padded(np.asarray(log.rewards, dtype=np.float64), 0.0),
-        "pscore": padded(np.exp(np.asarray(log.behavior_log_probabilities, dtype=np.float64)), 1.0 / n),
-        "evaluation_policy_action_dist": padded(policy.probabilities(log.observations), 1.0 / n),
+        "pscore": padded(
+            np.exp(np.asarray(log.behavior_log_probabilities, dtype=np.float64)),
+            1.0 / n,
+        ),
+        "evaluation_policy_action_dist": padded(
+            policy.probabilities(log.observations), 1.0 / n
+        ),
         "gamma": gamma,
     }
     if q_values is not None:
@@ -67,7 +80,9 @@ def pad_episodes(
     return given
 
 
-def estimate(name: str, given: dict[str, Any], level: float, seed: int) -> tuple[float, float, float]:
+def estimate(
+    name: str, given: dict[str, Any], level: float, seed: int
+) -> tuple[float, float, float]:
     """Value and its bootstrap interval, scope-rl's default kind."""
     with silent():
         from scope_rl.ope import discrete
@@ -75,7 +90,11 @@ def estimate(name: str, given: dict[str, Any], level: float, seed: int) -> tuple
         estimator = getattr(discrete, ESTIMATORS[name])()
         value = float(estimator.estimate_policy_value(**given))
         ends = estimator.estimate_interval(
-            **given, alpha=1.0 - level, ci="bootstrap", n_bootstrap_samples=1000, random_state=seed
+            **given,
+            alpha=1.0 - level,
+            ci="bootstrap",
+            n_bootstrap_samples=1000,
+            random_state=seed,
         )
     low = next(end for key, end in ends.items() if "lower" in key)
     high = next(end for key, end in ends.items() if "upper" in key)
@@ -85,7 +104,10 @@ def estimate(name: str, given: dict[str, Any], level: float, seed: int) -> tuple
 def refusal(name: str, log: Transitions, policy: Policy, has_model: bool) -> str | None:
     """Why it does not apply; None where it does."""
     if not isinstance(policy, DiscretePolicy):
-        return "continuous actions: scope-rl has kernel estimators for deterministic policies only"
+        return (
+            "continuous actions: scope-rl has kernel estimators for deterministic"
+            " policies only"
+        )
     if log.behavior_log_probabilities is None or not log.has_episodes:
         return "needs episodes with behaviour probabilities"
     if name in WITH_MODEL and not has_model:

@@ -1,4 +1,6 @@
-"""One method's score over the rows that `leaderboard.py` keeps: errors, ranks, coverage, time."""
+"""One method's score over the rows that `leaderboard.py` keeps: errors, ranks,
+coverage, time.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,11 @@ import numpy as np
 
 from koffline.ope.names import AVERAGED, ESTIMATORS
 
-AUTO, PEERS = "auto", ("d3rlpy", "scope-rl", "plain")
-FEWEST_RANKED = 3  # policies that a method must have answered about to be asked for a ranking
+AUTO = "auto"
+PEERS = ("d3rlpy", "scope-rl", "plain")
+FEWEST_RANKED = (
+    3  # policies that a method must have answered about to be asked for a ranking
+)
 
 
 @dataclass(frozen=True)
@@ -36,17 +41,27 @@ class Score:
 
 
 def with_default(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cells with what `koffline.evaluate` answers: `dr` for single steps of known chances, else the mean.
+    """The cells with what `koffline.evaluate` answers: `dr` for single steps of known
+    chances, else the mean.
 
     (`koffline.ope.estimators.choose_estimator`)
     """
     made = []
     for cell in cells:
         found = {answer["method"]: answer for answer in cell["answers"]}
-        one_step = cell["n_rows"] == cell["n_episodes"] and "value" in found.get("dr", {})
+        one_step = cell["n_rows"] == cell["n_episodes"] and "value" in found.get(
+            "dr", {}
+        )
         chosen = found.get("dr" if one_step else AVERAGED)
-        verdict = {key: part for key, part in found.get(AVERAGED, {}).items() if key == "verdict"}
-        own = [] if chosen is None else [{**chosen, **verdict, "method": AUTO}]
+        verdict = {
+            key: part
+            for key, part in found.get(AVERAGED, {}).items()
+            if key == "verdict"
+        }
+        if chosen is None:
+            own = []
+        else:
+            own = [{**chosen, **verdict, "method": AUTO}]
         made.append({**cell, "answers": [*own, *cell["answers"]]})
     return made
 
@@ -56,17 +71,23 @@ def scales(cells: list[dict[str, Any]]) -> dict[str, float]:
     truths: dict[str, dict[str, float]] = defaultdict(dict)
     for cell in cells:
         truths[cell["problem"]][cell["policy"]] = abs(cell["truth"])
-    return {problem: statistics.mean(values.values()) for problem, values in truths.items()}
+    return {
+        problem: statistics.mean(values.values()) for problem, values in truths.items()
+    }
 
 
-def score_methods(cells: list[dict[str, Any]], unit: dict[str, float] | None = None) -> list[Score]:
+def score_methods(
+    cells: list[dict[str, Any]], unit: dict[str, float] | None = None
+) -> list[Score]:
     """One score per method, best median error first.
 
-    Methods that answered less than half of what they were asked come after the others, those without
-    estimates last.
+    Methods that answered less than half of what they were asked come after the others,
+    those without estimates last.
     """
     unit = unit or scales(cells)
-    by_method: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)
+    by_method: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(
+        list
+    )
     for cell in cells:
         for answer in cell["answers"]:
             by_method[answer["method"]].append((cell, answer))
@@ -75,11 +96,18 @@ def score_methods(cells: list[dict[str, Any]], unit: dict[str, float] | None = N
 
 
 def _place(score: Score) -> tuple[bool, float, str]:
-    error = math.inf if score.median_error is None else score.median_error
+    if score.median_error is None:
+        error = math.inf
+    else:
+        error = score.median_error
     return 2 * score.answered < score.asked, error, score.method
 
 
-def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit: dict[str, float]) -> Score:
+def _score(
+    method: str,
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]],
+    unit: dict[str, float],
+) -> Score:
     errors = [
         abs(answer["value"] - cell["truth"]) / unit[cell["problem"]]
         for cell, answer in pairs
@@ -90,7 +118,9 @@ def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit
     for cell, answer in pairs:
         if "value" in answer:
             logs[cell["problem"], cell["seed"]].append((answer["value"], cell["truth"]))
-    ranked = [np.array(values).T for values in logs.values() if len(values) >= FEWEST_RANKED]
+    ranked = [
+        np.array(values).T for values in logs.values() if len(values) >= FEWEST_RANKED
+    ]
     return Score(
         method=method,
         family=family_of(method),
@@ -99,12 +129,20 @@ def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit
         median_error=_median(errors),
         mean_error=statistics.mean(errors) if errors else None,
         # Equal estimates of all policies say nothing about their order: correlation 0.
-        rank_correlation=_mean(spearman(values, truths) or 0.0 for values, truths in ranked),
-        regret=_mean(relative_regret_at_1(values, truths) or 0.0 for values, truths in ranked),
-        covered=sum(answer["low"] <= cell["truth"] <= answer["high"] for cell, answer in held),
+        rank_correlation=_mean(
+            spearman(values, truths) or 0.0 for values, truths in ranked
+        ),
+        regret=_mean(
+            relative_regret_at_1(values, truths) or 0.0 for values, truths in ranked
+        ),
+        covered=sum(
+            answer["low"] <= cell["truth"] <= answer["high"] for cell, answer in held
+        ),
         intervals=len(held),
         width=_median([(a["high"] - a["low"]) / unit[c["problem"]] for c, a in held]),
-        seconds=_median([answer["seconds"] for _, answer in pairs if "seconds" in answer]),
+        seconds=_median(
+            [answer["seconds"] for _, answer in pairs if "seconds" in answer]
+        ),
     )
 
 
@@ -114,34 +152,50 @@ def family_of(method: str) -> str:
         return f"koffline, {ESTIMATORS[method]}"
     if method == AUTO:
         return "koffline, the default"
-    return method.split(" ")[0] if method.startswith(PEERS) else "koffline, bounds"
+    if method.startswith(PEERS):
+        return method.split(" ")[0]
+    return "koffline, bounds"
 
 
 def common_cells(cells: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
     """The cells that this method answered."""
-    return [cell for cell in cells if any(a["method"] == method and "value" in a for a in cell["answers"])]
+    return [
+        cell
+        for cell in cells
+        if any(a["method"] == method and "value" in a for a in cell["answers"])
+    ]
 
 
 def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
+    if values:
+        return statistics.median(values)
+    return None
 
 
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
-    return statistics.mean(found) if found else None
+    if found:
+        return statistics.mean(found)
+    return None
 
 
 def relative_regret_at_1(estimates: np.ndarray, truths: np.ndarray) -> float | None:
-    """Best value less that of the policy with the largest estimate, as a share of best − worst; None for 0/0.
+    """Best value less that of the policy with the largest estimate, as a share of best
+    − worst; None for 0/0.
 
-    Ties go to the earlier policy. (Fu et al. 2021, Benchmarks for deep off-policy evaluation)
+    Ties go to the earlier policy. (Fu et al. 2021, Benchmarks for deep off-policy
+    evaluation)
     """
     reach = float(np.ptp(truths))
-    return float(np.max(truths) - truths[np.argmax(estimates)]) / reach if reach > 0.0 else None
+    if reach > 0.0:
+        return float(np.max(truths) - truths[np.argmax(estimates)]) / reach
+    return None
 
 
 def spearman(estimates: np.ndarray, truths: np.ndarray) -> float | None:
-    """Correlation of the ranks (mean ranks for ties); None when one column is constant."""
+    """Correlation of the ranks (mean ranks for ties); None when one column is
+    constant.
+    """
     from scipy import stats
 
     if not (np.ptp(estimates) > 0.0 and np.ptp(truths) > 0.0):

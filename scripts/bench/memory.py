@@ -1,10 +1,12 @@
-"""Worlds whose logged state is not the whole state, or that change: does the verdict say so?
+"""Worlds whose logged state is not the whole state, or that change: does the verdict
+say so?
 
     python -m scripts.bench.memory --seeds 2 --runs out/memory.jsonl --out docs/results/memory.json
 
-Each world is evaluated with ``history`` 0 and 1, those that drift, the Markov parents and the exact problems
-with 0: of the last two nothing should be said. The truth of a world that drifts is that of its end. Answers
-are written to ``--runs`` at once: called again, it goes on.
+Each world is evaluated with ``history`` 0 and 1, those that drift, the Markov parents
+and the exact problems with 0: of the last two nothing should be said. The truth of a
+world that drifts is that of its end. Answers are written to ``--runs`` at once: called
+again, it goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # also found when run as a plain script
 
 import koffline
 from koffline.data.transitions import Transitions
@@ -40,24 +44,39 @@ EXACT_ROWS = 2000
 
 @dataclass(frozen=True)
 class Remembering(Around):
-    """Another world with a last column of state that nobody sees; ``kind`` says what it does.
+    """Another world with a last column of state that nobody sees; ``kind`` says what it
+    does.
 
-    switch: changing the action costs ``size``. bonus: action 0 pays ``size`` a step later. delay: an action
-    acts a step later. type: each episode is of one of two types, which pay ``size`` for other actions. mode:
-    rewards are higher or lower by ``size``; the mode changes more often after action 0.
+    switch: changing the action costs ``size``. bonus: action 0 pays ``size`` a step
+    later. delay: an action acts a step later. type: each episode is of one of two
+    types, which pay ``size`` for other actions. mode: rewards are higher or lower by
+    ``size``; the mode changes more often after action 0.
     """
 
     kind: str
     size: float = 0.0
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
-        state = np.asarray(self.world.reset(n, generator), dtype=np.float64).reshape(n, -1)
+        state = np.asarray(self.world.reset(n, generator), dtype=np.float64).reshape(
+            n, -1
+        )
         drawn = generator.integers(2, size=n).astype(np.float64)
-        return np.column_stack([state, drawn if self.kind in ("delay", "type", "mode") else np.full(n, -1.0)])
+        return np.column_stack(
+            [
+                state,
+                drawn if self.kind in ("delay", "type", "mode") else np.full(n, -1.0),
+            ]
+        )
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
-        own, hidden = state[:, :-1], state[:, -1]
-        acting = hidden.astype(np.int64) if self.kind == "delay" else action
+    def step(
+        self, state: States, action: Actions, generator: np.random.Generator
+    ) -> Outcome:
+        own = state[:, :-1]
+        hidden = state[:, -1]
+        if self.kind == "delay":
+            acting = hidden.astype(np.int64)
+        else:
+            acting = action
         following, reward, ended = self.world.step(own, acting, generator)
         left = np.asarray(action, dtype=np.float64)
         if self.kind == "switch":
@@ -65,10 +84,14 @@ class Remembering(Around):
         elif self.kind == "bonus":
             reward = reward + self.size * (hidden == 0.0)
         elif self.kind == "type":
-            reward, left = reward + self.size * np.where(hidden == 1.0, left == 0.0, left != 0.0), hidden
+            reward = reward + self.size * np.where(
+                hidden == 1.0, left == 0.0, left != 0.0
+            )
+            left = hidden
         elif self.kind == "mode":
             flips = generator.random(len(hidden)) < np.where(left == 0.0, 0.2, 0.05)
-            reward, left = reward + self.size * (2.0 * hidden - 1.0), np.where(flips, 1.0 - hidden, hidden)
+            reward = reward + self.size * (2.0 * hidden - 1.0)
+            left = np.where(flips, 1.0 - hidden, hidden)
         following = np.asarray(following, dtype=np.float64).reshape(len(own), -1)
         return Outcome(np.column_stack([following, left]), reward, ended)
 
@@ -88,9 +111,16 @@ class Blinkered(Around):
 
 def _with_memory(parent: str, kind: str, size: float = 0.0, **changes: Any) -> Spec:
     spec = DEVELOPMENT[parent]
-    own = {"behavior": spec.behavior, "target": spec.target, "gamma": spec.gamma, **changes}
+    own = {
+        "behavior": spec.behavior,
+        "target": spec.target,
+        "gamma": spec.gamma,
+        **changes,
+    }
     own.setdefault("time_limit", spec.time_limit)
-    return Spec(f"{parent}, {kind}", Remembering(spec.world, kind, size), **own, n_starts=5000)
+    return Spec(
+        f"{parent}, {kind}", Remembering(spec.world, kind, size), **own, n_starts=5000
+    )
 
 
 _TURN = {"behavior": c.Fixed((0.5, 0.5)), "target": c.Fixed((0.1, 0.9))}
@@ -129,8 +159,15 @@ WORLDS: dict[str, Spec] = {
 }
 
 
-def _drifting(name: str, parent: str, worlds: Sequence[Any]) -> tuple[Spec, Sequence[Any]]:
-    return dataclasses.replace(DEVELOPMENT[parent], name=name, world=worlds[-1], n_starts=5000), worlds
+def _drifting(
+    name: str, parent: str, worlds: Sequence[Any]
+) -> tuple[Spec, Sequence[Any]]:
+    return (
+        dataclasses.replace(
+            DEVELOPMENT[parent], name=name, world=worlds[-1], n_starts=5000
+        ),
+        worlds,
+    )
 
 
 def _repriced(parent: str, scales: Iterable[float]) -> list[Repriced]:
@@ -140,11 +177,23 @@ def _repriced(parent: str, scales: Iterable[float]) -> list[Repriced]:
 DRIFTS = {
     spec.name: (spec, worlds)
     for spec, worlds in [
-        _drifting("chain, rewards rise", "chain", _repriced("chain", np.linspace(0.5, 1.5, 10))),
-        _drifting("chain, rewards jump", "chain", _repriced("chain", np.repeat((0.5, 1.5), 5))),
-        _drifting("noisy_grid, costs rise", "noisy_grid", _repriced("noisy_grid", np.linspace(0.7, 1.3, 10))),
         _drifting(
-            "cartpole, rougher pushes", "cartpole", [CartPole(push) for push in np.linspace(0, 20, 10)]
+            "chain, rewards rise",
+            "chain",
+            _repriced("chain", np.linspace(0.5, 1.5, 10)),
+        ),
+        _drifting(
+            "chain, rewards jump", "chain", _repriced("chain", np.repeat((0.5, 1.5), 5))
+        ),
+        _drifting(
+            "noisy_grid, costs rise",
+            "noisy_grid",
+            _repriced("noisy_grid", np.linspace(0.7, 1.3, 10)),
+        ),
+        _drifting(
+            "cartpole, rougher pushes",
+            "cartpole",
+            [CartPole(push) for push in np.linspace(0, 20, 10)],
         ),
     ]
 }
@@ -156,10 +205,15 @@ def drifting_log(name: str, seed: int, n_rows: int) -> Transitions:
     generator = np.random.default_rng(seed)
     parts: list[EpisodeLog] = []
     for world in worlds:
-        part = log_episodes(world, spec.behavior, n_rows // len(worlds), spec.time_limit, generator)
+        part = log_episodes(
+            world, spec.behavior, n_rows // len(worlds), spec.time_limit, generator
+        )
         first = parts[-1].episode_ids[-1] + 1 if parts else 0
         parts.append(dataclasses.replace(part, episode_ids=part.episode_ids + first))
-    columns = {key: np.concatenate([getattr(part, key) for part in parts]) for key in vars(parts[0])}
+    columns = {
+        key: np.concatenate([getattr(part, key) for part in parts])
+        for key in vars(parts[0])
+    }
     return as_transitions(EpisodeLog(**columns), spec.world)
 
 
@@ -170,26 +224,36 @@ def questions(seeds: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
             yield from ((name, seed, history) for history in (0, 1))
         yield from ((name, seed, 0) for name in (*DRIFTS, *DEVELOPMENT))
     for seed in range(3 * seeds):
-        yield from ((name, seed, 0) for name in EXACT_PROBLEMS if not name.endswith("tuples"))
+        yield from (
+            (name, seed, 0) for name in EXACT_PROBLEMS if not name.endswith("tuples")
+        )
 
 
-def answer(name: str, seed: int, history: int, n_rows: int, options: dict[str, Any]) -> dict[str, Any]:
+def answer(
+    name: str, seed: int, history: int, n_rows: int, options: dict[str, Any]
+) -> dict[str, Any]:
     """One evaluation."""
     if name in EXACT_PROBLEMS:
         exact = EXACT_PROBLEMS[name](3000 + seed, EXACT_ROWS)
-        log, policy, gamma, truth = exact.transitions, exact.policy, exact.gamma, exact.value
+        log = exact.transitions
+        policy = exact.policy
+        gamma = exact.gamma
+        truth = exact.value
     elif name in DRIFTS:
-        spec, log = DRIFTS[name][0], drifting_log(name, seed, n_rows)
-        policy, gamma, truth = policy_of(spec.world, spec.target, name), spec.gamma, spec.truth().value
+        spec = DRIFTS[name][0]
+        log = drifting_log(name, seed, n_rows)
+        policy = policy_of(spec.world, spec.target, name)
+        gamma = spec.gamma
+        truth = spec.truth().value
     else:
         problem = (WORLDS.get(name) or DEVELOPMENT[name])(seed, n_rows)
-        log, policy, gamma, truth = (
-            problem.transitions(),
-            problem.policy(),
-            problem.spec.gamma,
-            problem.truth.value,
-        )
-    found = koffline.evaluate(log, policy, gamma, seed=seed, estimator="kloss", history=history, **options)
+        log = problem.transitions()
+        policy = problem.policy()
+        gamma = problem.spec.gamma
+        truth = problem.truth.value
+    found = koffline.evaluate(
+        log, policy, gamma, seed=seed, estimator="kloss", history=history, **options
+    )
     interval = found.interval
     return {
         "world": name,
@@ -208,22 +272,43 @@ def answer(name: str, seed: int, history: int, n_rows: int, options: dict[str, A
 
 
 def _cells(runs: list[dict[str, Any]]) -> list[str]:
-    """Mean absolute error, intervals that hold, and how many answers speak of a state or a drift."""
+    """Mean absolute error, intervals that hold, and how many answers speak of a state
+    or a drift.
+    """
     known = [run for run in runs if run["interval"] is not None]
-    held = sum(run["interval"][0] <= run["truth"] <= run["interval"][1] for run in known)
-    error = np.mean([abs(run["value"] - run["truth"]) / abs(run["truth"]) for run in runs])
+    held = sum(
+        run["interval"][0] <= run["truth"] <= run["interval"][1] for run in known
+    )
+    error = np.mean(
+        [abs(run["value"] - run["truth"]) / abs(run["truth"]) for run in runs]
+    )
     said = sum(bool(run["state"]) for run in runs)
     return [f"{error:.0%}", f"{held} of {len(known)}", f"{said} of {len(runs)}"]
 
 
 def as_table(runs: list[dict[str, Any]]) -> str:
-    """Markdown: a row for each world, one for all parents, one for all exact problems."""
-    lines = ["| world | off by | held | said | with the row before: off by | held | said |", "|" + "---|" * 7]
+    """Markdown: a row for each world, one for all parents, one for all exact
+    problems.
+    """
+    lines = [
+        "| world | off by | held | said | with the row before: off by | held | said |",
+        "|" + "---|" * 7,
+    ]
     groups: dict[str, tuple[str, ...]] = {name: (name,) for name in (*WORLDS, *DRIFTS)}
-    groups |= {"Markov parents": tuple(DEVELOPMENT), "exact problems": tuple(EXACT_PROBLEMS)}
+    groups |= {
+        "Markov parents": tuple(DEVELOPMENT),
+        "exact problems": tuple(EXACT_PROBLEMS),
+    }
     for title, names in groups.items():
-        by_history = [[r for r in runs if r["world"] in names and r["history"] == h] for h in (0, 1)]
-        cells = [cell for own in by_history for cell in (_cells(own) if own else ["", "", ""])]
+        by_history = [
+            [r for r in runs if r["world"] in names and r["history"] == h]
+            for h in (0, 1)
+        ]
+        cells = [
+            cell
+            for own in by_history
+            for cell in (_cells(own) if own else ["", "", ""])
+        ]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -239,8 +324,11 @@ def main() -> None:
 
     def measure(name: str, seed: int, history: int) -> dict[str, Any]:
         run = answer(name, seed, history, given.n_rows, {})
-        print(f"{name} {seed} history {history}: {run['value']:.4g} {run['interval']}, truth "
-              f"{run['truth']:.4g}, {run['verdict']} {run['state']}", flush=True)  # fmt: skip
+        print(
+            f"{name} {seed} history {history}: {run['value']:.4g} {run['interval']},"
+            f" truth {run['truth']:.4g}, {run['verdict']} {run['state']}",
+            flush=True,
+        )
         return run
 
     cells = questions(given.seeds, given.n_rows)

@@ -1,9 +1,11 @@
-"""Runs of online Trust-PCL in one stack against a plain one: ``python scripts/bench/online.py [--out FILE]``.
+"""Runs of online Trust-PCL in one stack against a plain one: ``python
+scripts/bench/online.py [--out FILE]``.
 
-Both sides play InvertedPendulum-v5 with the same algorithm, batch and networks; the plain one
-(``plain_trust_pcl.py``) is one run with modules, autograd and torch.optim.Adam. They take turns in one
-process on one thread; wall time per environment step and run, medians over rounds, ratios round by round. The
-ratio of processor time stands beside: a busy neighbour disturbs it less.
+Both sides play InvertedPendulum-v5 with the same algorithm, batch and networks; the
+plain one (``plain_trust_pcl.py``) is one run with modules, autograd and
+torch.optim.Adam. They take turns in one process on one thread; wall time per
+environment step and run, medians over rounds, ratios round by round. The ratio of
+processor time stands beside: a busy neighbour disturbs it less.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and numpy
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # also found when run as a plain script
 
 import numpy as np
 
@@ -41,7 +45,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Result:
-    """One comparison. ratio: of wall time, median over rounds; ratios: round by round."""
+    """One comparison. ratio: of wall time, median over rounds; ratios: round by
+    round.
+    """
 
     critics: tuple[str, ...]
     runs: int
@@ -53,7 +59,9 @@ class Result:
 
 
 def make_config(settings: PlainSettings) -> OnlineConfig:
-    """The library's settings of a plain run, all of them stated, whatever the defaults."""
+    """The library's settings of a plain run, all of them stated, whatever the
+    defaults.
+    """
     return OnlineConfig(
         **asdict(settings),
         gamma=plain.DISCOUNT,
@@ -80,12 +88,21 @@ def make_config(settings: PlainSettings) -> OnlineConfig:
 
 
 def measure(
-    environment: str, critics: Sequence[str], runs: int, rounds: int, steps: int, warm_up: int
+    environment: str,
+    critics: Sequence[str],
+    runs: int,
+    rounds: int,
+    steps: int,
+    warm_up: int,
 ) -> Result:
-    """Time rounds of `steps` environment steps per run, both sides in turn, after `warm_up` steps."""
+    """Time rounds of `steps` environment steps per run, both sides in turn, after
+    `warm_up` steps.
+    """
     settings = [PlainSettings(environment, critic) for critic in critics]
     singles = [PlainRun(one, seed) for seed, one in enumerate(settings)]
-    stack = LockStep([OnlineRun(make_config(settings[k % len(settings)]), k) for k in range(runs)])
+    stack = LockStep(
+        [OnlineRun(make_config(settings[k % len(settings)]), k) for k in range(runs)]
+    )
     goal = warm_up
     play(singles, stack, goal)
     pairs = []
@@ -96,13 +113,21 @@ def measure(
     for run in singles:
         run.close()
     stack.close()
-    wall, processor = (tuple(float(single[i] / stacked[i]) for single, stacked in pairs) for i in range(2))
-    one, many = (Side(1e6 * statistics.median(pair[side][0] for pair in pairs)) for side in range(2))
+    wall, processor = (
+        tuple(float(single[i] / stacked[i]) for single, stacked in pairs)
+        for i in range(2)
+    )
+    one, many = (
+        Side(1e6 * statistics.median(pair[side][0] for pair in pairs))
+        for side in range(2)
+    )
     medians = statistics.median(wall), statistics.median(processor)
     return Result(tuple(critics), runs, one, many, medians[0], wall, medians[1])
 
 
-def play(singles: Sequence[PlainRun], stack: LockStep, goal: int) -> tuple[np.ndarray, np.ndarray]:
+def play(
+    singles: Sequence[PlainRun], stack: LockStep, goal: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of each side on its way to `goal` steps per run."""
 
     def play_plain() -> None:
@@ -128,10 +153,16 @@ def describe(result: Result) -> str:
     """One line per side and the ratio."""
     lines = [f"{', '.join(result.critics)}; {result.runs} runs in the stack"]
     for name, side in (("plain", result.plain), ("stacked", result.stacked)):
-        lines.append(f"  {name:8s} {side.microseconds:7.1f} µs per environment step and run")
-    low, high = min(result.ratios), max(result.ratios)
+        lines.append(
+            f"  {name:8s} {side.microseconds:7.1f} µs per environment step and run"
+        )
+    low = min(result.ratios)
+    high = max(result.ratios)
     verdict = "met" if result.ratio >= TARGET else "missed"
-    lines.append(f"  ratio    {result.ratio:7.2f} ({low:.2f} to {high:.2f}; at least {TARGET:g}: {verdict})")
+    lines.append(
+        f"  ratio    {result.ratio:7.2f} ({low:.2f} to {high:.2f}; at least {TARGET:g}:"
+        f" {verdict})"
+    )
     lines.append(f"           {result.processor_ratio:7.2f} of processor time")
     return "\n".join(lines)
 
@@ -140,11 +171,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print both sides of each case; write them with --out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", default="InvertedPendulum-v5")
-    parser.add_argument("--critics", nargs="*", default=["kloss", "kloss,fvi,td0,rg"], help="a case each")
+    parser.add_argument(
+        "--critics",
+        nargs="*",
+        default=["kloss", "kloss,fvi,td0,rg"],
+        help="a case each",
+    )
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--steps", type=int, default=200, help="per run and round")
-    parser.add_argument("--warm-up", type=int, default=1500, help="steps per run before timing")
+    parser.add_argument(
+        "--warm-up", type=int, default=1500, help="steps per run before timing"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
     results = []
@@ -155,7 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results.append(measure(options.environment, names, *sizes))
             print(describe(results[-1]), flush=True)
     if options.out:
-        content = {"environment": options.environment, "steps": options.steps, "warm_up": options.warm_up}
+        content = {
+            "environment": options.environment,
+            "steps": options.steps,
+            "warm_up": options.warm_up,
+        }
         content["cases"] = [asdict(result) for result in results]
         options.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

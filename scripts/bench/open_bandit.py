@@ -1,9 +1,11 @@
-"""The first real log: clicks in a fashion shop, on a policy whose own clicks are known (Open Bandit Dataset).
+"""The first real log: clicks in a fashion shop, on a policy whose own clicks are known
+(Open Bandit Dataset).
 
     python -m scripts.bench.open_bandit          # prints a table; --set steps=400 for a quick look
 
-From 10,000 rows with items drawn at random, what is Thompson sampling's click rate? The shop ran it in the
-same week; its own 10,000 rows say. Data and their licence: datasets/open_bandit.
+From 10,000 rows with items drawn at random, what is Thompson sampling's click rate? The
+shop ran it in the same week; its own 10,000 rows say. Data and their licence:
+datasets/open_bandit.
 """
 
 from __future__ import annotations
@@ -30,8 +32,14 @@ NAMES = ("dr", "is", "wis", "wdr", "drl", "kloss", "fqe")
 def _observations(frame: pl.DataFrame) -> np.ndarray:
     """One-hot position, then one-hot features of the visitor, (N, d)."""
     columns = [frame["position"].to_numpy() - 1]
-    columns += [frame[name].to_numpy() for name in frame.columns if name.startswith("user_feature_")]
-    return np.concatenate([np.eye(int(codes.max()) + 1)[codes] for codes in columns], axis=1)
+    columns += [
+        frame[name].to_numpy()
+        for name in frame.columns
+        if name.startswith("user_feature_")
+    ]
+    return np.concatenate(
+        [np.eye(int(codes.max()) + 1)[codes] for codes in columns], axis=1
+    )
 
 
 def random_log(campaign: str, folder: Path = FOLDER) -> koffline.Transitions:
@@ -54,7 +62,9 @@ def random_log(campaign: str, folder: Path = FOLDER) -> koffline.Transitions:
 
 def thompson(campaign: str, folder: Path = FOLDER) -> DiscretePolicy:
     """The policy to evaluate: probabilities of items by position."""
-    shares = pl.read_csv(folder / f"{campaign}_thompson.csv").drop("item_id").to_numpy()  # (n, 3)
+    shares = (
+        pl.read_csv(folder / f"{campaign}_thompson.csv").drop("item_id").to_numpy()
+    )  # (n, 3)
 
     def probabilities(observations: np.ndarray) -> np.ndarray:
         return shares.T[observations[:, :POSITIONS].argmax(axis=1)]
@@ -68,18 +78,29 @@ def own_rate(campaign: str, folder: Path = FOLDER) -> tuple[float, float]:
     return float(clicks.mean()), float(clicks.std(ddof=1) / math.sqrt(len(clicks)))
 
 
-def estimates(campaign: str, names: tuple[str, ...] = NAMES, **options: Any) -> koffline.EstimateTable:
+def estimates(
+    campaign: str, names: tuple[str, ...] = NAMES, **options: Any
+) -> koffline.EstimateTable:
     """Estimates of Thompson sampling's click rate from the random log."""
-    return estimate_all(random_log(campaign), thompson(campaign), names=names, bounds=False, **options)
+    return estimate_all(
+        random_log(campaign), thompson(campaign), names=names, bounds=False, **options
+    )
 
 
 def main() -> None:
     """One row for each campaign and estimator."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting"
+    )
     options = parse_assignments(parser.parse_args().set)
     torch.set_num_threads(1)
-    print("| campaign | own clicks per 1,000 | estimator | from the random log | 95 % interval |")
+    print(
+        "| campaign | own clicks per 1,000 | estimator | from the random log | 95 %"
+        " interval |"
+    )
     print("|---|---|---|---|---|")
     for campaign in CAMPAIGNS:
         rate, error = own_rate(campaign)
@@ -90,9 +111,15 @@ def main() -> None:
                 continue
             ends = "–"
             if made.interval is not None:
-                ends = f"{1e3 * made.interval.low:.1f} to {1e3 * made.interval.high:.1f}"
+                ends = (
+                    f"{1e3 * made.interval.low:.1f} to {1e3 * made.interval.high:.1f}"
+                )
             own = f"{1e3 * rate:.1f} ± {1e3 * error:.1f}"
-            print(f"| {campaign} | {own} | `{row.name}` | {1e3 * made.value:.1f} | {ends} |", flush=True)
+            print(
+                f"| {campaign} | {own} | `{row.name}` | {1e3 * made.value:.1f} |"
+                f" {ends} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

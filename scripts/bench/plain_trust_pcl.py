@@ -1,8 +1,9 @@
-"""Online Trust-PCL as one would write it for one run: modules, autograd, torch.optim.Adam, no stacking.
+"""Online Trust-PCL as one would write it for one run: modules, autograd,
+torch.optim.Adam, no stacking.
 
-The other side of ``scripts/bench/online.py``. It is plain, not wasteful: windows are cut before the
-networks see them, V is evaluated at both ends of a window only, replay lies in arrays, no gradient is kept
-while acting.
+The other side of ``scripts/bench/online.py``. It is plain, not wasteful: windows are
+cut before the networks see them, V is evaluated at both ends of a window only, replay
+lies in arrays, no gradient is kept while acting.
 """
 
 from __future__ import annotations
@@ -18,11 +19,19 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-DISCOUNT, WINDOW, BATCH = 0.995, 10, 64
-PATH, STEPS_PER_ITERATION = 10, 10
-CAPACITY, RECENCY, LEARNING_STARTS = 5000, 0.001, 64
-TARGET_DECAY, MAX_GRAD_NORM, CLIP_ADVANTAGE = 0.99, 40.0, 1.0
-FIRST_KL_COEF, HIDDEN = 500.0, 64
+DISCOUNT = 0.995
+WINDOW = 10
+BATCH = 64
+PATH = 10
+STEPS_PER_ITERATION = 10
+CAPACITY = 5000
+RECENCY = 0.001
+LEARNING_STARTS = 64
+TARGET_DECAY = 0.99
+MAX_GRAD_NORM = 40.0
+CLIP_ADVANTAGE = 1.0
+FIRST_KL_COEF = 500.0
+HIDDEN = 64
 
 
 @dataclass(frozen=True)
@@ -51,13 +60,17 @@ class Replay:
         self.inserted = np.zeros(CAPACITY, np.int64)
         self.count = 0
 
-    def append(self, observations: list, actions: list, rewards: list, terminated: bool) -> None:
+    def append(
+        self, observations: list, actions: list, rewards: list, terminated: bool
+    ) -> None:
         """One sub-episode of T steps and T + 1 observations."""
-        slot, length = self.count % CAPACITY, len(rewards)
+        slot = self.count % CAPACITY
+        length = len(rewards)
         self.observations[slot, : length + 1] = observations
         self.actions[slot, :length] = actions
         self.rewards[slot, :length] = rewards
-        self.lengths[slot], self.terminated[slot] = length, terminated
+        self.lengths[slot] = length
+        self.terminated[slot] = terminated
         self.inserted[slot] = self.count
         self.count += 1
 
@@ -86,7 +99,9 @@ class RunningMoments:
     @property
     def scale(self) -> np.ndarray:
         """Standard deviation, floored."""
-        return np.sqrt(np.maximum(np.asarray(self.squares) / max(self.count, 1.0), 1e-8))
+        return np.sqrt(
+            np.maximum(np.asarray(self.squares) / max(self.count, 1.0), 1e-8)
+        )
 
 
 @dataclass
@@ -116,32 +131,47 @@ class PlainRun:
     def __init__(self, settings: PlainSettings, seed: int) -> None:
         self.settings = settings
         self.environment = gymnasium.make(settings.env)
-        seen, box = self.environment.observation_space, self.environment.action_space
+        seen = self.environment.observation_space
+        box = self.environment.action_space
         assert isinstance(seen, Box)
         assert isinstance(box, Box)
-        inputs, self._box = seen.shape[0], box
+        inputs = seen.shape[0]
+        self._box = box
         self.generator = np.random.default_rng(seed)
         torch.manual_seed(seed)
-        self.policy, self.value = _network(inputs, box.shape[0]), _network(inputs, 1)
+        self.policy = _network(inputs, box.shape[0])
+        self.value = _network(inputs, 1)
         self.log_std = nn.Parameter(torch.zeros(box.shape[0]))
-        self.slow_policy, self.slow_value = copy.deepcopy(self.policy), copy.deepcopy(self.value)
+        self.slow_policy = copy.deepcopy(self.policy)
+        self.slow_value = copy.deepcopy(self.value)
         self.slow_log_std = self.log_std.detach().clone()
-        self.parameters = [*self.policy.parameters(), self.log_std, *self.value.parameters()]
+        self.parameters = [
+            *self.policy.parameters(),
+            self.log_std,
+            *self.value.parameters(),
+        ]
         self.slow_parameters = [
             *self.slow_policy.parameters(),
             self.slow_log_std,
             *self.slow_value.parameters(),
         ]
-        self.adam = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=settings.adam_epsilon)
-        self.replay, self.moments = Replay(inputs, box.shape[0]), RunningMoments()
+        self.adam = torch.optim.Adam(
+            self.parameters, lr=settings.learning_rate, eps=settings.adam_epsilon
+        )
+        self.replay = Replay(inputs, box.shape[0])
+        self.moments = RunningMoments()
         self.kl_coef = FIRST_KL_COEF
         self.episodes: deque[tuple[float, int]] = deque(maxlen=20)
-        self.steps, self._running = 0, _Running()
+        self.steps = 0
+        self._running = _Running()
         self.observation, _ = self.environment.reset(seed=seed)
-        self.episode_return, self.episode_length = 0.0, 0
+        self.episode_return = 0.0
+        self.episode_length = 0
 
     def iterate(self) -> None:
-        """Targets move, ten steps are taken, the trust region follows, one gradient step."""
+        """Targets move, ten steps are taken, the trust region follows, one gradient
+        step.
+        """
         with torch.no_grad():
             for slow, fast in zip(self.slow_parameters, self.parameters, strict=True):
                 slow.lerp_(fast, 1.0 - TARGET_DECAY)
@@ -149,7 +179,8 @@ class PlainRun:
             self._step()
         if self._running.rewards:
             self._store(terminated=False)
-        returns, lengths = [one for one, _ in self.episodes], [one for _, one in self.episodes]
+        returns = [one for one, _ in self.episodes]
+        lengths = [one for _, one in self.episodes]
         wanted = solve_kl_coef(returns, lengths, self.settings.max_divergence)
         self.kl_coef = max(0.99 * self.kl_coef + 0.01 * wanted, self.settings.kl_coef)
         if self.replay.count >= LEARNING_STARTS:
@@ -161,12 +192,17 @@ class PlainRun:
         if not self._running.observations:
             self._running.observations.append(self.observation)
         with torch.no_grad():
-            inputs = self._standardise(torch.as_tensor(self.observation, dtype=torch.float32))
+            inputs = self._standardise(
+                torch.as_tensor(self.observation, dtype=torch.float32)
+            )
             mean = self.policy(inputs)
             action = (mean + self.log_std.exp() * torch.randn_like(mean)).numpy()
         clipped = np.clip(action, self._box.low, self._box.high)
-        self.observation, reward, terminated, truncated, _ = self.environment.step(clipped)
-        self.steps, self.episode_length = self.steps + 1, self.episode_length + 1
+        self.observation, reward, terminated, truncated, _ = self.environment.step(
+            clipped
+        )
+        self.steps = self.steps + 1
+        self.episode_length = self.episode_length + 1
         self.episode_return += float(reward)
         self._running.observations.append(self.observation)
         self._running.actions.append(action)
@@ -174,25 +210,31 @@ class PlainRun:
         if terminated or truncated:
             self._store(terminated)
             self.episodes.append((self.episode_return, self.episode_length))
-            self.episode_return, self.episode_length = 0.0, 0
+            self.episode_return = 0.0
+            self.episode_length = 0
             self.observation, _ = self.environment.reset()
 
     def _store(self, terminated: bool) -> None:
-        part, self._running = self._running, _Running()
+        part = self._running
+        self._running = _Running()
         self.replay.append(part.observations, part.actions, part.rewards, terminated)
 
     def _standardise(self, observations: Tensor) -> Tensor:
         mean = torch.as_tensor(np.asarray(self.moments.mean), dtype=torch.float32)
-        return (observations - mean) / torch.as_tensor(self.moments.scale, dtype=torch.float32)
+        return (observations - mean) / torch.as_tensor(
+            self.moments.scale, dtype=torch.float32
+        )
 
     def draw_windows(self) -> Window:
         """One uniformly drawn window of every sampled sub-episode."""
-        replay, slots = self.replay, self.replay.sample(self.generator)
+        replay = self.replay
+        slots = self.replay.sample(self.generator)
         lengths = replay.lengths[slots]
         starts = (self.generator.random(BATCH) * lengths).astype(np.int64)
         sizes = np.minimum(WINDOW, lengths - starts)
         steps = starts[:, None] + np.arange(WINDOW)
-        steps, rows = np.minimum(steps, PATH - 1), slots[:, None]
+        steps = np.minimum(steps, PATH - 1)
+        rows = slots[:, None]
         ends = starts + sizes
         final = replay.terminated[slots] & (ends == lengths)
         arrays = (
@@ -203,7 +245,9 @@ class PlainRun:
             replay.observations[slots, ends],
             DISCOUNT**sizes * ~final,
         )
-        return Window(*(torch.as_tensor(array, dtype=torch.float32) for array in arrays))
+        return Window(
+            *(torch.as_tensor(array, dtype=torch.float32) for array in arrays)
+        )
 
     def _learn(self) -> None:
         """One Adam step."""
@@ -213,15 +257,23 @@ class PlainRun:
         self.adam.step()
 
     def compute_loss(self, window: Window) -> Tensor:
-        """The critic's loss plus the policy's surrogate; their gradients reach different parameters."""
+        """The critic's loss plus the policy's surrogate; their gradients reach
+        different parameters.
+        """
         inputs = self._standardise(window.observations)
         discount = DISCOUNT ** torch.arange(WINDOW) * window.mask  # (B, d)
-        log_probability = _log_density(self.policy(inputs), self.log_std, window.actions)
+        log_probability = _log_density(
+            self.policy(inputs), self.log_std, window.actions
+        )
         with torch.no_grad():
-            slow = _log_density(self.slow_policy(inputs), self.slow_log_std, window.actions)
+            slow = _log_density(
+                self.slow_policy(inputs), self.slow_log_std, window.actions
+            )
         reward = window.rewards - self.kl_coef * (log_probability.detach() - slow)
         value, next_value = self._values(inputs[:, 0], self._standardise(window.ends))
-        residual = (discount * reward).sum(dim=1) + window.discounts * next_value - value
+        residual = (
+            (discount * reward).sum(dim=1) + window.discounts * next_value - value
+        )
         advantage = residual.detach().clamp(-CLIP_ADVANTAGE, CLIP_ADVANTAGE)
         surrogate = -(advantage * (discount * log_probability).sum(dim=1)).mean()
         if self.settings.critic != "kloss":
@@ -230,7 +282,9 @@ class PlainRun:
         distance = torch.pdist(points)
         bandwidth = self.settings.bandwidth_scale * distance.median().clamp(min=1e-6)
         gram = torch.exp(-torch.cdist(points, points).square() / bandwidth**2)
-        return surrogate + residual @ gram @ residual / BATCH**2  # diag_weight 1/m: the V-statistic
+        return (
+            surrogate + residual @ gram @ residual / BATCH**2
+        )  # diag_weight 1/m: the V-statistic
 
     def _values(self, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
         critic = self.settings.critic
@@ -246,12 +300,16 @@ class PlainRun:
         self.environment.close()
 
 
-def solve_kl_coef(returns: list[float], lengths: list[int], max_divergence: float) -> float:
+def solve_kl_coef(
+    returns: list[float], lengths: list[int], max_divergence: float
+) -> float:
     """λ with D(λ) = max_divergence · mean length, by bisection on [0, 1000]."""
     if len(returns) <= 8:
         return 500.0
-    goal, gains = max_divergence * float(np.mean(lengths)), np.asarray(returns)
-    low, high = 0.0, 1000.0
+    goal = max_divergence * float(np.mean(lengths))
+    gains = np.asarray(returns)
+    low = 0.0
+    high = 1000.0
     for _ in range(14):
         middle = 0.5 * (low + high)
         scaled = gains / middle
@@ -264,10 +322,18 @@ def solve_kl_coef(returns: list[float], lengths: list[int], max_divergence: floa
 
 def _network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, outputs)
+        nn.Linear(inputs, HIDDEN),
+        nn.Tanh(),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.Tanh(),
+        nn.Linear(HIDDEN, outputs),
     )
 
 
 def _log_density(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
     """log N(a; mean, exp(log_std)), summed over coordinates."""
-    return torch.distributions.Normal(mean, log_std.exp(), validate_args=False).log_prob(action).sum(dim=-1)
+    return (
+        torch.distributions.Normal(mean, log_std.exp(), validate_args=False)
+        .log_prob(action)
+        .sum(dim=-1)
+    )

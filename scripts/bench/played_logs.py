@@ -1,6 +1,8 @@
-"""Logs of Gymnasium's environments by policies that `koffline online` trains, or that somebody wrote down.
+"""Logs of Gymnasium's environments by policies that `koffline online` trains, or that
+somebody wrote down.
 
-Policies, logs and truths (by rollouts) are built when first asked for and kept in $KOFFLINE_BENCH_CACHE.
+Policies, logs and truths (by rollouts) are built when first asked for and kept in
+$KOFFLINE_BENCH_CACHE.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _TRUTH_EPISODES = 200
 
 @dataclass(frozen=True)
 class Skill:
-    """What `koffline online` knows after so many steps with a seed, uniform actions mixed in by ``epsilon``.
+    """What `koffline online` knows after so many steps with a seed, uniform actions
+    mixed in by ``epsilon``.
 
     greedy: its mean action, always.
     """
@@ -40,10 +43,14 @@ class Skill:
     def spec(self, environment: str) -> str:
         """The policy as koffline names it; trained when it is first asked for."""
         first = self.seed - self.seed % SEEDS
-        path = trained(environment, self.steps, first) / f"seed_{self.seed}" / "model.d3"
+        path = (
+            trained(environment, self.steps, first) / f"seed_{self.seed}" / "model.d3"
+        )
         if self.greedy:
             return str(_exported(path))
-        return f"epsilon:{self.epsilon}:{path}" if self.epsilon else str(path)
+        if self.epsilon:
+            return f"epsilon:{self.epsilon}:{path}"
+        return str(path)
 
 
 @dataclass(frozen=True)
@@ -59,13 +66,28 @@ class Written:
 
 
 def trained(environment: str, steps: int, first: int) -> Path:
-    """The folder of a run of Trust-PCL with TD(0) from a first seed, resumed where it was broken off."""
+    """The folder of a run of Trust-PCL with TD(0) from a first seed, resumed where it
+    was broken off.
+    """
     name = f"{environment.removesuffix('-v5')}-{steps}" + (f"-{first}" if first else "")
     out = cache_directory() / "policies" / name
     if not (out / "summary.json").exists():
         settings = {"env": environment, "critic": "td0", "steps": steps}
-        words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        start = [str(_CONFIG), *words, "--seed", str(first), "--seed-count", str(SEEDS), "--out", str(out)]
+        words = [
+            word
+            for name, value in settings.items()
+            for word in ("--set", f"{name}={value}")
+        ]
+        start = [
+            str(_CONFIG),
+            *words,
+            "--seed",
+            str(first),
+            "--seed-count",
+            str(SEEDS),
+            "--out",
+            str(out),
+        ]
         going = ["--resume", str(out)] if out.exists() else start
         subprocess.run([sys.executable, "-m", "koffline", "online", *going], check=True)
     return out
@@ -75,13 +97,18 @@ def _exported(model: Path) -> Path:
     """The mean action of a model as TorchScript."""
     path = model.with_name("greedy.pt")
     if not path.exists():
-        subprocess.run([sys.executable, "-m", "koffline", "export", str(model), str(path)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "koffline", "export", str(model), str(path)],
+            check=True,
+        )
     return path
 
 
 @dataclass(frozen=True)
 class PlayedProblem:
-    """Episodes of Gymnasium of at most 1000 steps, each played by one of several policies."""
+    """Episodes of Gymnasium of at most 1000 steps, each played by one of several
+    policies.
+    """
 
     name: str
     environment: str
@@ -101,11 +128,15 @@ class PlayedProblem:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             weights = tuple(weight for _, weight in self.behavior)
-            settings = RolloutSettings(self.environment, self.episodes, weights, seed=seed, gamma=self.gamma)
+            settings = RolloutSettings(
+                self.environment, self.episodes, weights, seed=seed, gamma=self.gamma
+            )
             policies = [skill.spec(self.environment) for skill, _ in self.behavior]
             write_transitions(build_rollouts(settings, policies), path)
         log = open_transitions(str(path))
-        return log if n_rows is None else log.select(np.arange(min(n_rows, len(log))))
+        if n_rows is None:
+            return log
+        return log.select(np.arange(min(n_rows, len(log))))
 
     def policy(self, name: str) -> Policy:
         """One of the targets as koffline's policy."""
@@ -114,14 +145,24 @@ class PlayedProblem:
         return load_policy(spec, log.action_space, log.observation_shape)
 
     def truth(self, name: str) -> tuple[float, float]:
-        """Mean discounted return and its standard error; 1000 steps leave γ^1000 of what would come."""
-        path = cache_directory() / "truths" / f"{self.name}-{name}.json".replace(" ", "-")
+        """Mean discounted return and its standard error; 1000 steps leave γ^1000 of
+        what would come.
+        """
+        path = (
+            cache_directory() / "truths" / f"{self.name}-{name}.json".replace(" ", "-")
+        )
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            settings = RolloutSettings(self.environment, _TRUTH_EPISODES, seed=10_000, gamma=self.gamma)
-            returns = build_rollouts(settings, [self.targets[name].spec(self.environment)]).returns(
-                self.gamma
+            settings = RolloutSettings(
+                self.environment, _TRUTH_EPISODES, seed=10_000, gamma=self.gamma
             )
-            path.write_text(json.dumps([float(returns.mean()), float(returns.std() / len(returns) ** 0.5)]))
+            returns = build_rollouts(
+                settings, [self.targets[name].spec(self.environment)]
+            ).returns(self.gamma)
+            path.write_text(
+                json.dumps(
+                    [float(returns.mean()), float(returns.std() / len(returns) ** 0.5)]
+                )
+            )
         value, error = json.loads(path.read_text())
         return value, error

@@ -1,8 +1,9 @@
 """Evaluation problems of the size users bring, with true values by Monte Carlo.
 
-``DEVELOPMENT`` is for developing estimators; ``HELD_OUT`` is for judging them: never tune on it.
-Each entry is called as ``problem = DEVELOPMENT["cartpole"](seed=0, n_rows=20_000)``. Truths belong to the
-problem, not to the seed; they are kept in $KOFFLINE_BENCH_CACHE (else a folder of the temporary directory).
+``DEVELOPMENT`` is for developing estimators; ``HELD_OUT`` is for judging them: never
+tune on it. Each entry is called as ``problem = DEVELOPMENT["cartpole"](seed=0,
+n_rows=20_000)``. Truths belong to the problem, not to the seed; they are kept in
+$KOFFLINE_BENCH_CACHE (else a folder of the temporary directory).
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from scripts.bench import controllers as c
 from scripts.bench.classic import Acrobot, CartPole, MountainCar, Pendulum
 from scripts.bench.embedded import EmbeddedMDP
 from scripts.bench.finite_worlds import random_mdp
-from scripts.bench.held_out_worlds import Inventory, Navigation, PuddleWorld, Queues, Repriced, Treatment
+from scripts.bench.held_out_worlds import (
+    Inventory,
+    Navigation,
+    PuddleWorld,
+    Queues,
+    Repriced,
+    Treatment,
+)
 from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench.specs import Problem, Spec
 from scripts.bench.worlds import Chain, NoisyGrid
@@ -50,7 +58,14 @@ DEVELOPMENT: dict[str, Spec] = {
             0.97,
             100,
         ),
-        Spec("noisy_grid", NoisyGrid(), c.Mixed(0.6, c.GoDiagonal(2.0)), _GRID_TARGET, 0.97, 100),
+        Spec(
+            "noisy_grid",
+            NoisyGrid(),
+            c.Mixed(0.6, c.GoDiagonal(2.0)),
+            _GRID_TARGET,
+            0.97,
+            100,
+        ),
         Spec("noisy_grid_on", NoisyGrid(), _GRID_TARGET, _GRID_TARGET, 0.97, 100),
         Spec(
             "mountain_car",
@@ -66,7 +81,12 @@ DEVELOPMENT: dict[str, Spec] = {
 _TORQUES = (-2.0, -1.0, 0.0, 1.0, 2.0)
 _PLANE = {"low": (-1.0, -1.0), "high": (1.0, 1.0)}
 _SYSTEM = LinearQuadratic(
-    drift=((1.0, 0.1, 0.0, 0.0), (0.0, 0.95, 0.1, 0.0), (0.0, 0.0, 1.0, 0.1), (0.1, 0.0, 0.0, 0.9)),
+    drift=(
+        (1.0, 0.1, 0.0, 0.0),
+        (0.0, 0.95, 0.1, 0.0),
+        (0.0, 0.0, 1.0, 0.1),
+        (0.1, 0.0, 0.0, 0.9),
+    ),
     control=((0.0, 0.0), (0.3, 0.0), (0.0, 0.1), (0.0, 0.3)),
 )
 _HELD_GAIN = ((-0.8, -1.0, 0.0, 0.0), (0.0, 0.0, -0.6, -0.8))
@@ -76,7 +96,9 @@ _CAR = c.Mixed(0.2, c.PushAlong(1, 200.0))
 def _random_world() -> EmbeddedMDP:
     generator = np.random.default_rng(7)
     mdp = random_mdp(40, 4, generator, branching=3)
-    points = generator.permutation(np.stack(np.meshgrid(*[np.arange(4)] * 3), axis=-1).reshape(-1, 3))[:40]
+    points = generator.permutation(
+        np.stack(np.meshgrid(*[np.arange(4)] * 3), axis=-1).reshape(-1, 3)
+    )[:40]
     return EmbeddedMDP(mdp, points / 4.0, jitter=0.1)
 
 
@@ -105,9 +127,14 @@ HELD_OUT: dict[str, Spec] = {
             "navigation",
             Navigation(),
             c.PushSometimes(
-                0.3, c.Gaussian(c.Linear(((-0.3, 0, -0.2, 0), (0, -0.3, 0, -0.2))), 0.5, **_PLANE)
+                0.3,
+                c.Gaussian(
+                    c.Linear(((-0.3, 0, -0.2, 0), (0, -0.3, 0, -0.2))), 0.5, **_PLANE
+                ),
             ),
-            c.Gaussian(c.Linear(((-0.8, 0, -0.5, 0), (0, -0.8, 0, -0.5))), 0.3, **_PLANE),
+            c.Gaussian(
+                c.Linear(((-0.8, 0, -0.5, 0), (0, -0.8, 0, -0.5))), 0.3, **_PLANE
+            ),
             0.97,
             100,
         ),
@@ -165,7 +192,12 @@ HELD_OUT: dict[str, Spec] = {
             c.Mixed(
                 0.3,
                 c.Scores(
-                    ((-1, 0, 0, 0, 0, 0, 1), (0,) * 7, (1, 0, 0, 0, 0, 0, -1), (1.5, 0, 0, 0, 0, 0, -2))
+                    (
+                        (-1, 0, 0, 0, 0, 0, 1),
+                        (0,) * 7,
+                        (1, 0, 0, 0, 0, 0, -1),
+                        (1.5, 0, 0, 0, 0, 0, -2),
+                    )
                 ),
             ),
             c.Scores(

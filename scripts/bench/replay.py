@@ -1,4 +1,5 @@
-"""ColumnarReplayBuffer beside d3rlpy's ReplayBuffer, in one run: sampling, building, memory, fitting FQE.
+"""ColumnarReplayBuffer beside d3rlpy's ReplayBuffer, in one run: sampling, building,
+memory, fitting FQE.
 
 Prints ratios of medians; the two sides take turns, so that a busy machine slows both.
 
@@ -28,11 +29,15 @@ from koffline.data.transitions import Continuous, Transitions
 
 d3rlpy = import_d3rlpy()
 
-OBSERVATION_SIZE, ACTION_SIZE, EPISODE_LENGTH = 17, 6, 1000
+OBSERVATION_SIZE = 17
+ACTION_SIZE = 6
+EPISODE_LENGTH = 1000
 
 
 def make_columns(n_rows: int) -> dict[str, np.ndarray]:
-    """A log in the shape of the MuJoCo benchmarks: 17 numbers a state, 6 an action, limit 1000."""
+    """A log in the shape of the MuJoCo benchmarks: 17 numbers a state, 6 an action,
+    limit 1000.
+    """
     generator = np.random.default_rng(0)
     path = generator.standard_normal((n_rows + 1, OBSERVATION_SIZE), dtype=np.float32)
     ends = np.arange(1, n_rows + 1) % EPISODE_LENGTH == 0
@@ -66,7 +71,9 @@ def build_stock(columns: dict[str, np.ndarray]) -> Any:
     )
 
 
-def alternate(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tuple[float, float]:
+def alternate(
+    ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int
+) -> tuple[float, float]:
     """Median seconds of each side, called in turns."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
@@ -78,7 +85,10 @@ def alternate(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -
 
 
 def report(name: str, ours: float, theirs: float, target: str) -> None:
-    print(f"{name:34s} ours {ours:9.5f} s   d3rlpy {theirs:9.5f} s   ratio {theirs / ours:6.1f}   {target}")
+    print(
+        f"{name:34s} ours {ours:9.5f} s   d3rlpy {theirs:9.5f} s   ratio"
+        f" {theirs / ours:6.1f}   {target}"
+    )
 
 
 def sample(buffer: Any, batch_size: int) -> None:
@@ -114,30 +124,51 @@ def fit_fqe(buffer: Any, n_steps: int, batch_size: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=500, help="gradient steps of a fit")
+    parser.add_argument(
+        "--steps", type=int, default=500, help="gradient steps of a fit"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR)
+    )
     columns = make_columns(args.rows)
-    print(f"{args.rows} rows, observations {OBSERVATION_SIZE}, actions {ACTION_SIZE}, one thread")
+    print(
+        f"{args.rows} rows, observations {OBSERVATION_SIZE}, actions {ACTION_SIZE}, one"
+        " thread"
+    )
 
-    built = alternate(lambda: build_columnar(columns), lambda: build_stock(columns), min(3, args.rounds))
+    built = alternate(
+        lambda: build_columnar(columns),
+        lambda: build_stock(columns),
+        min(3, args.rounds),
+    )
     report("build from arrays", *built, "target 5")
     megabytes = sum(column.nbytes for column in columns.values()) / 1e6
     peak = peak_memory(lambda: build_columnar(columns))
-    print(f"{'memory to build':34s} ours {peak:.1f} MB beside {megabytes:.0f} MB of arrays   target: no copy")
+    print(
+        f"{'memory to build':34s} ours {peak:.1f} MB beside {megabytes:.0f} MB of"
+        " arrays   target: no copy"
+    )
 
-    ours, theirs = build_columnar(columns), build_stock(columns)
+    ours = build_columnar(columns)
+    theirs = build_stock(columns)
     for batch_size in (64, 256):
-        sampled = alternate(partial(sample, ours, batch_size), partial(sample, theirs, batch_size), 50)
+        sampled = alternate(
+            partial(sample, ours, batch_size), partial(sample, theirs, batch_size), 50
+        )
         report(f"sample_transition_batch, B = {batch_size}", *sampled, "target 20")
     for batch_size in (64, 100, 256):  # 100 is what FQE takes by default
         fit = partial(fit_fqe, n_steps=args.steps, batch_size=batch_size)
         fitted = alternate(partial(fit, ours), partial(fit, theirs), args.rounds)
-        report(f"fit of FQE, {args.steps} steps, B = {batch_size}", *fitted, "target 1.4")
+        report(
+            f"fit of FQE, {args.steps} steps, B = {batch_size}", *fitted, "target 1.4"
+        )
 
 
 if __name__ == "__main__":

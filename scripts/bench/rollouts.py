@@ -1,4 +1,6 @@
-"""Logs of vectorised worlds with time limits, and values by Monte Carlo without them."""
+"""Logs of vectorised worlds with time limits, and values by Monte Carlo without
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,21 @@ from jaxtyping import Bool, Int, Shaped
 
 from koffline.builders.uniform import discounted_returns
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
-from koffline.envs.boxes import Actions, Flags, Observations, Rewards, States, draw_actions
+from koffline.envs.boxes import (
+    Actions,
+    Flags,
+    Observations,
+    Rewards,
+    States,
+    draw_actions,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeLog:
-    """Rows of whole episodes, contiguous and in time order; the last episode may be cut by the log's end."""
+    """Rows of whole episodes, contiguous and in time order; the last episode may be cut
+    by the log's end.
+    """
 
     observations: Shaped[np.ndarray, " row *observation"]
     actions: Shaped[np.ndarray, " row *action"]
@@ -39,9 +50,10 @@ class EpisodeLog:
 class MonteCarloValue:
     """Discounted value of a policy from a set of start states.
 
-    ``standard_error`` takes the starts as draws from a population, ``error_given_starts`` as fixed.
-    ``start_deviation`` is the standard deviation of V over starts: a log with E episodes cannot place the
-    population value better than about start_deviation / √E. ``horizon`` is where returns were cut.
+    ``standard_error`` takes the starts as draws from a population,
+    ``error_given_starts`` as fixed. ``start_deviation`` is the standard deviation of V
+    over starts: a log with E episodes cannot place the population value better than
+    about start_deviation / √E. ``horizon`` is where returns were cut.
     """
 
     value: float
@@ -53,18 +65,26 @@ class MonteCarloValue:
 
 
 def log_episodes(
-    world: Any, policy: Any, n_rows: int, time_limit: int, generator: np.random.Generator
+    world: Any,
+    policy: Any,
+    n_rows: int,
+    time_limit: int,
+    generator: np.random.Generator,
 ) -> EpisodeLog:
-    """Record exactly ``n_rows`` rows of independent episodes, cut (not ended) at ``time_limit`` steps."""
+    """Record exactly ``n_rows`` rows of independent episodes, cut (not ended) at
+    ``time_limit`` steps.
+    """
     parts: list[EpisodeLog] = []
     rows = episodes = 0
     while rows < n_rows:
         count = max(8, math.ceil((n_rows - rows) / time_limit))
         part = _log_batch(world, policy, count, time_limit, generator)
         parts.append(replace(part, episode_ids=part.episode_ids + episodes))
-        rows, episodes = rows + len(part), episodes + count
+        rows = rows + len(part)
+        episodes = episodes + count
     columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])[:n_rows] for name in vars(parts[0])
+        name: np.concatenate([getattr(part, name) for part in parts])[:n_rows]
+        for name in vars(parts[0])
     }
     columns["truncated"][-1] = not columns["terminated"][-1]
     columns["start_states"] = columns["start_states"][: columns["episode_ids"][-1] + 1]
@@ -72,11 +92,18 @@ def log_episodes(
 
 
 def as_transitions(
-    log: EpisodeLog, world: Any, with_episodes: bool = True, metadata: Metadata | None = None
+    log: EpisodeLog,
+    world: Any,
+    with_episodes: bool = True,
+    metadata: Metadata | None = None,
 ) -> Transitions:
-    """The log as a validated record; without episodes its rows stand alone and none is truncated."""
+    """The log as a validated record; without episodes its rows stand alone and none is
+    truncated.
+    """
     if world.bounds is None:
-        assert world.n_actions is not None, "a world has either bounds or a number of actions"
+        assert world.n_actions is not None, (
+            "a world has either bounds or a number of actions"
+        )
         space: Discrete | Continuous = Discrete(world.n_actions)
     else:
         space = Continuous(len(world.bounds[0]), *world.bounds)
@@ -103,16 +130,20 @@ def monte_carlo_value(
     repeats: int = 2,
     horizon: int | None = None,
 ) -> MonteCarloValue:
-    """Value by ``repeats`` ≥ 2 rollouts from each start state (n, d), without a time limit.
+    """Value by ``repeats`` ≥ 2 rollouts from each start state (n, d), without a time
+    limit.
 
-    Returns are cut where gamma^t < 1e-5 (or at ``horizon``): 0.001 % of a constant reward stream.
-    Rollouts from one start share V(start) alone: what varies beyond their own noise is V over the starts.
+    Returns are cut where gamma^t < 1e-5 (or at ``horizon``): 0.001 % of a constant
+    reward stream. Rollouts from one start share V(start) alone: what varies beyond
+    their own noise is V over the starts.
     """
     horizon = horizon or math.ceil(math.log(1e-5) / math.log(gamma))
     n = len(start)
     table = discounted_returns(world, policy, start, gamma, generator, repeats, horizon)
     means = table.mean(axis=0)
-    noise = float(table.var(axis=0, ddof=1).mean())  # mean variance of one rollout given its start
+    noise = float(
+        table.var(axis=0, ddof=1).mean()
+    )  # mean variance of one rollout given its start
     spread = float(means.var(ddof=1)) if n > 1 else 0.0
     return MonteCarloValue(
         value=float(means.mean()),
@@ -126,7 +157,9 @@ def monte_carlo_value(
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of every copy still running; ``index`` (n,) says which copies these are."""
+    """One step of every copy still running; ``index`` (n,) says which copies these
+    are.
+    """
 
     index: Int[np.ndarray, " copy"]
     observation: Observations
@@ -139,7 +172,9 @@ class Step:
 def play(
     world: Any, policy: Any, state: States, limit: int, generator: np.random.Generator
 ) -> Iterator[Step]:
-    """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
+    """Yield step after step of every copy that still runs, for at most ``limit``
+    steps.
+    """
     index = np.arange(len(state))
     observation = world.observe(state)
     for _ in range(limit):
@@ -150,15 +185,22 @@ def play(
         running = ~terminated
         if not running.any():
             return
-        index, state, observation = index[running], state[running], next_observation[running]
+        index = index[running]
+        state = state[running]
+        observation = next_observation[running]
 
 
-def _log_batch(world: Any, policy: Any, count: int, limit: int, generator: np.random.Generator) -> EpisodeLog:
+def _log_batch(
+    world: Any, policy: Any, count: int, limit: int, generator: np.random.Generator
+) -> EpisodeLog:
     """``count`` episodes side by side, then sorted by episode and step."""
     start = world.reset(count, generator)
     steps = list(play(world, policy, start, limit, generator))
     time = np.concatenate([np.full(len(step.index), t) for t, step in enumerate(steps)])
-    columns = {name: np.concatenate([getattr(step, name) for step in steps]) for name in vars(steps[0])}
+    columns = {
+        name: np.concatenate([getattr(step, name) for step in steps])
+        for name in vars(steps[0])
+    }
     order = np.lexsort((time, columns["index"]))
     columns = {name: column[order] for name, column in columns.items()}
     return EpisodeLog(

@@ -1,11 +1,13 @@
-"""Learning from each step once: stream AC(λ) beside Trust-PCL with `koffline online --streaming`.
+"""Learning from each step once: stream AC(λ) beside Trust-PCL with `koffline online
+--streaming`.
 
     python -m scripts.bench.stream_x --env InvertedPendulum-v5 --steps 40000 --seeds 3
 
-Stream AC(λ) bounds its steps so that no prediction overshoots (Elsayed, Vasan & Mahmood 2024: eligibility
-traces, layer normalisation without parameters, sparse initialisation, running normalisation of observations
-and rewards; their settings). Printed are greedy returns, a mean over the curve and the last one, and
-microseconds per step and run. ``--out FILE`` keeps them as JSON.
+Stream AC(λ) bounds its steps so that no prediction overshoots (Elsayed, Vasan & Mahmood
+2024: eligibility traces, layer normalisation without parameters, sparse initialisation,
+running normalisation of observations and rewards; their settings). Printed are greedy
+returns, a mean over the curve and the last one, and microseconds per step and run.
+``--out FILE`` keeps them as JSON.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ from koffline.fitting import threads
 from koffline.online.config import CRITICS, OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
 
-GAMMA, LAMBDA, ENTROPY = 0.99, 0.8, 0.01
+GAMMA = 0.99
+LAMBDA = 0.8
+ENTROPY = 0.01
 KAPPA = {"policy": 3.0, "value": 2.0}
-_HIDDEN, _ZEROS = 128, 0.9
-_EVALUATIONS, _EPISODES = 8, 3
+_HIDDEN = 128
+_ZEROS = 0.9
+_EVALUATIONS = 8
+_EPISODES = 3
 
 
 def sparse_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -62,7 +68,9 @@ class Moments:
     """Running mean and variance of numbers that come one by one."""
 
     def __init__(self, size: int) -> None:
-        self.count, self.mean, self.squares = 0, np.zeros(size), np.zeros(size)
+        self.count = 0
+        self.mean = np.zeros(size)
+        self.squares = np.zeros(size)
 
     def update(self, x: np.ndarray) -> None:
         """Take in one row."""
@@ -74,19 +82,24 @@ class Moments:
     @property
     def deviation(self) -> np.ndarray:
         """Standard deviations, 1 before the second row."""
-        return np.sqrt(self.squares / (self.count - 1) + 1e-8) if self.count > 1 else np.ones_like(self.mean)
+        if self.count > 1:
+            return np.sqrt(self.squares / (self.count - 1) + 1e-8)
+        return np.ones_like(self.mean)
 
 
 class BoundedSteps:
     """Gradient steps along traces, shortened so that the error cannot overshoot."""
 
     def __init__(self, parameters: Any, kappa: float) -> None:
-        self._parameters, self._kappa = list(parameters), kappa
+        self._parameters = list(parameters)
+        self._kappa = kappa
         self._traces = [torch.zeros_like(part) for part in self._parameters]
 
     @torch.no_grad()
     def step(self, error: float, ends: bool) -> None:
-        """Move by the error along the traces, into which the parameters' gradients go first."""
+        """Move by the error along the traces, into which the parameters' gradients go
+        first.
+        """
         for trace, part in zip(self._traces, self._parameters, strict=True):
             trace.mul_(GAMMA * LAMBDA).add_(part.grad)
             part.grad = None
@@ -103,14 +116,19 @@ class StreamActorCritic:
 
     def __init__(self, environment: Any, seed: int) -> None:
         torch.manual_seed(seed)
-        self.env, self._seed = environment, seed
-        inputs, outputs = environment.observation_space.shape[0], environment.action_space.shape[0]
-        self._policy, self._value = body(inputs), nn.Sequential(body(inputs), sparse_linear(_HIDDEN, 1))
+        self.env = environment
+        self._seed = seed
+        inputs = environment.observation_space.shape[0]
+        outputs = environment.action_space.shape[0]
+        self._policy = body(inputs)
+        self._value = nn.Sequential(body(inputs), sparse_linear(_HIDDEN, 1))
         self._heads = nn.ModuleList([sparse_linear(_HIDDEN, outputs) for _ in range(2)])
         policy = [*self._policy.parameters(), *self._heads.parameters()]
         self._policy_steps = BoundedSteps(policy, KAPPA["policy"])
         self._value_steps = BoundedSteps(self._value.parameters(), KAPPA["value"])
-        self._seen, self._returns, self._return = Moments(inputs), Moments(1), np.zeros(1)
+        self._seen = Moments(inputs)
+        self._returns = Moments(1)
+        self._return = np.zeros(1)
         self._observation: np.ndarray | None = None
 
     def inputs(self, observation: np.ndarray) -> torch.Tensor:
@@ -136,10 +154,13 @@ class StreamActorCritic:
             inputs = self.inputs(self._observation)
             hidden = self._policy(inputs)
             law = torch.distributions.Normal(
-                self._heads[0](hidden), nn.functional.softplus(self._heads[1](hidden)) + 1e-6
+                self._heads[0](hidden),
+                nn.functional.softplus(self._heads[1](hidden)) + 1e-6,
             )
             action = law.sample()
-            observation, reward, terminated, truncated, _ = self.env.step(self._clipped(action))
+            observation, reward, terminated, truncated, _ = self.env.step(
+                self._clipped(action)
+            )
             ends = bool(terminated or truncated)
             self._return = self._return * GAMMA + float(reward)
             self._returns.update(self._return)
@@ -147,16 +168,23 @@ class StreamActorCritic:
             scaled = float(reward) / float(self._returns.deviation[0])
             value = self._value(inputs)
             with torch.no_grad():
-                following = 0.0 if terminated else GAMMA * float(self._value(self.inputs(observation)))
+                if terminated:
+                    following = 0.0
+                else:
+                    following = GAMMA * float(self._value(self.inputs(observation)))
             error = scaled + following - float(value.detach())
             value.sum().backward()
-            gained = law.log_prob(action).sum() + ENTROPY * math.copysign(1.0, error) * law.entropy().sum()
+            gained = (
+                law.log_prob(action).sum()
+                + ENTROPY * math.copysign(1.0, error) * law.entropy().sum()
+            )
             gained.backward()
             self._value_steps.step(error, ends)
             self._policy_steps.step(error, ends)
             self._observation = observation
             if ends:
-                self._observation, self._return = self.env.reset()[0], np.zeros(1)
+                self._observation = self.env.reset()[0]
+                self._return = np.zeros(1)
 
 
 def greedy_return(agent: StreamActorCritic, env: Any) -> float:
@@ -164,31 +192,46 @@ def greedy_return(agent: StreamActorCritic, env: Any) -> float:
     found = []
     for episode in range(_EPISODES):
         observation, _ = env.reset(seed=10_000 + episode)
-        total, ends = 0.0, False
+        total = 0.0
+        ends = False
         while not ends:
-            observation, reward, terminated, truncated, _ = env.step(agent.act(observation))
-            total, ends = total + float(reward), bool(terminated or truncated)
+            observation, reward, terminated, truncated, _ = env.step(
+                agent.act(observation)
+            )
+            total = total + float(reward)
+            ends = bool(terminated or truncated)
         found.append(total)
     return float(np.mean(found))
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Curves of all methods, summed up."""
-    every, found = arguments.steps // _EVALUATIONS, {}
-    curves, started = [], time.perf_counter()
+    every = arguments.steps // _EVALUATIONS
+    found = {}
+    curves = []
+    started = time.perf_counter()
     for seed in range(arguments.seeds):
         agent = StreamActorCritic(gymnasium.make(arguments.env), seed)
-        trial, curve = gymnasium.make(arguments.env), []
+        trial = gymnasium.make(arguments.env)
+        curve = []
         for _ in range(_EVALUATIONS):
             agent.learn(every)
             curve.append(greedy_return(agent, trial))
         curves.append(curve)
     found["stream AC(λ)"] = _summed(np.array(curves), started, arguments)
-    rates = {"evaluation_interval": every, "evaluation_episodes": _EPISODES, "streaming": True}
+    rates = {
+        "evaluation_interval": every,
+        "evaluation_episodes": _EPISODES,
+        "streaming": True,
+    }
     config = OnlineConfig(arguments.env, steps=arguments.steps, **rates)
     for critic in CRITICS:
-        runs = [OnlineRun(config.with_changes(critic=critic), seed) for seed in range(arguments.seeds)]
-        shown, started = [], time.perf_counter()
+        runs = [
+            OnlineRun(config.with_changes(critic=critic), seed)
+            for seed in range(arguments.seeds)
+        ]
+        shown = []
+        started = time.perf_counter()
         with contextlib.closing(LockStep(runs)) as stack:
             while stack.steps < config.steps:
                 stack.iterate()
@@ -198,7 +241,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     return found
 
 
-def _summed(curves: np.ndarray, started: float, arguments: argparse.Namespace) -> dict[str, float]:
+def _summed(
+    curves: np.ndarray, started: float, arguments: argparse.Namespace
+) -> dict[str, float]:
     seconds = time.perf_counter() - started
     return {
         "mean": float(curves.mean()),
@@ -209,7 +254,9 @@ def _summed(curves: np.ndarray, started: float, arguments: argparse.Namespace) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="InvertedPendulum-v5", help="continuous actions")
+    parser.add_argument(
+        "--env", default="InvertedPendulum-v5", help="continuous actions"
+    )
     parser.add_argument("--steps", type=int, default=40_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")

@@ -2,10 +2,11 @@
 
     python -m scripts.bench.streaming --rows 2_000_000 --columns 24
 
-It writes a folder of shards (a linear system whose policy's value is known exactly; a row has ``--columns``
-floats: observation, action, reward, next observation) and evaluates the policy in processes of their own,
-once with the rows of the sample alone and once with all: the difference is the passes. ``--out FILE`` keeps
-the numbers as JSON.
+It writes a folder of shards (a linear system whose policy's value is known exactly; a
+row has ``--columns``
+floats: observation, action, reward, next observation) and evaluates the policy in
+processes of their own, once with the rows of the sample alone and once with all: the
+difference is the passes. ``--out FILE`` keeps the numbers as JSON.
 """
 
 from __future__ import annotations
@@ -32,17 +33,25 @@ from koffline.store.run_record import versions
 from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench.rollouts import as_transitions, log_episodes
 
-GAMMA, TIME_LIMIT = 0.95, 25
+GAMMA = 0.95
+TIME_LIMIT = 25
 _ROWS_AT_ONCE = 500_000
 
 
 def make_world(inputs: int) -> tuple[LinearQuadratic, LinearGaussian, LinearGaussian]:
-    """A rotating, damped system of ``inputs`` dimensions, one control; the log's policy, and the other."""
-    drift = 0.9 * np.eye(inputs) + 0.15 * np.eye(inputs, k=1) - 0.15 * np.eye(inputs, k=-1)
+    """A rotating, damped system of ``inputs`` dimensions, one control; the log's
+    policy, and the other.
+    """
+    drift = (
+        0.9 * np.eye(inputs) + 0.15 * np.eye(inputs, k=1) - 0.15 * np.eye(inputs, k=-1)
+    )
     control = np.full((inputs, 1), 0.3 / math.sqrt(inputs))
     gain = np.full((1, inputs), -0.5 / math.sqrt(inputs))
     world = LinearQuadratic(
-        tuple(map(tuple, drift.tolist())), tuple(map(tuple, control.tolist())), noise=0.3, start=0.7
+        tuple(map(tuple, drift.tolist())),
+        tuple(map(tuple, control.tolist())),
+        noise=0.3,
+        start=0.7,
     )
     logging = LinearGaussian(tuple(map(tuple, (0.5 * gain).tolist())), deviation=0.5)
     return world, logging, LinearGaussian(tuple(map(tuple, gain.tolist())))
@@ -51,32 +60,48 @@ def make_world(inputs: int) -> tuple[LinearQuadratic, LinearGaussian, LinearGaus
 def write_log(folder: Path, rows: int, inputs: int, shard_rows: int) -> float:
     """Shards of float32 rows; seconds that it took."""
     world, logging, _ = make_world(inputs)
-    started, written = time.perf_counter(), 0
+    started = time.perf_counter()
+    written = 0
     with ShardWriter(folder, shard_rows) as writer:
         while written < rows:
             count = min(_ROWS_AT_ONCE, rows - written)
             generator = np.random.default_rng([7, written])
-            log = as_transitions(log_episodes(world, logging, count, TIME_LIMIT, generator), world)
+            log = as_transitions(
+                log_episodes(world, logging, count, TIME_LIMIT, generator), world
+            )
             columns = ("observations", "actions", "rewards", "next_observations")
-            writer.append(log.replace(**{name: getattr(log, name).astype(np.float32) for name in columns}))
+            writer.append(
+                log.replace(
+                    **{name: getattr(log, name).astype(np.float32) for name in columns}
+                )
+            )
             written += count
     return time.perf_counter() - started
 
 
 def peak_bytes() -> int:
-    """Most memory that this process has held; what getrusage says includes its parent's."""
+    """Most memory that this process has held; what getrusage says includes its
+    parent's.
+    """
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+    return 1024 * int(
+        next(line.split()[1] for line in lines if line.startswith("VmHWM"))
+    )
 
 
-def evaluate(folder: str, inputs: int, memory: str, options: dict[str, Any], sender: Any) -> None:
+def evaluate(
+    folder: str, inputs: int, memory: str, options: dict[str, Any], sender: Any
+) -> None:
     """In a process of its own: the estimate, its times and its peak memory."""
     torch.set_num_threads(1)
     world, _, target = make_world(inputs)
     policy = ContinuousPolicy(1, target.mean, name="linear")
     log = koffline.open_transitions(folder, lazy=True)
-    started, processor = time.perf_counter(), time.process_time()
-    estimate = koffline.evaluate(log, policy, GAMMA, stream=StreamSettings(memory=memory), **options)
+    started = time.perf_counter()
+    processor = time.process_time()
+    estimate = koffline.evaluate(
+        log, policy, GAMMA, stream=StreamSettings(memory=memory), **options
+    )
     sender.send(
         {
             "value": estimate.value,
@@ -103,13 +128,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     found = {}
     for name, rows in (("sample", arguments.sample_rows), ("all", arguments.rows)):
-        folder = Path(tempfile.mkdtemp(prefix="koffline-streaming-", dir=arguments.workdir))
+        folder = Path(
+            tempfile.mkdtemp(prefix="koffline-streaming-", dir=arguments.workdir)
+        )
         try:
             write_log(folder / "log", rows, inputs, arguments.shard_rows)
             context = multiprocessing.get_context("spawn")
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=evaluate, args=(str(folder / "log"), inputs, arguments.memory, options, sender)
+                target=evaluate,
+                args=(str(folder / "log"), inputs, arguments.memory, options, sender),
             )
             process.start()
             sender.close()
@@ -137,7 +165,11 @@ def main() -> None:
     parser.add_argument("--estimator", default="kloss")
     parser.add_argument("--memory", default="2GB")
     parser.add_argument("--steps", type=int, default=8000)
-    parser.add_argument("--workdir", type=Path, help="where the shards go; default: the temporary folder")
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        help="where the shards go; default: the temporary folder",
+    )
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -1,9 +1,11 @@
-"""How often the tests of a log's structure are right: false alarms on right logs, detection of faults.
+"""How often the tests of a log's structure are right: false alarms on right logs,
+detection of faults.
 
     python -m scripts.bench.structure --draws 9 --fault-draws 2 --seed 11 --out docs/results/structure.json
 
-Each draw simulates one log of every world in ``structure_worlds`` and runs all tests on it; the first draws
-also on copies with each fault in 1 %, 10 % and all of the places where the fault can be.
+Each draw simulates one log of every world in ``structure_worlds`` and runs all tests on
+it; the first draws also on copies with each fault in 1 %, 10 % and all of the places
+where the fault can be.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ SHARES = (0.01, 0.1, 1.0)
 
 
 def measure(draws: int, fault_draws: int, rows: int, seed: int) -> dict[str, Any]:
-    """False alarms by world and test, and the share of faulty logs in which some test saw something."""
+    """False alarms by world and test, and the share of faulty logs in which some test
+    saw something.
+    """
     alarms: list[dict[str, Any]] = []
     right = 0
-    seen: dict[str, dict[str, list[int]]] = {fault: {str(share): [] for share in SHARES} for fault in FAULTS}
+    seen: dict[str, dict[str, list[int]]] = {
+        fault: {str(share): [] for share in SHARES} for fault in FAULTS
+    }
     by_world: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    slowest, total = 0.0, 0.0
+    slowest = 0.0
+    total = 0.0
     for draw in range(draws):
         generator = np.random.default_rng([seed, draw])
         for world in worlds(generator):
@@ -38,10 +45,16 @@ def measure(draws: int, fault_draws: int, rows: int, seed: int) -> dict[str, Any
             begun = time.process_time()
             symptoms = symptoms_of(log)
             seconds = time.process_time() - begun
-            slowest, total = max(slowest, seconds), total + seconds
+            slowest = max(slowest, seconds)
+            total = total + seconds
             right += 1
             alarms += [
-                {"world": world.name, "draw": draw, "test": symptom.test, "text": symptom.text}
+                {
+                    "world": world.name,
+                    "draw": draw,
+                    "test": symptom.test,
+                    "text": symptom.text,
+                }
                 for symptom in symptoms
             ]
             if draw >= fault_draws:
@@ -61,7 +74,9 @@ def measure(draws: int, fault_draws: int, rows: int, seed: int) -> dict[str, Any
         "seed": seed,
         "right_logs": right,
         "false_alarms": alarms,
-        "logs_with_false_alarms": len({(alarm["world"], alarm["draw"]) for alarm in alarms}),
+        "logs_with_false_alarms": len(
+            {(alarm["world"], alarm["draw"]) for alarm in alarms}
+        ),
         "seconds_per_log": total / max(1, right),
         "slowest_seconds": slowest,
         "detected": {
@@ -84,15 +99,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    result = measure(draws=given.draws, fault_draws=given.fault_draws, rows=given.rows, seed=given.seed)
+    result = measure(
+        draws=given.draws,
+        fault_draws=given.fault_draws,
+        rows=given.rows,
+        seed=given.seed,
+    )
     for alarm in result["false_alarms"]:
         print(alarm["world"], "|", alarm["test"], "|", alarm["text"])
     print(
-        f"{result['logs_with_false_alarms']} of {result['right_logs']} right logs get a caution; "
-        f"{result['seconds_per_log']:.2f} s a log, slowest {result['slowest_seconds']:.2f} s"
+        f"{result['logs_with_false_alarms']} of {result['right_logs']} right logs get a"
+        f" caution; {result['seconds_per_log']:.2f} s a log, slowest"
+        f" {result['slowest_seconds']:.2f} s"
     )
     for fault, shares in result["detected"].items():
-        print(f"{fault:32}", "  ".join(f"{share}: {hit}/{of}" for share, (hit, of) in shares.items()))
+        print(
+            f"{fault:32}",
+            "  ".join(f"{share}: {hit}/{of}" for share, (hit, of) in shares.items()),
+        )
     if given.out is not None:
         given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -1,11 +1,13 @@
-"""Whether a log with a fault can be called supported and be wrong: values of faulty logs against the truth.
+"""Whether a log with a fault can be called supported and be wrong: values of faulty
+logs against the truth.
 
     python -m scripts.bench.structure_values --draws 1 --out docs/results/structure-values.json
 
-For every world of ``structure_worlds`` and every fault in 10 % and all places, the value of the uniform
-policy (γ = 0.9) is estimated from those logs in which no test of structure sees anything, and compared with
-a simulation of 2000 episodes. A log is *missed* if the verdict is "supported" and the value is off by more
-than 1.5 half-widths of the interval plus two standard errors of the simulation.
+For every world of ``structure_worlds`` and every fault in 10 % and all places, the
+value of the uniform policy (γ = 0.9) is estimated from those logs in which no test of
+structure sees anything, and compared with a simulation of 2000 episodes. A log is
+*missed* if the verdict is "supported" and the value is off by more than 1.5 half-widths
+of the interval plus two standard errors of the simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from numpy.random import Generator
 import koffline
 from koffline.data.structure import symptoms_of
 from koffline.data.transitions import Transitions
-from scripts.bench.structure_worlds import FAULTS, World, as_log, play, with_fault, worlds
+from scripts.bench.structure_worlds import (
+    FAULTS,
+    World,
+    as_log,
+    play,
+    with_fault,
+    worlds,
+)
 
 GAMMA = 0.9
 HORIZON = 80  # steps: 0.9^80 is 2e-4
@@ -51,7 +60,10 @@ def truth_of(world: World, generator: Generator) -> tuple[float, float]:
 def judged(log: Transitions, truth: tuple[float, float], steps: int) -> dict[str, Any]:
     """Value, half-width, verdict, and whether the log is missed."""
     estimate = koffline.evaluate(log, "uniform", gamma=GAMMA, steps=steps, seed=0)
-    half = None if estimate.interval is None else 0.5 * estimate.interval.width
+    if estimate.interval is None:
+        half = None
+    else:
+        half = 0.5 * estimate.interval.width
     is_supported = estimate.verdict.answer == "supported"
     error = abs(estimate.value - truth[0])
     is_far = half is not None and error > FAR * half + 2.0 * truth[1]
@@ -64,7 +76,9 @@ def judged(log: Transitions, truth: tuple[float, float], steps: int) -> dict[str
 
 
 def main() -> None:
-    """Measure, print, and write the results after every world, so that a killed run loses little."""
+    """Measure, print, and write the results after every world, so that a killed run
+    loses little.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--rows", type=int, default=4000)
@@ -101,12 +115,17 @@ def main() -> None:
                 if row.get("missed"):
                     print(row, flush=True)
             if given.out is not None:
-                given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+                given.out.write_text(
+                    json.dumps(rows, indent=1) + "\n", encoding="utf-8"
+                )
     for fault in ("none", *FAULTS):
         of_fault = [row for row in rows if row["fault"] == fault]
         seen = sum(bool(row["seen"]) for row in of_fault)
         missed = sum(bool(row.get("missed")) for row in of_fault)
-        print(f"{fault:32} {len(of_fault)} logs, {seen} seen, {missed} supported and wrong")
+        print(
+            f"{fault:32} {len(of_fault)} logs, {seen} seen, {missed} supported and"
+            " wrong"
+        )
 
 
 if __name__ == "__main__":

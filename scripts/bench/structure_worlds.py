@@ -1,7 +1,8 @@
-"""Small worlds of many kinds whose logs are right, and faults that make their logs wrong.
+"""Small worlds of many kinds whose logs are right, and faults that make their logs
+wrong.
 
-Used by ``scripts/bench/structure.py``. A log is simulated row by row, so that the faults below do to it what
-faulty recorders, exporters and readers do.
+Used by ``scripts/bench/structure.py``. A log is simulated row by row, so that the
+faults below do to it what faulty recorders, exporters and readers do.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ FAULTS = (
 class World:
     """A world: its start states, its steps, and what is logged of a state.
 
-    start(generator) → state; step(state, action, generator) → (next state, reward, terminated);
-    observe(state) → array. actions: number of choices, or 0 for one quantity in [−1, 1]. limit: steps after
-    which an episode is cut. sticky: probability that the behavior policy repeats its last action. goes_on:
-    whether the next episode goes on where the last one was cut.
+    start(generator) → state; step(state, action, generator) → (next state, reward,
+    terminated); observe(state) → array. actions: number of choices, or 0 for one
+    quantity in [−1, 1]. limit: steps after which an episode is cut. sticky: probability
+    that the behavior policy repeats its last action. goes_on: whether the next episode
+    goes on where the last one was cut.
     """
 
     name: str
@@ -55,7 +57,9 @@ class World:
 
 @dataclass
 class Episode:
-    """One episode: observations (T + 1, ...), actions (T, ...), rewards (T,), and whether it terminated."""
+    """One episode: observations (T + 1, ...), actions (T, ...), rewards (T,), and
+    whether it terminated.
+    """
 
     observations: list[np.ndarray]
     actions: list[Any]
@@ -64,17 +68,28 @@ class Episode:
 
 
 def play(world: World, rows: int, generator: Generator) -> list[Episode]:
-    """Episodes of a behavior policy that prefers some actions in some states, about ``rows`` rows."""
+    """Episodes of a behavior policy that prefers some actions in some states, about
+    ``rows`` rows.
+    """
     taste = generator.normal(size=64)
     episodes: list[Episode] = []
     state = world.start(generator)
     count = 0
     while count < rows:
-        episode = Episode(observations=[world.observe(state)], actions=[], rewards=[], terminated=False)
+        episode = Episode(
+            observations=[world.observe(state)],
+            actions=[],
+            rewards=[],
+            terminated=False,
+        )
         last = None
         for _ in range(world.limit):
             action = _behave(
-                world=world, observation=episode.observations[-1], last=last, taste=taste, generator=generator
+                world=world,
+                observation=episode.observations[-1],
+                last=last,
+                taste=taste,
+                generator=generator,
             )
             state, reward, terminated = world.step(state, action, generator)
             episode.observations.append(world.observe(state))
@@ -91,12 +106,20 @@ def play(world: World, rows: int, generator: Generator) -> list[Episode]:
     return episodes
 
 
-def _behave(world: World, observation: np.ndarray, last: Any, taste: np.ndarray, generator: Generator) -> Any:
+def _behave(
+    world: World,
+    observation: np.ndarray,
+    last: Any,
+    taste: np.ndarray,
+    generator: Generator,
+) -> Any:
     """An action: a soft choice by the observation, or the last one again."""
     if last is not None and generator.random() < world.sticky:
         return last
     numbers = np.asarray(observation, dtype=np.float64).ravel()
-    leaning = float(np.tanh(numbers[:8] / (1.0 + np.abs(numbers[:8]))) @ taste[: len(numbers[:8])])
+    leaning = float(
+        np.tanh(numbers[:8] / (1.0 + np.abs(numbers[:8]))) @ taste[: len(numbers[:8])]
+    )
     if world.actions == 0:
         return float(np.clip(0.5 * leaning + 0.6 * generator.normal(), -1.0, 1.0))
     logits = 0.7 * leaning * taste[16 : 16 + world.actions]
@@ -128,14 +151,17 @@ def as_log(world: World, episodes: list[Episode]) -> Transitions:
         parts["next_observations"].append(np.stack(episode.observations[1:]))
         parts["actions"].append(np.asarray(episode.actions))
         parts["rewards"].append(np.asarray(episode.rewards, dtype=np.float64))
-        terminated, truncated = flags.copy(), flags.copy()
+        terminated = flags.copy()
+        truncated = flags.copy()
         terminated[-1] = episode.terminated
         truncated[-1] = not episode.terminated
         parts["terminated"].append(terminated)
         parts["truncated"].append(truncated)
         parts["episode_ids"].append(np.full(length, number))
         parts["steps"].append(np.arange(length))
-    columns: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    columns: dict[str, Any] = {
+        name: np.concatenate(arrays) for name, arrays in parts.items()
+    }
     if world.actions:
         return Transitions(**columns, action_space=Discrete(world.actions))
     columns["actions"] = columns["actions"].reshape(-1, 1)
@@ -144,7 +170,8 @@ def as_log(world: World, episodes: list[Episode]) -> Transitions:
 
 _TABULAR = "random tabular"
 
-# --- worlds ---------------------------------------------------------------------------------------------
+# --- worlds
+# ---------------------------------------------------------------------------------------------
 
 
 def worlds(generator: Generator) -> Iterator[World]:
@@ -184,7 +211,8 @@ def _number(value: float) -> np.ndarray:
 
 
 def _random_tabular(generator: Generator) -> World:
-    states, actions = int(generator.integers(5, 40)), int(generator.integers(2, 6))
+    states = int(generator.integers(5, 40))
+    actions = int(generator.integers(2, 6))
     support = int(generator.integers(1, 4))
     to = generator.integers(0, states, size=(states, actions, support))
     chances = generator.dirichlet(np.ones(support), size=(states, actions))
@@ -200,11 +228,17 @@ def _random_tabular(generator: Generator) -> World:
     def observe(state: int) -> np.ndarray:
         return np.eye(states, dtype=np.float32)[state]
 
-    return World(_TABULAR, lambda g: int(g.choice(starts)), step, observe, actions, limit=30)
+    return World(
+        _TABULAR, lambda g: int(g.choice(starts)), step, observe, actions, limit=30
+    )
 
 
 def _corridor_of(
-    name: str, generator: Generator, cost: float, prize: float, from_anywhere: bool = False
+    name: str,
+    generator: Generator,
+    cost: float,
+    prize: float,
+    from_anywhere: bool = False,
 ) -> World:
     length = int(generator.integers(4, 15))
     slip = float(generator.choice([0.0, 0.1, 0.3]))
@@ -218,7 +252,9 @@ def _corridor_of(
         return following, prize if done else cost, done
 
     def start(g: Generator) -> int:
-        return int(g.integers(0, length)) if from_anywhere else 0
+        if from_anywhere:
+            return int(g.integers(0, length))
+        return 0
 
     return World(name, start, step, _number, 2, limit=int(generator.integers(20, 60)))
 
@@ -232,7 +268,9 @@ def _corridor_sparse(generator: Generator) -> World:
 
 
 def _corridor_from_anywhere(generator: Generator) -> World:
-    return _corridor_of("corridor from anywhere", generator, cost=-0.1, prize=1.0, from_anywhere=True)
+    return _corridor_of(
+        "corridor from anywhere", generator, cost=-0.1, prize=1.0, from_anywhere=True
+    )
 
 
 def _grid_with_absorbing_goal(generator: Generator) -> World:
@@ -240,7 +278,9 @@ def _grid_with_absorbing_goal(generator: Generator) -> World:
     slip = float(generator.choice([0.0, 0.2]))
     moves = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
 
-    def step(state: tuple[int, int], action: int, g: Generator) -> tuple[tuple[int, int], float, bool]:
+    def step(
+        state: tuple[int, int], action: int, g: Generator
+    ) -> tuple[tuple[int, int], float, bool]:
         if state == (size - 1, size - 1):
             return state, 1.0, False
         if g.random() < slip:
@@ -251,7 +291,14 @@ def _grid_with_absorbing_goal(generator: Generator) -> World:
     def start(g: Generator) -> tuple[int, int]:
         return int(g.integers(size)), int(g.integers(size))
 
-    return World("grid, absorbing goal", start, step, lambda s: np.asarray(s, dtype=np.float32), 4, limit=25)
+    return World(
+        "grid, absorbing goal",
+        start,
+        step,
+        lambda s: np.asarray(s, dtype=np.float32),
+        4,
+        limit=25,
+    )
 
 
 def _home(generator: Generator) -> World:
@@ -260,7 +307,10 @@ def _home(generator: Generator) -> World:
 
     def step(state: int, action: int, g: Generator) -> tuple[int, float, bool]:
         following = int(np.clip(state + (1, -1, 0)[action], 0, width))
-        pay = 1.0 if following == width and g.random() < 0.5 else cost
+        if following == width and g.random() < 0.5:
+            pay = 1.0
+        else:
+            pay = cost
         return following, pay, following == 0 and state != 0
 
     return World("leaves home and returns", lambda g: 0, step, _number, 3, limit=60)
@@ -277,18 +327,33 @@ def _periodic(generator: Generator) -> World:
 
     def observe(state: int) -> np.ndarray:
         angle = 2 * np.pi * state / period
-        return np.array([np.cos(angle), np.sin(angle)], dtype=np.float32) if of_circle else _number(state)
+        if of_circle:
+            return np.array([np.cos(angle), np.sin(angle)], dtype=np.float32)
+        return _number(state)
 
-    return World("periodic", lambda g: 0, step, observe, 2, limit=int(period * generator.integers(2, 5)))
+    return World(
+        "periodic",
+        lambda g: 0,
+        step,
+        observe,
+        2,
+        limit=int(period * generator.integers(2, 5)),
+    )
 
 
 def _seasons(generator: Generator) -> World:
     period = int(generator.integers(5, 10))
 
-    def step(state: tuple[int, float], action: int, g: Generator) -> tuple[tuple[int, float], float, bool]:
+    def step(
+        state: tuple[int, float], action: int, g: Generator
+    ) -> tuple[tuple[int, float], float, bool]:
         day, stock = state
         stock = 0.8 * stock + action + 0.3 * g.normal()
-        return ((day + 1) % period, stock), float(stock * (day == 0) - 0.2 * action), False
+        return (
+            ((day + 1) % period, stock),
+            float(stock * (day == 0) - 0.2 * action),
+            False,
+        )
 
     return World(
         "days of a week",
@@ -308,7 +373,9 @@ def _inventory(generator: Generator) -> World:
         sold = min(stock, int(g.poisson(mean)))
         return stock - sold, float(3.0 * sold - 0.2 * stock - 2.0 * action), False
 
-    return World("inventory", lambda g: int(g.integers(0, 8)), step, _number, 4, limit=30)
+    return World(
+        "inventory", lambda g: int(g.integers(0, 8)), step, _number, 4, limit=30
+    )
 
 
 def _queue(generator: Generator) -> World:
@@ -331,22 +398,43 @@ def _machine(generator: Generator) -> World:
         following = min(9, state + int(g.random() < wear))
         return following, float(2.0 - 0.3 * state), False
 
-    return World("machine and repairs", lambda g: int(g.integers(0, 10)), step, _number, 2, limit=30)
+    return World(
+        "machine and repairs",
+        lambda g: int(g.integers(0, 10)),
+        step,
+        _number,
+        2,
+        limit=30,
+    )
 
 
 def _linear_world(
-    name: str, generator: Generator, noise: float, actions: int, tails: bool = False, limit: int = 40
+    name: str,
+    generator: Generator,
+    noise: float,
+    actions: int,
+    tails: bool = False,
+    limit: int = 40,
 ) -> World:
     size = int(generator.integers(2, 7))
     matrix = generator.normal(size=(size, size))
     matrix *= 0.9 / np.abs(np.linalg.eigvals(matrix)).max()
     push = generator.normal(size=(max(1, actions), size)) * 0.5
 
-    def step(state: np.ndarray, action: Any, g: Generator) -> tuple[np.ndarray, float, bool]:
+    def step(
+        state: np.ndarray, action: Any, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
         pushed = push[action] if actions else push[0] * action
-        shock = g.standard_t(2.5, size=size) if tails else g.normal(size=size)
+        if tails:
+            shock = g.standard_t(2.5, size=size)
+        else:
+            shock = g.normal(size=size)
         following = matrix @ state + pushed + noise * shock
-        return following, float(following[0] - 0.1 * np.square(following).sum()), bool(following[0] > 4.0)
+        return (
+            following,
+            float(following[0] - 0.1 * np.square(following).sum()),
+            bool(following[0] > 4.0),
+        )
 
     return World(
         name,
@@ -360,7 +448,9 @@ def _linear_world(
 
 
 def _linear(generator: Generator) -> World:
-    return _linear_world("linear, noisy", generator, noise=float(generator.uniform(0.05, 0.6)), actions=3)
+    return _linear_world(
+        "linear, noisy", generator, noise=float(generator.uniform(0.05, 0.6)), actions=3
+    )
 
 
 def _linear_deterministic(generator: Generator) -> World:
@@ -372,23 +462,33 @@ def _linear_continuous(generator: Generator) -> World:
 
 
 def _heavy_tails(generator: Generator) -> World:
-    return _linear_world("heavy-tailed noise", generator, noise=0.3, actions=2, tails=True)
+    return _linear_world(
+        "heavy-tailed noise", generator, noise=0.3, actions=2, tails=True
+    )
 
 
 def _stream_in_pieces(generator: Generator) -> World:
-    world = _linear_world("one stream in pieces", generator, noise=0.2, actions=2, limit=25)
+    world = _linear_world(
+        "one stream in pieces", generator, noise=0.2, actions=2, limit=25
+    )
 
-    def step(state: np.ndarray, action: Any, g: Generator) -> tuple[np.ndarray, float, bool]:
+    def step(
+        state: np.ndarray, action: Any, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
         following, pay, _ = world.step(state, action, g)
         return following, pay, False
 
-    return World(world.name, world.start, step, world.observe, 2, limit=25, goes_on=True)
+    return World(
+        world.name, world.start, step, world.observe, 2, limit=25, goes_on=True
+    )
 
 
 def _pictures(generator: Generator) -> World:
     size = 8
 
-    def step(state: tuple[int, int], action: int, g: Generator) -> tuple[tuple[int, int], float, bool]:
+    def step(
+        state: tuple[int, int], action: int, g: Generator
+    ) -> tuple[tuple[int, int], float, bool]:
         x, y = state
         x = int(np.clip(x + action - 1, 0, size - 1))
         fallen = y == size - 1
@@ -399,25 +499,51 @@ def _pictures(generator: Generator) -> World:
         picture[0, state[1], state[0]] = 255
         return picture
 
-    return World("pictures", lambda g: (int(g.integers(size)), 0), step, observe, 3, limit=size * 3)
+    return World(
+        "pictures",
+        lambda g: (int(g.integers(size)), 0),
+        step,
+        observe,
+        3,
+        limit=size * 3,
+    )
 
 
 def _one_step(generator: Generator) -> World:
     size = int(generator.integers(1, 6))
     effect = generator.normal(size=(3, size))
 
-    def step(state: np.ndarray, action: int, g: Generator) -> tuple[np.ndarray, float, bool]:
-        return state, float(g.random() < 1.0 / (1.0 + np.exp(-effect[action] @ state))), True
+    def step(
+        state: np.ndarray, action: int, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
+        return (
+            state,
+            float(g.random() < 1.0 / (1.0 + np.exp(-effect[action] @ state))),
+            True,
+        )
 
-    return World("one step", lambda g: g.normal(size=size), step, lambda s: s.astype(np.float32), 3, limit=1)
+    return World(
+        "one step",
+        lambda g: g.normal(size=size),
+        step,
+        lambda s: s.astype(np.float32),
+        3,
+        limit=1,
+    )
 
 
 def _independent_contexts(generator: Generator) -> World:
     size = int(generator.integers(1, 6))
     effect = generator.normal(size=(3, size))
 
-    def step(state: np.ndarray, action: int, g: Generator) -> tuple[np.ndarray, float, bool]:
-        return g.normal(size=size), float(effect[action] @ state + 0.5 * g.normal()), False
+    def step(
+        state: np.ndarray, action: int, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
+        return (
+            g.normal(size=size),
+            float(effect[action] @ state + 0.5 * g.normal()),
+            False,
+        )
 
     return World(
         "independent contexts",
@@ -437,16 +563,30 @@ def _of_gymnasium(name: str, title: str, actions: int, limit: int) -> World:
     def start(g: Generator) -> np.ndarray:
         return np.asarray(env.reset(seed=int(g.integers(2**31)))[0])
 
-    def step(state: np.ndarray, action: Any, g: Generator) -> tuple[np.ndarray, float, bool]:
-        given = np.array([2.0 * action], dtype=np.float32) if not actions else action
+    def step(
+        state: np.ndarray, action: Any, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
+        if not actions:
+            given = np.array([2.0 * action], dtype=np.float32)
+        else:
+            given = action
         following, pay, done, *_ = env.step(given)
         return np.asarray(following), float(pay), bool(done)
 
-    return World(title, start, step, lambda s: np.asarray(s, dtype=np.float32), actions, limit=limit)
+    return World(
+        title,
+        start,
+        step,
+        lambda s: np.asarray(s, dtype=np.float32),
+        actions,
+        limit=limit,
+    )
 
 
 def _cart_pole(generator: Generator) -> World:
-    return _of_gymnasium("CartPole-v1", "CartPole", actions=2, limit=int(generator.integers(30, 100)))
+    return _of_gymnasium(
+        "CartPole-v1", "CartPole", actions=2, limit=int(generator.integers(30, 100))
+    )
 
 
 def _mountain_car(generator: Generator) -> World:
@@ -458,11 +598,17 @@ def _pendulum(generator: Generator) -> World:
 
 
 def _maze(generator: Generator) -> World:
-    """Walks between goals that change; an episode goes on where the last one was cut."""
+    """Walks between goals that change; an episode goes on where the last one was
+    cut.
+    """
 
-    def step(state: np.ndarray, action: int, g: Generator) -> tuple[np.ndarray, float, bool]:
+    def step(
+        state: np.ndarray, action: int, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
         moves = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-        following = np.clip(state + 0.2 * moves[action] + 0.02 * g.normal(size=2), 0.0, 4.0)
+        following = np.clip(
+            state + 0.2 * moves[action] + 0.02 * g.normal(size=2), 0.0, 4.0
+        )
         return following, float(np.abs(following - 3.0).max() < 0.5), False
 
     return World(
@@ -481,13 +627,21 @@ def _jackpots(generator: Generator) -> World:
 
     def step(state: float, action: int, g: Generator) -> tuple[float, float, bool]:
         following = 0.9 * state + 0.3 * g.normal()
-        return following, prize if g.random() < 0.01 + 0.01 * action else -0.1 * action, False
+        return (
+            following,
+            prize if g.random() < 0.01 + 0.01 * action else -0.1 * action,
+            False,
+        )
 
-    return World("rare large rewards", lambda g: float(g.normal()), step, _number, 2, limit=20)
+    return World(
+        "rare large rewards", lambda g: float(g.normal()), step, _number, 2, limit=20
+    )
 
 
 def _ward(generator: Generator) -> World:
-    """Patients whose severity goes up and down; death or discharge ends the stay, and pays."""
+    """Patients whose severity goes up and down; death or discharge ends the stay, and
+    pays.
+    """
 
     def step(
         state: tuple[float, float], action: int, g: Generator
@@ -495,7 +649,11 @@ def _ward(generator: Generator) -> World:
         age, severity = state
         severity = severity + 0.4 * g.normal() + 0.1 * age - 0.3 * action
         done = abs(severity) > 2.5
-        return (age, severity), (-1.0 if severity > 0 else 1.0) if done else 0.0, bool(done)
+        return (
+            (age, severity),
+            (-1.0 if severity > 0 else 1.0) if done else 0.0,
+            bool(done),
+        )
 
     return World(
         "ward",
@@ -507,13 +665,20 @@ def _ward(generator: Generator) -> World:
     )
 
 
-# --- faults ---------------------------------------------------------------------------------------------
+# --- faults
+# ---------------------------------------------------------------------------------------------
 
 
 def with_fault(
-    world: World, episodes: list[Episode], fault: str, share: float, generator: Generator
+    world: World,
+    episodes: list[Episode],
+    fault: str,
+    share: float,
+    generator: Generator,
 ) -> Transitions | None:
-    """A log with a fault in ``share`` of the places where it can be; None where it cannot be."""
+    """A log with a fault in ``share`` of the places where it can be; None where it
+    cannot be.
+    """
     return _FAULTS[fault](world, episodes, share, generator)
 
 
@@ -534,11 +699,17 @@ def _copy(episode: Episode) -> Episode:
 
 
 def _any_action(world: World, generator: Generator) -> Any:
-    return int(generator.integers(world.actions)) if world.actions else float(generator.uniform(-1.0, 1.0))
+    if world.actions:
+        return int(generator.integers(world.actions))
+    return float(generator.uniform(-1.0, 1.0))
 
 
-def _reset_rows(world: World, episodes: list[Episode], share: float, generator: Generator) -> Wrong:
-    """NEXT_STEP autoreset: the row after an end begins in its next observation, with reward 0."""
+def _reset_rows(
+    world: World, episodes: list[Episode], share: float, generator: Generator
+) -> Wrong:
+    """NEXT_STEP autoreset: the row after an end begins in its next observation, with
+    reward 0.
+    """
     if world.goes_on or len(episodes) < 3:
         return None
     hit = _chosen(len(episodes) - 1, share, generator)
@@ -553,9 +724,15 @@ def _reset_rows(world: World, episodes: list[Episode], share: float, generator: 
     return as_log(world, wrong)
 
 
-def _next_of_resets(world: World, episodes: list[Episode], share: float, generator: Generator) -> Wrong:
-    """SAME_STEP autoreset: the next observation of a cut row is the following episode's first one."""
-    cut = [number for number, episode in enumerate(episodes[:-1]) if not episode.terminated]
+def _next_of_resets(
+    world: World, episodes: list[Episode], share: float, generator: Generator
+) -> Wrong:
+    """SAME_STEP autoreset: the next observation of a cut row is the following episode's
+    first one.
+    """
+    cut = [
+        number for number, episode in enumerate(episodes[:-1]) if not episode.terminated
+    ]
     if world.goes_on or len(cut) < 3:
         return None
     wrong = [_copy(episode) for episode in episodes]
@@ -565,7 +742,9 @@ def _next_of_resets(world: World, episodes: list[Episode], share: float, generat
     return as_log(world, wrong)
 
 
-def _false_terminals(world: World, episodes: list[Episode], share: float, generator: Generator) -> Wrong:
+def _false_terminals(
+    world: World, episodes: list[Episode], share: float, generator: Generator
+) -> Wrong:
     """A flag in rows that end nothing: the episode goes on as another one."""
     rows = sum(len(episode.rewards) for episode in episodes)
     if world.limit == 1:
@@ -592,13 +771,20 @@ def _false_terminals(world: World, episodes: list[Episode], share: float, genera
 
 
 def _unmarked(
-    world: World, episodes: list[Episode], share: float, generator: Generator, limits: bool
+    world: World,
+    episodes: list[Episode],
+    share: float,
+    generator: Generator,
+    limits: bool,
 ) -> Wrong:
-    """Episodes glued to the following one, with the next observation taken from the row below."""
+    """Episodes glued to the following one, with the next observation taken from the row
+    below.
+    """
     can = [
         number
         for number, episode in enumerate(episodes[:-1])
-        if not limits or (not episode.terminated and len(episode.rewards) == world.limit)
+        if not limits
+        or (not episode.terminated and len(episode.rewards) == world.limit)
     ]
     if world.goes_on or len(can) < 3 or world.limit == 1:
         return None
@@ -609,7 +795,9 @@ def _unmarked(
     for number in range(1, len(episodes)):
         if number - 1 in hit:
             glued = wrong[-1]
-            glued.observations = glued.observations[:-1] + list(episodes[number].observations)
+            glued.observations = glued.observations[:-1] + list(
+                episodes[number].observations
+            )
             glued.actions += episodes[number].actions
             glued.rewards += episodes[number].rewards
             glued.terminated = episodes[number].terminated
@@ -619,13 +807,22 @@ def _unmarked(
 
 
 def _late(
-    world: World, episodes: list[Episode], share: float, generator: Generator, actions: bool, rewards: bool
+    world: World,
+    episodes: list[Episode],
+    share: float,
+    generator: Generator,
+    actions: bool,
+    rewards: bool,
 ) -> Transitions | None:
-    """Each row of a share of the episodes holds the action, the reward or both of the row before."""
+    """Each row of a share of the episodes holds the action, the reward or both of the
+    row before.
+    """
     if world.limit == 1:
         return None
     wrong = []
-    for episode, is_hit in zip(episodes, _chosen(len(episodes), share, generator), strict=True):
+    for episode, is_hit in zip(
+        episodes, _chosen(len(episodes), share, generator), strict=True
+    ):
         changed = _copy(episode)
         if is_hit and actions:
             first = 0 if world.actions else 0.0
@@ -637,7 +834,11 @@ def _late(
 
 
 def _marks(
-    world: World, episodes: list[Episode], share: float, generator: Generator, of_rewards: bool
+    world: World,
+    episodes: list[Episode],
+    share: float,
+    generator: Generator,
+    of_rewards: bool,
 ) -> Transitions | None:
     """−999 in a share of the rows."""
     if share > 0.4 or (not of_rewards and world.name == "pictures"):
@@ -655,35 +856,47 @@ def _marks(
     return as_log(world, wrong)
 
 
-def _lost(world: World, episodes: list[Episode], share: float, generator: Generator) -> Wrong:
+def _lost(
+    world: World, episodes: list[Episode], share: float, generator: Generator
+) -> Wrong:
     """Rows lost inside episodes, with the next observation as it was logged."""
     if world.limit == 1 or share > 0.4:
         return None
     log = as_log(world, episodes)
     kept = generator.random(len(log)) >= share
     kept[log.episode_ends] = True
-    columns: dict[str, Any] = {name: column[kept] for name, column in log.columns.items() if name != "steps"}
+    columns: dict[str, Any] = {
+        name: column[kept] for name, column in log.columns.items() if name != "steps"
+    }
     return Transitions(**columns, action_space=log.action_space)
 
 
-def _labels(world: World, episodes: list[Episode], share: float, generator: Generator) -> Wrong:
+def _labels(
+    world: World, episodes: list[Episode], share: float, generator: Generator
+) -> Wrong:
     """The states of a tabular world as their numbers, which mean nothing."""
     if world.name != _TABULAR or share < 1.0:
         return None
     wrong = [_copy(episode) for episode in episodes]
     for episode in wrong:
-        episode.observations = [_number(float(one.argmax())) for one in episode.observations]
+        episode.observations = [
+            _number(float(one.argmax())) for one in episode.observations
+        ]
     return as_log(world, wrong)
 
 
-_FAULTS: dict[str, Callable[[World, list[Episode], float, Generator], Transitions | None]] = {
+_FAULTS: dict[
+    str, Callable[[World, list[Episode], float, Generator], Transitions | None]
+] = {
     "reset rows": _reset_rows,
     "next observations of resets": _next_of_resets,
     "terminals that end nothing": _false_terminals,
     "unmarked ends": lambda w, e, s, g: _unmarked(w, e, s, g, limits=False),
     "unmarked time limits": lambda w, e, s, g: _unmarked(w, e, s, g, limits=True),
     "actions late": lambda w, e, s, g: _late(w, e, s, g, actions=True, rewards=False),
-    "actions and rewards late": lambda w, e, s, g: _late(w, e, s, g, actions=True, rewards=True),
+    "actions and rewards late": lambda w, e, s, g: _late(
+        w, e, s, g, actions=True, rewards=True
+    ),
     "rewards late": lambda w, e, s, g: _late(w, e, s, g, actions=False, rewards=True),
     "marks in rewards": lambda w, e, s, g: _marks(w, e, s, g, of_rewards=True),
     "marks in observations": lambda w, e, s, g: _marks(w, e, s, g, of_rewards=False),

@@ -1,9 +1,11 @@
-"""Reading a Parquet table, at once and piece by piece: processor time a row and peak memory.
+"""Reading a Parquet table, at once and piece by piece: processor time a row and peak
+memory.
 
     python -m scripts.bench.table_reading --rows 1000000 --out docs/results/table_reading.json
 
-The table has 17 observations in float32, an action, a reward, an episode and a step. Its episodes lie
-together, or side by side: row by row, one step of each. Every way of reading runs in a process of its own.
+The table has 17 observations in float32, an action, a reward, an episode and a step.
+Its episodes lie together, or side by side: row by row, one step of each. Every way of
+reading runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from koffline.data.sources import open_transitions
 from koffline.data.table.reading import TableStream
 from koffline.store.run_record import versions
 
-OBSERVATIONS, EPISODE_LENGTH = 17, 1000
+OBSERVATIONS = 17
+EPISODE_LENGTH = 1000
 MAPPING = {
     "observations": ["x_*"],
     "action": "action",
@@ -46,13 +49,21 @@ def write_table(path: Path, rows: int, together: bool) -> None:
     columns |= {"action": np.arange(rows) % 2, "reward": generator.random(rows)}
     numbers = np.arange(rows)
     episodes = rows // EPISODE_LENGTH
-    columns["episode"] = numbers // EPISODE_LENGTH if together else numbers % episodes
-    columns["step"] = numbers % EPISODE_LENGTH if together else numbers // episodes
+    if together:
+        columns["episode"] = numbers // EPISODE_LENGTH
+    else:
+        columns["episode"] = numbers % episodes
+    if together:
+        columns["step"] = numbers % EPISODE_LENGTH
+    else:
+        columns["step"] = numbers // episodes
     pl.DataFrame(columns).write_parquet(path)
 
 
 def measure(path: Path, way: str, answer: Any) -> None:
-    """Read the table in one way and send seconds of the processor, rows and the peak in bytes."""
+    """Read the table in one way and send seconds of the processor, rows and the peak in
+    bytes.
+    """
     began = time.process_time()
     if way == "at once":
         rows = len(open_transitions(path, mapping=MAPPING))
@@ -61,11 +72,15 @@ def measure(path: Path, way: str, answer: Any) -> None:
     else:
         rows = pyarrow.parquet.read_table(path, use_threads=False).num_rows
     seconds = time.process_time() - began
-    answer.send((seconds, rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    answer.send(
+        (seconds, rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     arguments = parser.parse_args()
@@ -75,7 +90,9 @@ def main() -> None:
         for together in (True, False):
             path = Path(folder) / "table.parquet"
             # in a process of its own: the readers would inherit the peak of this one
-            writer = context.Process(target=write_table, args=(path, arguments.rows, together))
+            writer = context.Process(
+                target=write_table, args=(path, arguments.rows, together)
+            )
             writer.start()
             writer.join()
             for way in (ALONE, "at once", "piece by piece"):

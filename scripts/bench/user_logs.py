@@ -1,10 +1,12 @@
-"""Logs of the kinds that users bring, each with several policies to rank and what they are really worth.
+"""Logs of the kinds that users bring, each with several policies to rank and what they
+are really worth.
 
     python -m scripts.bench.user_logs --half development         # builds what is missing, prints the table
     python -m scripts.bench.leaderboard --half development --out out/users.json
 
-Everything is built from source into $KOFFLINE_BENCH_CACHE: locomotion policies by ``koffline online``, logs
-and truths by rollouts. The ``test`` half is for one run per release, never for changing an estimator.
+Everything is built from source into $KOFFLINE_BENCH_CACHE: locomotion policies by
+``koffline online``, logs and truths by rollouts. The ``test`` half is for one run per
+release, never for changing an estimator.
 """
 
 from __future__ import annotations
@@ -18,13 +20,22 @@ from scripts.bench import controllers as c
 from scripts.bench.classic import CartPole, Pendulum
 from scripts.bench.finite_worlds import grid_world
 from scripts.bench.held_out_worlds import Inventory, Navigation, Queues, Treatment
-from scripts.bench.leaderboard_problems import BoardProblem, Still, Truncated, print_problem
+from scripts.bench.leaderboard_problems import (
+    BoardProblem,
+    Still,
+    Truncated,
+    print_problem,
+)
 from scripts.bench.played_logs import SEEDS, PlayedProblem, Skill, Written
 from scripts.bench.worlds import BestOffer, Clicks
 
 
-def _locomotion(environment: str, steps: int, episodes: int, first: int = 0) -> Callable[[], PlayedProblem]:
-    """Two policies wrote the log, noisily; asked are one of them, its mean action, and one that did not."""
+def _locomotion(
+    environment: str, steps: int, episodes: int, first: int = 0
+) -> Callable[[], PlayedProblem]:
+    """Two policies wrote the log, noisily; asked are one of them, its mean action, and
+    one that did not.
+    """
     writer, other, stranger = (Skill(steps, first + number) for number in range(SEEDS))
     return lambda: PlayedProblem(
         f"{environment} {steps}" + (f" from {first}" if first else ""),
@@ -41,12 +52,17 @@ def _locomotion(environment: str, steps: int, episodes: int, first: int = 0) -> 
 
 
 def _lander() -> PlayedProblem:
-    """LunarLander (it needs box2d and pygame), γ 0.995; asked is also a pilot who did not fly."""
+    """LunarLander (it needs box2d and pygame), γ 0.995; asked is also a pilot who did
+    not fly.
+    """
     pilot = {name: f"scripts.bench.lander:{name}" for name in ("steady", "late", "shy")}
     return PlayedProblem(
         "lander",
         "LunarLander-v3",
-        ((Written(f"epsilon:0.2:{pilot['steady']}"), 1.0), (Written(f"epsilon:0.2:{pilot['late']}"), 1.0)),
+        (
+            (Written(f"epsilon:0.2:{pilot['steady']}"), 1.0),
+            (Written(f"epsilon:0.2:{pilot['late']}"), 1.0),
+        ),
         {name: Written(policy) for name, policy in pilot.items()},
         150,
         0.995,
@@ -55,27 +71,54 @@ def _lander() -> PlayedProblem:
 
 def _treatment(rows: int) -> Callable[[], BoardProblem]:
     """A ward: few patients, four doses."""
-    dose = c.Scores((
-        (-1, 2, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0, 0), (2, -1, 0, 0, 0, 0, 0), (4, -2, 0, 0, 0, 0, -1),
-    ))  # fmt: skip
+    dose = c.Scores(
+        (
+            (-1, 2, 0, 0, 0, 0, 0),
+            (0, 1, 0, 0, 0, 0, 0),
+            (2, -1, 0, 0, 0, 0, 0),
+            (4, -2, 0, 0, 0, 0, -1),
+        )
+    )
     usual = c.Mixed(0.5, c.Mixed(0.3, dose))
-    targets = {"careful": dose, "half": c.Mixed(0.5, dose), "never": c.Fixed((0.85, 0.05, 0.05, 0.05))}
-    return lambda: BoardProblem(f"treatment {rows}", Treatment(), usual, targets, 0.97, 100, rows, ())
+    targets = {
+        "careful": dose,
+        "half": c.Mixed(0.5, dose),
+        "never": c.Fixed((0.85, 0.05, 0.05, 0.05)),
+    }
+    return lambda: BoardProblem(
+        f"treatment {rows}", Treatment(), usual, targets, 0.97, 100, rows, ()
+    )
 
 
 def _queues(rows: int) -> Callable[[], BoardProblem]:
     serve = c.Scores(((3, 0, 0.0), (0, 6, 0.0), (2, 4, -2.0)))
-    targets = {"longest": serve, "half": c.Mixed(0.5, serve), "overtime": c.Fixed((0.1, 0.1, 0.8))}
+    targets = {
+        "longest": serve,
+        "half": c.Mixed(0.5, serve),
+        "overtime": c.Fixed((0.1, 0.1, 0.8)),
+    }
     behavior = c.Fixed((0.4, 0.35, 0.25))
-    return lambda: BoardProblem(f"queues {rows}", Queues(), behavior, targets, 0.98, 200, rows, ())
+    return lambda: BoardProblem(
+        f"queues {rows}", Queues(), behavior, targets, 0.98, 200, rows, ()
+    )
 
 
 def _shift(amount: float) -> Callable[[], BoardProblem]:
-    """CartPole: the writer steers ever more against the target; at 1 it shows nothing of what is asked."""
+    """CartPole: the writer steers ever more against the target; at 1 it shows nothing
+    of what is asked.
+    """
     balance = c.LinearSoftmax((0.5, 1.0, 15.0, 4.0))
-    writer = c.LinearSoftmax(tuple((1.0 - 2.0 * amount) * weight for weight in balance.weights))
-    targets = {"balance": balance, "balance 0.2": c.Mixed(0.2, balance), "balance 0.5": c.Mixed(0.5, balance)}
-    return lambda: BoardProblem(f"shift {amount:g}", CartPole(), writer, targets, 0.98, 200, 10_000, ())
+    writer = c.LinearSoftmax(
+        tuple((1.0 - 2.0 * amount) * weight for weight in balance.weights)
+    )
+    targets = {
+        "balance": balance,
+        "balance 0.2": c.Mixed(0.2, balance),
+        "balance 0.5": c.Mixed(0.5, balance),
+    }
+    return lambda: BoardProblem(
+        f"shift {amount:g}", CartPole(), writer, targets, 0.98, 200, 10_000, ()
+    )
 
 
 def _sparse(rows: int) -> Callable[[], BoardProblem]:
@@ -86,7 +129,9 @@ def _sparse(rows: int) -> Callable[[], BoardProblem]:
         "idle": c.Fixed((0.25,) * 4),
     }
     behavior = c.Fixed((0.2, 0.3, 0.3, 0.2))
-    return lambda: BoardProblem(f"sparse goal {rows}", world, behavior, targets, 0.98, 100, rows, ())
+    return lambda: BoardProblem(
+        f"sparse goal {rows}", world, behavior, targets, 0.98, 100, rows, ()
+    )
 
 
 def _clicks(rows: int, key: int) -> Callable[[], BoardProblem]:
@@ -98,7 +143,9 @@ def _clicks(rows: int, key: int) -> Callable[[], BoardProblem]:
         "first": c.Fixed((0.92, *(0.02,) * 4)),
     }
     behavior = c.Mixed(0.4, c.Fixed((0.4, 0.3, 0.1, 0.1, 0.1)))
-    return lambda: BoardProblem(f"clicks {rows}", world, behavior, targets, 0.9, 1, rows, ())
+    return lambda: BoardProblem(
+        f"clicks {rows}", world, behavior, targets, 0.9, 1, rows, ()
+    )
 
 
 def _inventory() -> BoardProblem:
@@ -109,7 +156,15 @@ def _inventory() -> BoardProblem:
     }
     behavior = c.Mixed(0.5, c.OrderUpTo(15, 0, 0.02))
     return BoardProblem(
-        "inventory continuing", Inventory(), behavior, targets, 0.995, 104, 20_000, (), n_starts=4000
+        "inventory continuing",
+        Inventory(),
+        behavior,
+        targets,
+        0.995,
+        104,
+        20_000,
+        (),
+        n_starts=4000,
     )
 
 
@@ -117,13 +172,28 @@ def _navigation() -> BoardProblem:
     plane = {"low": (-1.0, -1.0), "high": (1.0, 1.0)}
 
     def drive(gain: float, noise: float) -> Any:
-        push, brake = -gain, -0.6 * gain
-        return c.Gaussian(c.Linear(((push, 0, brake, 0), (0, push, 0, brake))), noise, **plane)
+        push = -gain
+        brake = -0.6 * gain
+        return c.Gaussian(
+            c.Linear(((push, 0, brake, 0), (0, push, 0, brake))), noise, **plane
+        )
 
-    targets = {"firm": drive(0.8, 0.3), "soft": drive(0.4, 0.3), "loose": drive(0.2, 0.5)}
+    targets = {
+        "firm": drive(0.8, 0.3),
+        "soft": drive(0.4, 0.3),
+        "loose": drive(0.2, 0.5),
+    }
     behavior = c.PushSometimes(0.3, drive(0.3, 0.5))
     return BoardProblem(
-        "navigation continuing", Navigation(), behavior, targets, 0.99, 100, 10_000, (), n_starts=4000
+        "navigation continuing",
+        Navigation(),
+        behavior,
+        targets,
+        0.99,
+        100,
+        10_000,
+        (),
+        n_starts=4000,
     )
 
 
@@ -147,7 +217,14 @@ def _pendulum() -> BoardProblem:
     )
 
 
-_RUNS = ((40_000, 0), (40_000, 3), (40_000, 6), (40_000, 9), (120_000, 6), (120_000, 9))  # steps, first seed
+_RUNS = (
+    (40_000, 0),
+    (40_000, 3),
+    (40_000, 6),
+    (40_000, 9),
+    (120_000, 6),
+    (120_000, 9),
+)  # steps, first seed
 _ROBOTS = (("Hopper", 120), ("Walker2d", 120), ("HalfCheetah", 40))
 Maker = Callable[[], "PlayedProblem | BoardProblem"]
 HALVES: dict[str, tuple[Maker, ...]] = {
@@ -192,8 +269,12 @@ def problems(half: str) -> dict[str, PlayedProblem | BoardProblem]:
 
 
 def main() -> None:
-    """Build what is missing; print rows, episodes, the log's own return and the truths."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    """Build what is missing; print rows, episodes, the log's own return and the
+    truths.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--half", choices=list(HALVES), default="development")
     for problem in problems(parser.parse_args().half).values():
         print_problem(problem)

@@ -1,4 +1,6 @@
-"""Worlds of the evaluation benchmark that no library ships: same interface as scripts.bench.classic."""
+"""Worlds of the evaluation benchmark that no library ships: same interface as
+scripts.bench.classic.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ _MOVES = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])
 
 @dataclass(frozen=True)
 class NoisyGrid(PlainWorld):
-    """Continuous grid: the unit square, four moves with Gaussian noise, goal corner ends the episode.
+    """Continuous grid: the unit square, four moves with Gaussian noise, goal corner
+    ends the episode.
 
     Reward −1 a step, −5 in a swamp in the middle, +20 at the goal (x + y ≥ 1.8).
     """
@@ -27,8 +30,14 @@ class NoisyGrid(PlainWorld):
     def reset(self, n: int, generator: np.random.Generator) -> States:
         return generator.uniform(0.0, 0.3, size=(n, 2))
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
-        moved = state + self.stride * _MOVES[action] + self.noise * generator.standard_normal(state.shape)
+    def step(
+        self, state: States, action: Actions, generator: np.random.Generator
+    ) -> Outcome:
+        moved = (
+            state
+            + self.stride * _MOVES[action]
+            + self.noise * generator.standard_normal(state.shape)
+        )
         following = np.clip(moved, 0.0, 1.0)
         goal = following.sum(axis=1) >= 1.8
         depth = np.exp(-np.sum((following - 0.5) ** 2, axis=1) / 0.15**2)
@@ -37,7 +46,9 @@ class NoisyGrid(PlainWorld):
 
 @dataclass(frozen=True)
 class Chain:
-    """A line of length 10: step left (0) or right (1) of about 1, slipping; the ends pay 1 and 10."""
+    """A line of length 10: step left (0) or right (1) of about 1, slipping; the ends
+    pay 1 and 10.
+    """
 
     slip: float = 0.1
     length: float = 10.0
@@ -47,11 +58,14 @@ class Chain:
     def reset(self, n: int, generator: np.random.Generator) -> States:
         return generator.uniform(2.0, 5.0, size=(n, 1))
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+    def step(
+        self, state: States, action: Actions, generator: np.random.Generator
+    ) -> Outcome:
         slipped = generator.random(len(state)) < self.slip
         direction = np.where((action == 1) ^ slipped, 1.0, -1.0)
         place = state[:, 0] + direction * generator.uniform(0.5, 1.5, size=len(state))
-        left, right = place <= 0.0, place >= self.length
+        left = place <= 0.0
+        right = place >= self.length
         reward = 1.0 * left + 10.0 * right - 0.05
         return Outcome(np.clip(place, 0.0, self.length)[:, None], reward, left | right)
 
@@ -61,7 +75,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class Clicks(PlainWorld):
-    """One step each: eight features of a visitor, five offers, a click (1) with a logistic chance."""
+    """One step each: eight features of a visitor, five offers, a click (1) with a
+    logistic chance.
+    """
 
     key: int = 0
     n_actions: int = 5
@@ -69,9 +85,16 @@ class Clicks(PlainWorld):
     def reset(self, n: int, generator: np.random.Generator) -> States:
         return generator.standard_normal((n, 8))
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
-        clicked = generator.random(len(state)) < self.chances(state)[np.arange(len(state)), action]
-        return Outcome(state, clicked.astype(np.float64), np.ones(len(state), dtype=bool))
+    def step(
+        self, state: States, action: Actions, generator: np.random.Generator
+    ) -> Outcome:
+        clicked = (
+            generator.random(len(state))
+            < self.chances(state)[np.arange(len(state)), action]
+        )
+        return Outcome(
+            state, clicked.astype(np.float64), np.ones(len(state), dtype=bool)
+        )
 
     def chances(self, observations: Array) -> Array:
         """Of a click, (N, 5)."""

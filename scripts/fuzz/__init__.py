@@ -1,1 +1,3 @@
-"""Fuzzing of every reader: `python -m scripts.fuzz.run --reader NAME --seconds N` (see SECURITY.md)."""
+"""Fuzzing of every reader: `python -m scripts.fuzz.run --reader NAME --seconds N` (see
+SECURITY.md).
+"""

@@ -1,4 +1,6 @@
-"""One process of the fuzzer: reads contents until its time is over or something escapes."""
+"""One process of the fuzzer: reads contents until its time is over or something
+escapes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ class _Recorder:
     """Keeps the input that is being read, and counts."""
 
     def __init__(self, trial: Any, report: Path, kept: Path) -> None:
-        self._trial, self._report, self._kept, self._next = trial, report, kept, 0.0
+        self._trial = trial
+        self._report = report
+        self._kept = kept
+        self._next = 0.0
 
     def __call__(self, content: bytes) -> None:
         self._kept.write_bytes(content)  # a crash of the process leaves it behind
@@ -56,14 +61,20 @@ class _Recorder:
 
     def write(self) -> None:
         """Put the counts on record."""
-        counts = {"executions": self._trial.executions, "accepted": self._trial.accepted}
+        counts = {
+            "executions": self._trial.executions,
+            "accepted": self._trial.accepted,
+        }
         self._report.write_text(json.dumps(counts))
 
 
-def _recorder(name: str, seed: int, report: Path, out: Path) -> tuple[_Recorder, list[bytes]]:
+def _recorder(
+    name: str, seed: int, report: Path, out: Path
+) -> tuple[_Recorder, list[bytes]]:
     from scripts.fuzz.readers import Trial, readers
 
-    trial, kept = Trial(name, report.parent), out / f"{name}-{seed}.bin"
+    trial = Trial(name, report.parent)
+    kept = out / f"{name}-{seed}.bin"
     seeds = readers()[name].seeds()
     for content in seeds:
         trial(content)
@@ -88,7 +99,9 @@ def _blind(name: str, seed: int, seconds: int, report: Path, out: Path) -> None:
     end = time.monotonic() + seconds
     try:
         while time.monotonic() < end:
-            first, second = (seeds[int(i)] for i in generator.integers(len(seeds), size=2))
+            first, second = (
+                seeds[int(i)] for i in generator.integers(len(seeds), size=2)
+            )
             record(mutate(first, second, generator))
     finally:
         record.write()
@@ -122,14 +135,24 @@ def _guided(name: str, seed: int, seconds: int, report: Path, out: Path) -> None
     def bend(content: bytes, most: int, number: int) -> bytes:
         generator = np.random.default_rng(number)
         if generator.random() < 0.5:
-            inside = mutate_inside(content, lambda part: atheris.Mutate(part, len(part) + 64), generator)
+            inside = mutate_inside(
+                content, lambda part: atheris.Mutate(part, len(part) + 64), generator
+            )
             if inside is not None and len(inside) <= most:
                 return inside
         return atheris.Mutate(content, most)
 
-    arguments = [sys.argv[0], str(corpus), f"-seed={seed + 1}", f"-max_total_time={seconds}", "-timeout=40",
-                 "-rss_limit_mb=0", f"-max_len={max(map(len, seeds)) + 4096}", "-len_control=0",
-                 f"-artifact_prefix={out}/{name}-{seed}-"]  # fmt: skip
+    arguments = [
+        sys.argv[0],
+        str(corpus),
+        f"-seed={seed + 1}",
+        f"-max_total_time={seconds}",
+        "-timeout=40",
+        "-rss_limit_mb=0",
+        f"-max_len={max(map(len, seeds)) + 4096}",
+        "-len_control=0",
+        f"-artifact_prefix={out}/{name}-{seed}-",
+    ]
     atheris.Setup(arguments, one, custom_mutator=bend)
     try:
         atheris.Fuzz()

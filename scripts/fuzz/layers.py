@@ -1,6 +1,8 @@
-"""Changing what lies inside: members of archives and parts of models, with checksums and lengths set right.
+"""Changing what lies inside: members of archives and parts of models, with checksums
+and lengths set right.
 
-Flipped bytes of a zip mostly end at its checksum; what is behind it is reached by packing it anew.
+Flipped bytes of a zip mostly end at its checksum; what is behind it is reached by
+packing it anew.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def _in_archive(
 ) -> bytes | None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+            members = {
+                entry.filename: archive.read(entry) for entry in archive.infolist()
+            }
     except Exception:  # broken already
         return None
     if not members:
@@ -57,7 +61,8 @@ def _in_model(
     """A d3rlpy model: its JSON, or the archive of its weights."""
     try:
         model = _Plain(io.BytesIO(content)).load()
-        config, weights = model["config"], model["torch"]
+        config = model["config"]
+        weights = model["torch"]
     except Exception:
         return None
     if generator.random() < 0.4:

@@ -1,4 +1,6 @@
-"""What a fuzzer calls: every reader as a function of bytes; anything but a KofflineError is a finding."""
+"""What a fuzzer calls: every reader as a function of bytes; anything but a
+KofflineError is a finding.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,18 @@ from koffline.data.transitions import Discrete
 from koffline.errors import KofflineError
 from scripts.fuzz import seeds
 
-# A folder in memory where the system has one: a fuzzer writes the file thousands of times.
-SCRATCH = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+# A folder in memory where the system has one: a fuzzer writes the file thousands of
+# times.
+SCRATCH = (
+    Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """read: from a path, raising KofflineError. seeds: well-formed contents. place: name of the file read."""
+    """read: from a path, raising KofflineError. seeds: well-formed contents. place:
+    name of the file read.
+    """
 
     read: Callable[[Path], object]
     seeds: Callable[[], list[bytes]]
@@ -58,8 +65,14 @@ def _starts(path: Path) -> None:
 def _table(path: Path) -> None:
     from koffline.data.sources import open_transitions
 
-    mapping = {"observations": ["x_*"], "action": "a", "reward": "r", "episode": "id", "time": "t",
-               "terminal": "done"}  # fmt: skip
+    mapping = {
+        "observations": ["x_*"],
+        "action": "a",
+        "reward": "r",
+        "episode": "id",
+        "time": "t",
+        "terminal": "done",
+    }
     open_transitions(path, mapping=mapping)
 
 
@@ -95,8 +108,11 @@ def _settings(path: Path) -> None:
     from koffline.train import config as training
 
     for read in (
-        lambda p: make_settings(read_yaml(p)), as_mapping, training.load_config, online.load_config
-    ):  # fmt: skip
+        lambda p: make_settings(read_yaml(p)),
+        as_mapping,
+        training.load_config,
+        online.load_config,
+    ):
         try:
             read(path)
         except KofflineError:
@@ -118,22 +134,32 @@ def readers() -> dict[str, Reader]:
         "npz": Reader(_log, seeds.npz_seeds),
         "starts": Reader(_starts, lambda: seeds.npy_seeds() + seeds.npz_seeds()),
         "minari-metadata": Reader(
-            _minari, seeds.minari_metadata_seeds, "log/data/metadata.json",
+            _minari,
+            seeds.minari_metadata_seeds,
+            "log/data/metadata.json",
             lambda folder: seeds.minari_folder(folder / "log"),
         ),
         "minari-data": Reader(
-            _minari, seeds.minari_data_seeds, "log/data/main_data.hdf5",
+            _minari,
+            seeds.minari_data_seeds,
+            "log/data/main_data.hdf5",
             lambda folder: seeds.minari_folder(folder / "log"),
         ),
-        "parquet": Reader(_table, partial(seeds.table_seeds, "parquet"), "input.parquet"),
+        "parquet": Reader(
+            _table, partial(seeds.table_seeds, "parquet"), "input.parquet"
+        ),
         "arrow": Reader(_table, partial(seeds.table_seeds, "arrow"), "input.arrow"),
         "csv": Reader(_table, partial(seeds.table_seeds, "csv"), "input.csv"),
         "manifest": Reader(
-            _shards, seeds.manifest_seeds, "log/manifest.json",
+            _shards,
+            seeds.manifest_seeds,
+            "log/manifest.json",
             lambda folder: seeds.shard_folder(folder / "log"),
         ),
         "shard": Reader(
-            _shards, seeds.shard_seeds, "log/shard-00000.hdf5",
+            _shards,
+            seeds.shard_seeds,
+            "log/shard-00000.hdf5",
             lambda folder: seeds.shard_folder(folder / "log"),
         ),
         "d3": Reader(_policy, seeds.d3_seeds),
@@ -143,11 +169,13 @@ def readers() -> dict[str, Reader]:
         "checkpoint": Reader(_checkpoint, seeds.checkpoint_seeds),
         "yaml": Reader(_settings, seeds.yaml_seeds, "input.yaml"),
         "json": Reader(_description, seeds.json_seeds),
-    }  # fmt: skip
+    }
 
 
 class Trial:
-    """Hands contents to one reader, as a file in a folder; what escapes is a finding."""
+    """Hands contents to one reader, as a file in a folder; what escapes is a
+    finding.
+    """
 
     def __init__(self, name: str, folder: Path) -> None:
         self._reader = readers()[name]
@@ -164,6 +192,8 @@ class Trial:
             self._reader.read(self._path)
         except KofflineError as error:
             if not str(error).isprintable():
-                raise AssertionError(f"an error that is not one printable line: {str(error)!r}") from error
+                raise AssertionError(
+                    f"an error that is not one printable line: {str(error)!r}"
+                ) from error
             return
         self.accepted += 1

@@ -1,4 +1,6 @@
-"""Well-formed files to start from, built here and small: a fuzzer bends what is nearly right."""
+"""Well-formed files to start from, built here and small: a fuzzer bends what is nearly
+right.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from koffline.data.transitions import Continuous, Discrete, Transitions
 
 def log(continuous: bool = False) -> Transitions:
     """Two episodes of three rows."""
-    actions = np.linspace(-1, 1, 6).reshape(6, 1) if continuous else np.array([0, 1, 1, 0, 1, 0])
+    if continuous:
+        actions = np.linspace(-1, 1, 6).reshape(6, 1)
+    else:
+        actions = np.array([0, 1, 1, 0, 1, 0])
     path = np.arange(14.0, dtype=np.float32).reshape(7, 2)
     return Transitions(
         path[:-1],
@@ -46,8 +51,10 @@ def hdf5_seeds() -> list[bytes]:
 
     def plain(path: Path) -> None:
         with h5py.File(path, "w") as file:
-            file["observations"], file["actions"] = np.zeros((4, 2), "f4"), np.zeros((4, 1), "f4")
-            file["rewards"], file["terminals"] = np.zeros(4), np.zeros(4, bool)
+            file["observations"] = np.zeros((4, 2), "f4")
+            file["actions"] = np.zeros((4, 1), "f4")
+            file["rewards"] = np.zeros(4)
+            file["terminals"] = np.zeros(4, bool)
             file["infos/action_log_probs"] = np.zeros(4)
 
     return [_written(lambda path: write_hdf5(log(), path)), _written(plain)]
@@ -84,15 +91,25 @@ def table_seeds(suffix: str) -> list[bytes]:
     import pyarrow as pa
     from pyarrow import csv, feather, parquet
 
-    rows = pa.table({
-        "x_0": [0.0, 1.0, 2.0, 3.0], "x_1": [1.0, 2.0, 3.0, 4.0], "a": ["left", "right", "left", "left"],
-        "r": [0.0, 1.0, 0.0, 1.0], "id": ["e", "e", "f", "f"], "t": [0, 1, 0, 1], "done": [False, True] * 2,
-    })  # fmt: skip
+    rows = pa.table(
+        {
+            "x_0": [0.0, 1.0, 2.0, 3.0],
+            "x_1": [1.0, 2.0, 3.0, 4.0],
+            "a": ["left", "right", "left", "left"],
+            "r": [0.0, 1.0, 0.0, 1.0],
+            "id": ["e", "e", "f", "f"],
+            "t": [0, 1, 0, 1],
+            "done": [False, True] * 2,
+        }
+    )
     if suffix == "csv":
         return [_written(lambda path: csv.write_csv(rows, path))]
     nested = rows.append_column("x_2", pa.array([[1.0], [2.0, 3.0], None, []]))
     nested = nested.append_column("s", pa.array([{"p": 1}] * 4))
-    write = parquet.write_table if suffix == "parquet" else feather.write_feather
+    if suffix == "parquet":
+        write = parquet.write_table
+    else:
+        write = feather.write_feather
     return [_written(partial(write, table)) for table in (rows, nested)]
 
 
@@ -134,7 +151,12 @@ def checkpoint_seeds() -> list[bytes]:
 
     from koffline.checkpoints import write_checkpoint
 
-    state = {"fingerprint": "f", "step": 3, "tensors": [torch.arange(4.0), torch.ones(2, 2)], "none": None}
+    state = {
+        "fingerprint": "f",
+        "step": 3,
+        "tensors": [torch.arange(4.0), torch.ones(2, 2)],
+        "none": None,
+    }
     return [_written(lambda path: write_checkpoint(path, state))]
 
 
@@ -144,7 +166,11 @@ def policy_seeds() -> list[bytes]:
 
     grid = GridPolicy((0.0, 0.0), (1.0, 1.0), np.zeros((2, 2, 2)))
     return [
-        _written(lambda path: save_mlp_policy(path, [(np.ones((2, 2)), np.zeros(2))], "softmax")),
+        _written(
+            lambda path: save_mlp_policy(
+                path, [(np.ones((2, 2)), np.zeros(2))], "softmax"
+            )
+        ),
         _written(lambda path: save_grid_policy(path, grid)),
     ]
 
@@ -155,13 +181,18 @@ def onnx_seeds() -> list[bytes]:
 
     weights = numpy_helper.from_array(np.ones((2, 2), np.float32), "w")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Softmax", ["y"], ["p"])],
+        [
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+            helper.make_node("Softmax", ["y"], ["p"]),
+        ],
         "policy",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
         [helper.make_tensor_value_info("p", TensorProto.FLOAT, ["n", 2])],
         [weights],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
     return [model.SerializeToString()]
 
 
@@ -170,8 +201,14 @@ def yaml_seeds() -> list[bytes]:
     return [
         b"gamma: 0.9\nsteps: 100\nhidden_units: [8, 8]\n",
         b"a: &a [1, 2]\nb: {c: *a, <<: {d: 1e3}}\ne: !!float 1\nf: 2001-01-01\n",
-        b"data: {source: log.hdf5, discrete: 2}\nalgo: {name: kloss_dqn}\ntrain: {steps: 10, seed: 1}\n",
-        b"environment: {id: CartPole-v1}\ntrust_pcl: {gamma: 0.9}\nsteps: 10\nseeds: [1]\n",
+        (
+            b"data: {source: log.hdf5, discrete: 2}\nalgo: {name: kloss_dqn}\ntrain:"
+            b" {steps: 10, seed: 1}\n"
+        ),
+        (
+            b"environment: {id: CartPole-v1}\ntrust_pcl: {gamma: 0.9}\nsteps:"
+            b" 10\nseeds: [1]\n"
+        ),
         b"observations: ['x_*']\naction: a\nreward: r\nepisode: id\ntime: t\n",
     ]
 
@@ -180,7 +217,10 @@ def json_seeds() -> list[bytes]:
     """The description that our files carry."""
     from koffline.data.raw import describe_log
 
-    return [describe_log(log()).encode(), json.dumps({"format": 1, "low": [None, 1e400]}).encode()]
+    return [
+        describe_log(log()).encode(),
+        json.dumps({"format": 1, "low": [None, 1e400]}).encode(),
+    ]
 
 
 def manifest_seeds() -> list[bytes]:

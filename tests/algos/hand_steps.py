@@ -1,4 +1,6 @@
-"""Steps of plain SGD by autograd, in float64: nothing but the networks is the package's."""
+"""Steps of plain SGD by autograd, in float64: nothing but the networks is the
+package's.
+"""
 
 import math
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ from koffline.kernels import Gaussian, Laplacian
 from tests import reference
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, make
 
-ROWS, GAMMA, RATE = 7, 0.9, 0.05
+ROWS = 7
+GAMMA = 0.9
+RATE = 0.05
 SGD = d3rlpy.optimizers.SGDFactory
 WEIGHTS = (None, 0.0, 0.3, 1.0)
 
@@ -27,9 +31,11 @@ def batch_of(discrete: bool, seed: int = 0, length: int | None = None):
     actions = (
         torch.randint(0, ACTIONS, (*lead, 1), generator=generator).double()
         if discrete
-        else torch.rand(*lead, ACTIONS, generator=generator, dtype=torch.float64) * 2 - 1
+        else torch.rand(*lead, ACTIONS, generator=generator, dtype=torch.float64) * 2
+        - 1
     )
-    following, lengths = normal(ROWS, COLUMNS), torch.randint(1, 4, (ROWS, 1), generator=generator).double()
+    following = normal(ROWS, COLUMNS)
+    lengths = torch.randint(1, 4, (ROWS, 1), generator=generator).double()
     return d3rlpy.torch_utility.TorchMiniBatch(
         observations=normal(*lead, COLUMNS),
         actions=actions,
@@ -46,35 +52,56 @@ def batch_of(discrete: bool, seed: int = 0, length: int | None = None):
 
 def in_float64(name: str, target=None, diag_weight=None, **settings):
     settings["diag_weight"] = diag_weight
-    factories = {"critic_optim_factory": SGD(), "actor_optim_factory": SGD(), "critic_learning_rate": RATE}
+    factories = {
+        "critic_optim_factory": SGD(),
+        "actor_optim_factory": SGD(),
+        "critic_learning_rate": RATE,
+    }
     if name in ("KLossDQN", "KLossDiscreteCQL", "KLossFQE", "DiscreteKLossFQE"):
         factories = {"optim_factory": SGD(), "learning_rate": RATE}
     algo = make(
-        name, target, build=True, gamma=GAMMA, bandwidth=0.8, normalise=False, **factories, **settings
+        name,
+        target,
+        build=True,
+        gamma=GAMMA,
+        bandwidth=0.8,
+        normalise=False,
+        **factories,
+        **settings,
     )
     for module in algo.impl.modules.get_torch_modules().values():
         module.double()
     if hasattr(algo.impl.modules, "log_temp"):  # was rounded to float32
         with torch.no_grad():
-            next(algo.impl.modules.log_temp.parameters()).fill_(math.log(algo.config.initial_temperature))
+            next(algo.impl.modules.log_temp.parameters()).fill_(
+                math.log(algo.config.initial_temperature)
+            )
     return algo
 
 
-def hand_gram(batch, kernel: str, bandwidth: float, discrete: bool, action_kernel: str = "joint"):
+def hand_gram(
+    batch, kernel: str, bandwidth: float, discrete: bool, action_kernel: str = "joint"
+):
     """Two loops over rows."""
-    rows, actions = batch.observations.numpy(), batch.actions.numpy()
+    rows = batch.observations.numpy()
+    actions = batch.actions.numpy()
     if action_kernel == "joint":
         acted = np.eye(ACTIONS)[actions[:, 0].astype(int)] if discrete else actions
         rows = np.concatenate([rows, acted], axis=1)
     one = {"gaussian": reference.gaussian, "laplacian": reference.laplacian}[kernel]
     gram = reference.gram(lambda x, y: one(x, y, bandwidth), rows, rows)
-    return torch.as_tensor(gram * (actions == actions.T) if action_kernel == "indicator" else gram)
+    return torch.as_tensor(
+        gram * (actions == actions.T) if action_kernel == "indicator" else gram
+    )
 
 
-def hand_loss(residual: torch.Tensor, gram: torch.Tensor, weight: float | None) -> torch.Tensor:
+def hand_loss(
+    residual: torch.Tensor, gram: torch.Tensor, weight: float | None
+) -> torch.Tensor:
     """The two sums of the loss, one term at a time."""
     weight = 1.0 / ROWS if weight is None else weight
-    off, diagonal = reference.u_statistic(residual, gram), reference.diagonal_mean(residual, gram)
+    off = reference.u_statistic(residual, gram)
+    diagonal = reference.diagonal_mean(residual, gram)
     return (1.0 - weight) * off + weight * diagonal
 
 
@@ -96,7 +123,9 @@ def stepped(module, loss: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def assert_stepped(module, expected: list[torch.Tensor], rtol: float = 1e-9, atol: float = 1e-11) -> None:
+def assert_stepped(
+    module, expected: list[torch.Tensor], rtol: float = 1e-9, atol: float = 1e-11
+) -> None:
     for parameter, wanted in zip(module.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), wanted, rtol=rtol, atol=atol)
 
@@ -116,10 +145,16 @@ def update(algo, batch, critic_only: bool = True):
     algo.impl.modules.kernel.bandwidth.fill_(0.8)
     algo.impl.modules.kernel.inverse_scale.fill_(1.0 / 0.8)
     torch.manual_seed(9)
-    return algo.impl.update_critic(batch) if critic_only else algo.impl.inner_update(batch, 0)
+    return (
+        algo.impl.update_critic(batch)
+        if critic_only
+        else algo.impl.inner_update(batch, 0)
+    )
 
 
-def bellman_residual(batch, next_value: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def bellman_residual(
+    batch, next_value: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
     discounts = GAMMA ** batch.intervals[:, 0] * (1.0 - batch.terminals[:, 0])
     return batch.rewards[:, 0] + discounts * next_value - value
 
@@ -128,35 +163,65 @@ def squashed(output, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Actions of a squashed Gaussian and their log-density."""
     raw = output.mu + output.logstd.exp() * noise
     density = torch.distributions.Normal(output.mu, output.logstd.exp()).log_prob(raw)
-    return torch.tanh(raw), (density - torch.log(1.0 - torch.tanh(raw).square())).sum(dim=-1)
+    return torch.tanh(raw), (density - torch.log(1.0 - torch.tanh(raw).square())).sum(
+        dim=-1
+    )
 
 
 def assert_critic_step(
-    algo, batch, residual, extra=0.0, kernel="laplacian", action_kernel="joint", critic_only=True, **close
+    algo,
+    batch,
+    residual,
+    extra=0.0,
+    kernel="laplacian",
+    action_kernel="joint",
+    critic_only=True,
+    **close,
 ) -> None:
-    """One update of the critics is a step on the hand-written loss of each residual, plus `extra`."""
+    """One update of the critics is a step on the hand-written loss of each residual,
+    plus `extra`.
+    """
     discrete = bool(algo.impl.modules.kernel.n_actions)
     gram = hand_gram(batch, kernel, 0.8, discrete, action_kernel)
-    loss = sum(hand_loss(row, gram, algo.config.diag_weight) for row in residual) + extra
+    loss = (
+        sum(hand_loss(row, gram, algo.config.diag_weight) for row in residual) + extra
+    )
     expected = stepped(algo.impl.q_function, loss)
     metrics = update(algo, batch, critic_only)
-    assert metrics["critic_loss"] == pytest.approx(float(loss.detach()), rel=1e-5, abs=1e-9)
-    if not hasattr(algo.config, "critic_beta"):  # ReBRAC says no more than d3rlpy's does
-        assert metrics["bellman_error"] == pytest.approx(float(residual.detach().square().mean()), rel=1e-5)
+    assert metrics["critic_loss"] == pytest.approx(
+        float(loss.detach()), rel=1e-5, abs=1e-9
+    )
+    if not hasattr(
+        algo.config, "critic_beta"
+    ):  # ReBRAC says no more than d3rlpy's does
+        assert metrics["bellman_error"] == pytest.approx(
+            float(residual.detach().square().mean()), rel=1e-5
+        )
     assert_stepped(algo.impl.q_function, expected, **close)
 
 
 def put(algo, values) -> None:
     with torch.no_grad():
-        for parameter, value in zip(algo.impl.q_function.parameters(), values, strict=True):
+        for parameter, value in zip(
+            algo.impl.q_function.parameters(), values, strict=True
+        ):
             parameter.copy_(value)
 
 
 def features(batch, kernel: str, action_kernel: str) -> torch.Tensor:
-    rows, acted = batch.observations, torch.eye(ACTIONS, dtype=torch.float64)[batch.actions[:, 0].long()]
+    rows = batch.observations
+    acted = torch.eye(ACTIONS, dtype=torch.float64)[batch.actions[:, 0].long()]
     if action_kernel == "joint":
         rows = torch.cat((rows, acted), dim=1)
     base = {"gaussian": Gaussian(1.0), "laplacian": Laplacian(1.0)}[kernel]
-    phases = rows @ base.draw_frequencies(rows.shape[1], 250, torch.Generator().manual_seed(0)) / 0.8
+    phases = (
+        rows
+        @ base.draw_frequencies(rows.shape[1], 250, torch.Generator().manual_seed(0))
+        / 0.8
+    )
     psi = torch.cat((phases.cos(), phases.sin()), dim=1) / 250**0.5
-    return psi if action_kernel == "joint" else torch.einsum("nf,na->naf", psi, acted).flatten(1)
+    return (
+        psi
+        if action_kernel == "joint"
+        else torch.einsum("nf,na->naf", psi, acted).flatten(1)
+    )

@@ -13,7 +13,15 @@ from koffline.data.replay import to_d3rlpy
 from koffline.errors import ConfigError, DataError
 from koffline.policy_specs import as_policy
 from tests.algos import makers
-from tests.algos.makers import ACTIONS, ALL, d3rlpy, is_discrete, make, make_target, observations
+from tests.algos.makers import (
+    ACTIONS,
+    ALL,
+    d3rlpy,
+    is_discrete,
+    make,
+    make_target,
+    observations,
+)
 
 
 def fixed_kernel(name: str = "KLossDQN", **settings):
@@ -41,7 +49,11 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("KLossDQN", {"initial_value": "median"}, "a number or 'mean'"),
         ("KLossDQN", {"batch_size": 1}, "at least 2"),
         ("KLossDQN", {"gamma": 1.5}, "less than or equal to 1"),
-        ("KLossDQN", {"q_func_factory": d3rlpy.models.QRQFunctionFactory()}, "needs the mean"),
+        (
+            "KLossDQN",
+            {"q_func_factory": d3rlpy.models.QRQFunctionFactory()},
+            "needs the mean",
+        ),
         ("KLossSAC", {"action_kernel": "indicator"}, "discrete actions"),
         ("KLossSAC", {"initial_temperature": 0.0}, "greater than 0"),
         ("KLossIQL", {"expectile": 1.0}, "less than 1"),
@@ -59,18 +71,43 @@ def test_options_out_of_range_are_refused(name: str, settings: dict, says: str) 
     ("make_it", "says"),
     [
         (lambda: make("KLossDQN").create_impl((3, 84, 84), ACTIONS), "embedding"),
-        (lambda: make("KLossDQN").create_impl(((4,), (5,)), ACTIONS), "one vector per observation"),
-        (lambda: make("KLossDQN").fit(makers.make_buffer("KLossDQN"), n_steps=5), "not one epoch"),
-        (lambda: makers.fit(make("KLossDQN"), makers.make_buffer("KLossDQN"), 4.5), "give whole numbers"),
-        (lambda: makers.fit(make("TrustPCL"), makers.make_log(False)), "a Transitions; koffline.Columnar"),
-        (lambda: ours.KLossFQE(make_target(True), d3rlpy.ope.FQEConfig()), "give a KLossFQEConfig, not"),
+        (
+            lambda: make("KLossDQN").create_impl(((4,), (5,)), ACTIONS),
+            "one vector per observation",
+        ),
+        (
+            lambda: make("KLossDQN").fit(makers.make_buffer("KLossDQN"), n_steps=5),
+            "not one epoch",
+        ),
+        (
+            lambda: makers.fit(make("KLossDQN"), makers.make_buffer("KLossDQN"), 4.5),
+            "give whole numbers",
+        ),
+        (
+            lambda: makers.fit(make("TrustPCL"), makers.make_log(False)),
+            "a Transitions; koffline.Columnar",
+        ),
+        (
+            lambda: ours.KLossFQE(make_target(True), d3rlpy.ope.FQEConfig()),
+            "give a KLossFQEConfig, not",
+        ),
         (lambda: ours.KLossFQE("model.d3"), r"not str; koffline\.load"),
-        (lambda: ours.KLossFQE(d3rlpy.algos.DiscreteRandomPolicyConfig().create()), "evaluate.*'uniform'"),
+        (
+            lambda: ours.KLossFQE(d3rlpy.algos.DiscreteRandomPolicyConfig().create()),
+            "evaluate.*'uniform'",
+        ),
         (lambda: make("KLossDQN").config.create(enable_ddp=True), "enable_ddp"),
-        (lambda: ours.KLossFQE(make_target(discrete=False)).create_impl((5,), ACTIONS), "the policy is for"),
+        (
+            lambda: ours.KLossFQE(make_target(discrete=False)).create_impl(
+                (5,), ACTIONS
+            ),
+            "the policy is for",
+        ),
     ],
 )
-def test_what_cannot_be_made_is_refused(make_it: Callable[[], object], says: str) -> None:
+def test_what_cannot_be_made_is_refused(
+    make_it: Callable[[], object], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         make_it()
 
@@ -82,7 +119,11 @@ def test_a_number_is_the_bandwidth_and_a_rule_a_multiple_of_the_median() -> None
     rows = np.concatenate([batch.observations, one_hot], axis=1).astype(np.float64)
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0, ddof=1)
     for kernel, order in (("laplacian", 1), ("gaussian", 2)):
-        gaps = [np.linalg.norm(rows[i] - rows[j], ord=order) for i in range(100) for j in range(i + 1, 100)]
+        gaps = [
+            np.linalg.norm(rows[i] - rows[j], ord=order)
+            for i in range(100)
+            for j in range(i + 1, 100)
+        ]
         found = float(fixed_kernel(kernel=kernel, bandwidth="0.5 median").bandwidth)
         assert found == pytest.approx(0.5 * np.median(gaps), rel=1e-3)
 
@@ -90,34 +131,47 @@ def test_a_number_is_the_bandwidth_and_a_rule_a_multiple_of_the_median() -> None
 def test_a_constant_residual_costs_its_square_when_normalised() -> None:
     kernel = fixed_kernel(bandwidth="1 median", batch_size=100)
     batch = makers.make_buffer("KLossDQN").sample_transition_batch(100)
-    x, actions = torch.as_tensor(batch.observations), torch.as_tensor(batch.actions)
+    x = torch.as_tensor(batch.observations)
+    actions = torch.as_tensor(batch.actions)
     loss = kernel(torch.full((1, 100), 3.0), x, actions)
     assert float(loss) == pytest.approx(9.0, rel=1e-4)
 
 
 def test_scalers_of_target_and_evaluator_may_differ() -> None:
-    """The policy's actions, seen through both scalers, are what the policy does on the raw observation."""
+    """The policy's actions, seen through both scalers, are what the policy does on the
+    raw observation.
+    """
     log = makers.make_log(discrete=False)
     raw = log.observations * 7.0 + 3.0
-    shifted = dataclasses.replace(log, observations=raw, next_observations=log.next_observations * 7.0 + 3.0)
+    shifted = dataclasses.replace(
+        log, observations=raw, next_observations=log.next_observations * 7.0 + 3.0
+    )
     preprocessing = d3rlpy.preprocessing
     target = make_target(
         discrete=False,
-        observation_scaler=preprocessing.MinMaxObservationScaler(minimum=raw.min(0), maximum=raw.max(0)),
-        action_scaler=preprocessing.MinMaxActionScaler(np.full(ACTIONS, -2.0), np.full(ACTIONS, 2.0)),
+        observation_scaler=preprocessing.MinMaxObservationScaler(
+            minimum=raw.min(0), maximum=raw.max(0)
+        ),
+        action_scaler=preprocessing.MinMaxActionScaler(
+            np.full(ACTIONS, -2.0), np.full(ACTIONS, 2.0)
+        ),
     )
     algo = make(
         "KLossFQE",
         target,
         observation_scaler=preprocessing.StandardObservationScaler(),
-        action_scaler=preprocessing.MinMaxActionScaler(np.full(ACTIONS, -4.0), np.full(ACTIONS, 4.0)),
+        action_scaler=preprocessing.MinMaxActionScaler(
+            np.full(ACTIONS, -4.0), np.full(ACTIONS, 4.0)
+        ),
     )
     makers.fit(algo, ColumnarReplayBuffer(shifted, seed=0), steps=2)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         acted = algo.impl._actions(torch.as_tensor(raw[:10]))
         torch.manual_seed(0)
-        np.testing.assert_allclose(4.0 * acted.numpy(), target.sample_action(raw[:10]), atol=1e-4)
+        np.testing.assert_allclose(
+            4.0 * acted.numpy(), target.sample_action(raw[:10]), atol=1e-4
+        )
     np.testing.assert_array_equal(algo.predict(raw[:10]), target.predict(raw[:10]))
 
 
@@ -127,15 +181,21 @@ def test_a_stochastic_policy_has_an_expected_state_value() -> None:
     x = observations()
     with torch.no_grad():
         probabilities = target.impl.policy(torch.as_tensor(x)).probs.numpy()
-    values = np.stack([algo.predict_value(x, np.full(10, a)) for a in range(ACTIONS)], axis=1)
-    np.testing.assert_allclose(algo.predict_state_value(x), (probabilities * values).sum(1), rtol=1e-5)
+    values = np.stack(
+        [algo.predict_value(x, np.full(10, a)) for a in range(ACTIONS)], axis=1
+    )
+    np.testing.assert_allclose(
+        algo.predict_state_value(x), (probabilities * values).sum(1), rtol=1e-5
+    )
     policy = as_policy(algo, Discrete(ACTIONS), (x.shape[1],))
     np.testing.assert_allclose(policy.probabilities(x), probabilities, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
-    """The output of every value function is shifted before the first step, and never again."""
+    """The output of every value function is shifted before the first step, and never
+    again.
+    """
     x = torch.as_tensor(observations())
     actions = torch.zeros(10, ACTIONS)
 
@@ -143,8 +203,14 @@ def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
         found = []
         for part in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
             functions = getattr(algo.impl.modules, part, None) or torch.nn.ModuleList()
-            for function in functions if isinstance(functions, torch.nn.ModuleList) else [functions]:
-                takes_actions = not is_discrete(name) and "TrustPCL" not in name and part != "value_func"
+            for function in (
+                functions if isinstance(functions, torch.nn.ModuleList) else [functions]
+            ):
+                takes_actions = (
+                    not is_discrete(name)
+                    and "TrustPCL" not in name
+                    and part != "value_func"
+                )
                 out = function(x, actions) if takes_actions else function(x)
                 found.append(getattr(out, "q_value", out).detach())
         return found
@@ -162,7 +228,9 @@ def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
 
 
 def test_the_mean_start_is_what_the_logs_own_policy_is_worth() -> None:
-    """Reward 2 a step, scaled by a half, gamma 0.9, one row in four ends: 1 / (1 − 0.9 · 3/4)."""
+    """Reward 2 a step, scaled by a half, gamma 0.9, one row in four ends: 1 / (1 − 0.9
+    · 3/4).
+    """
     batch = makers.make_buffer("KLossDQN").sample_transition_batch(16)
     rows = {
         **vars(batch),
@@ -180,12 +248,19 @@ def test_the_mean_start_is_what_the_logs_own_policy_is_worth() -> None:
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 def test_the_soft_maximum_follows_the_units_of_reward(scale: float, tmp_path) -> None:
-    """Its temperature is a tenth of the log's mean absolute reward, saved, and the same for later logs."""
+    """Its temperature is a tenth of the log's mean absolute reward, saved, and the same
+    for later logs.
+    """
     log = makers.make_log(discrete=True)
     scaled = dataclasses.replace(log, rewards=log.rewards * scale)
     algo = make("KLossDQN", temperature=0.1)
-    makers.fit(algo, to_d3rlpy(scaled) if scale == 1.0 else ColumnarReplayBuffer(scaled, seed=0))
-    expected = 0.1 * scale * np.abs(log.rewards).sum() / (len(log) + (scale == 1.0) * 5)  # five added steps
+    makers.fit(
+        algo,
+        to_d3rlpy(scaled) if scale == 1.0 else ColumnarReplayBuffer(scaled, seed=0),
+    )
+    expected = (
+        0.1 * scale * np.abs(log.rewards).sum() / (len(log) + (scale == 1.0) * 5)
+    )  # five added steps
     assert float(algo.impl.temperature) == pytest.approx(expected, rel=1e-5)
     values = scale * torch.tensor([[[1.0, 1.3, 0.9]]])
     soft = expected * torch.logsumexp(values / expected, dim=2)
@@ -195,15 +270,22 @@ def test_the_soft_maximum_follows_the_units_of_reward(scale: float, tmp_path) ->
     makers.fit(loaded, ColumnarReplayBuffer(log, seed=0))
     assert float(loaded.impl.temperature) == pytest.approx(expected, rel=1e-5)
     kernel = loaded.impl.modules.kernel
-    kernel.load_state_dict({key: held for key, held in kernel.state_dict().items() if key != "reward_size"})
-    assert float(loaded.impl.temperature) == pytest.approx(0.1), "files without it were in units of reward"
+    kernel.load_state_dict(
+        {key: held for key, held in kernel.state_dict().items() if key != "reward_size"}
+    )
+    assert float(loaded.impl.temperature) == pytest.approx(0.1), (
+        "files without it were in units of reward"
+    )
 
 
 def test_without_rewards_the_soft_maximum_waits_for_one() -> None:
-    algo, batch = make("KLossDQN", build=True), makers.make_buffer("KLossDQN").sample_transition_batch(16)
+    algo = make("KLossDQN", build=True)
+    batch = makers.make_buffer("KLossDQN").sample_transition_batch(16)
     algo.update(dataclasses.replace(batch, rewards=np.zeros_like(batch.rewards)))
     assert float(algo.impl.temperature) == pytest.approx(0.1)
     with pytest.raises(DataError, match="rewards are not all finite"):
         algo.update(dataclasses.replace(batch, rewards=batch.rewards * np.nan))
     algo.update(batch)
-    assert float(algo.impl.temperature) == pytest.approx(0.1 * np.abs(batch.rewards).mean(), rel=1e-5)
+    assert float(algo.impl.temperature) == pytest.approx(
+        0.1 * np.abs(batch.rewards).mean(), rel=1e-5
+    )

@@ -7,10 +7,21 @@ import torch
 
 from tests.algos import hand_steps as by_hand
 from tests.algos import makers
-from tests.algos.hand_steps import ROWS, batch_of, bellman_residual, critics, in_float64, row_values
+from tests.algos.hand_steps import (
+    ROWS,
+    batch_of,
+    bellman_residual,
+    critics,
+    in_float64,
+    row_values,
+)
 from tests.algos.makers import ACTIONS, COLUMNS, COMPOSED, d3rlpy, make, make_target
 
-AT_03 = {"initial_temperature": 0.3, "temp_learning_rate": 0.0, "actor_learning_rate": by_hand.RATE}
+AT_03 = {
+    "initial_temperature": 0.3,
+    "temp_learning_rate": 0.0,
+    "actor_learning_rate": by_hand.RATE,
+}
 
 
 @pytest.mark.parametrize("weight", by_hand.WEIGHTS)
@@ -32,8 +43,13 @@ def test_soft_dqn_and_cql_with_an_ensemble(backup: str, alpha: float) -> None:
     name, more = ("KLossDiscreteCQL", {"alpha": alpha}) if alpha else ("KLossDQN", {})
     algo = in_float64(name, **more, **options)
     batch = batch_of(discrete=True)
-    values, there = critics(algo, batch.observations), critics(algo, batch.next_observations)
-    shared = {"own": there, "min": there.min(dim=0).values[None], "mean": there.mean(0)[None]}[backup]
+    values = critics(algo, batch.observations)
+    there = critics(algo, batch.next_observations)
+    shared = {
+        "own": there,
+        "min": there.min(dim=0).values[None],
+        "mean": there.mean(0)[None],
+    }[backup]
     soft = 0.4 * torch.log(torch.exp(shared / 0.4).sum(dim=2))
     value = row_values(values, batch)
     gap = torch.log(torch.exp(values).sum(dim=2)) - value
@@ -47,13 +63,17 @@ def test_discrete_fqe_takes_the_expectation_over_a_stochastic_policy() -> None:
     batch = batch_of(discrete=True)
     target.impl.policy.float()
     with torch.no_grad():
-        logits = target.impl.policy._fc(target.impl.policy._encoder(batch.next_observations.float()))
+        logits = target.impl.policy._fc(
+            target.impl.policy._encoder(batch.next_observations.float())
+        )
     probabilities = torch.softmax(logits, dim=1).double()
     assert float(probabilities.max()) < 0.99, "the policy is to be stochastic"
     next_value = (probabilities * critics(algo, batch.next_observations)[0]).sum(dim=1)
     value = row_values(critics(algo, batch.observations), batch)[0]
     residual = bellman_residual(batch, next_value, value)
-    by_hand.assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)  # the policy is float32
+    by_hand.assert_critic_step(
+        algo, batch, residual[None], rtol=1e-5, atol=1e-7
+    )  # the policy is float32
 
 
 def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
@@ -67,16 +87,23 @@ def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
         noise = torch.randn_like(output.mu)
         drawn = torch.tanh(output.mu + output.logstd.exp() * noise).double()
     value = critics(algo, batch.observations, batch.actions)[0]
-    residual = bellman_residual(batch, critics(algo, batch.next_observations, drawn)[0], value)
-    by_hand.assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)  # the draw is float32
+    residual = bellman_residual(
+        batch, critics(algo, batch.next_observations, drawn)[0], value
+    )
+    by_hand.assert_critic_step(
+        algo, batch, residual[None], rtol=1e-5, atol=1e-7
+    )  # the draw is float32
 
 
 @pytest.mark.parametrize("weight", by_hand.WEIGHTS)
-@pytest.mark.parametrize(("kernel", "tau"), [("gaussian", 0.0), ("laplacian", 0.0), ("laplacian", 0.1)])
+@pytest.mark.parametrize(
+    ("kernel", "tau"), [("gaussian", 0.0), ("laplacian", 0.0), ("laplacian", 0.1)]
+)
 def test_sac(weight: float | None, kernel: str, tau: float) -> None:
     """The critic, also held back at the policy's own actions, and then the actor.
 
-    At the first step a slow copy is the critic itself: the same value, without the gradient through s'.
+    At the first step a slow copy is the critic itself: the same value, without the
+    gradient through s'.
     """
     algo = in_float64(
         "KLossSAC",
@@ -91,15 +118,25 @@ def test_sac(weight: float | None, kernel: str, tau: float) -> None:
     torch.manual_seed(9)
     seen = ([] if weight is None else [batch.observations]) + [batch.next_observations]
     policy = algo.impl.policy(torch.cat(seen))
-    drawn, log_probability = (part.detach() for part in by_hand.squashed(policy, torch.randn_like(policy.mu)))
+    drawn, log_probability = (
+        part.detach() for part in by_hand.squashed(policy, torch.randn_like(policy.mu))
+    )
     value = critics(algo, batch.observations, batch.actions)
     next_value = critics(algo, batch.next_observations, drawn[-ROWS:])
     next_value = next_value.detach() if tau else next_value
     if weight is None:
-        next_value, gap = next_value.min(dim=0).values, 0.0
+        next_value = next_value.min(dim=0).values
+        gap = 0.0
     else:
-        gap = 0.7 * (critics(algo, batch.observations, drawn[:ROWS]) - value).mean(dim=1).sum()
-    residual = bellman_residual(batch, next_value - 0.3 * log_probability[-ROWS:], value)
+        gap = (
+            0.7
+            * (critics(algo, batch.observations, drawn[:ROWS]) - value)
+            .mean(dim=1)
+            .sum()
+        )
+    residual = bellman_residual(
+        batch, next_value - 0.3 * log_probability[-ROWS:], value
+    )
     by_hand.assert_critic_step(algo, batch, residual, gap, kernel=kernel)
 
     torch.manual_seed(9)
@@ -126,15 +163,21 @@ def test_discrete_sac_critic_and_actor() -> None:
 
     here = probabilities(batch.observations)
     lowest = critics(algo, batch.observations).min(dim=0).values.detach()
-    by_hand.assert_actor_step(algo, batch, (here * (0.3 * torch.log(here) - lowest)).sum(dim=1).mean())
+    by_hand.assert_actor_step(
+        algo, batch, (here * (0.3 * torch.log(here) - lowest)).sum(dim=1).mean()
+    )
 
 
 def test_td3_plus_bc_critic_and_actor() -> None:
-    algo = in_float64("KLossTD3PlusBC", tau=0.0, backup="mean", actor_learning_rate=by_hand.RATE)
+    algo = in_float64(
+        "KLossTD3PlusBC", tau=0.0, backup="mean", actor_learning_rate=by_hand.RATE
+    )
     batch = batch_of(discrete=False)
     torch.manual_seed(9)
     greedy = torch.tanh(algo.impl.policy(batch.next_observations).mu).detach()
-    next_actions = (greedy + (0.2 * torch.randn_like(greedy)).clamp(-0.5, 0.5)).clamp(-1.0, 1.0)
+    next_actions = (greedy + (0.2 * torch.randn_like(greedy)).clamp(-0.5, 0.5)).clamp(
+        -1.0, 1.0
+    )
     next_value = critics(algo, batch.next_observations, next_actions).mean(dim=0)
     value = critics(algo, batch.observations, batch.actions)
     residual = bellman_residual(batch, next_value, value)
@@ -142,24 +185,40 @@ def test_td3_plus_bc_critic_and_actor() -> None:
 
     actions = torch.tanh(algo.impl.policy(batch.observations).mu)
     value = critics(algo, batch.observations, actions)[0]
-    loss = -2.5 * value.mean() / value.detach().abs().mean() + (batch.actions - actions).square().mean()
+    loss = (
+        -2.5 * value.mean() / value.detach().abs().mean()
+        + (batch.actions - actions).square().mean()
+    )
     by_hand.assert_actor_step(algo, batch, loss)
 
 
 def test_continuous_cql_critic() -> None:
-    """log Σ exp over draws of three proposals, each divided by its density, against the logged actions."""
-    draws, weight = 4, 0.6
-    algo = in_float64("KLossCQL", conservative_weight=weight, n_action_samples=draws, initial_temperature=0.3)
+    """log Σ exp over draws of three proposals, each divided by its density, against the
+    logged actions.
+    """
+    draws = 4
+    weight = 0.6
+    algo = in_float64(
+        "KLossCQL",
+        conservative_weight=weight,
+        n_action_samples=draws,
+        initial_temperature=0.3,
+    )
     batch = batch_of(discrete=False)
 
-    here, there = algo.impl.policy(batch.observations), algo.impl.policy(batch.next_observations)
+    here = algo.impl.policy(batch.observations)
+    there = algo.impl.policy(batch.next_observations)
     torch.manual_seed(9)
-    next_actions, next_log = (part.detach() for part in by_hand.squashed(there, torch.randn_like(there.mu)))
+    next_actions, next_log = (
+        part.detach() for part in by_hand.squashed(there, torch.randn_like(there.mu))
+    )
     uniform = torch.rand(ROWS, draws, ACTIONS).double() * 2.0 - 1.0
     (own, own_log), (others, others_log) = (
         [
             part.detach()
-            for part in by_hand.squashed(output, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64))
+            for part in by_hand.squashed(
+                output, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64)
+            )
         ]
         for output in (here, there)
     )
@@ -168,8 +227,15 @@ def test_continuous_cql_critic() -> None:
     residual = bellman_residual(batch, next_value, value)
     terms = []
     for k in range(draws):
-        drawn = (own[k], own_log[k]), (others[k], others_log[k]), (uniform[:, k], -ACTIONS * math.log(2.0))
-        terms += [torch.exp(critics(algo, batch.observations, action) - density) for action, density in drawn]
+        drawn = (
+            (own[k], own_log[k]),
+            (others[k], others_log[k]),
+            (uniform[:, k], -ACTIONS * math.log(2.0)),
+        )
+        terms += [
+            torch.exp(critics(algo, batch.observations, action) - density)
+            for action, density in drawn
+        ]
     soft_maximum = torch.log(sum(terms) / len(terms))
     gap = weight * (soft_maximum - value).mean(dim=1).sum()
     by_hand.assert_critic_step(algo, batch, residual, gap, rtol=1e-8, atol=1e-10)
@@ -178,18 +244,29 @@ def test_continuous_cql_critic() -> None:
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
 @pytest.mark.parametrize("action_kernel", ["joint", "indicator"])
 def test_a_memory_follows_the_critics(kernel: str, action_kernel: str) -> None:
-    """Three mini-batches: m by hand from the critics of each step, and the loss a product with it."""
-    options = {"kernel": kernel, "action_kernel": action_kernel, "n_critics": 2, "temperature": 0.0}
+    """Three mini-batches: m by hand from the critics of each step, and the loss a
+    product with it.
+    """
+    options = {
+        "kernel": kernel,
+        "action_kernel": action_kernel,
+        "n_critics": 2,
+        "temperature": 0.0,
+    }
     algo = in_float64("KLossDQN", diag_weight=0.2, memory=0.6, **options)
 
     def residuals(batch) -> torch.Tensor:
         values = row_values(critics(algo, batch.observations), batch)
-        return bellman_residual(batch, critics(algo, batch.next_observations).max(dim=2).values, values)
+        return bellman_residual(
+            batch, critics(algo, batch.next_observations).max(dim=2).values, values
+        )
 
-    remembered, before = None, None
+    remembered = None
+    before = None
     for step in range(3):
         batch = batch_of(discrete=True, seed=step)
-        psi, old = by_hand.features(batch, kernel, action_kernel), None
+        psi = by_hand.features(batch, kernel, action_kernel)
+        old = None
         if before is not None:
             present = [p.detach().clone() for p in algo.impl.q_function.parameters()]
             by_hand.put(algo, before)
@@ -200,7 +277,9 @@ def test_a_memory_follows_the_critics(kernel: str, action_kernel: str) -> None:
         first = now.detach() if old is None else remembered + now.detach() - old
         keep = min(0.6, step / (step + 1))
         remembered = keep * first + (1.0 - keep) * now.detach()
-        loss = (0.8 * 2.0 * (first * now).sum(dim=1) + 0.2 * residual.square().mean(dim=1)).sum()
+        loss = (
+            0.8 * 2.0 * (first * now).sum(dim=1) + 0.2 * residual.square().mean(dim=1)
+        ).sum()
         before = [p.detach().clone() for p in algo.impl.q_function.parameters()]
         expected = by_hand.stepped(algo.impl.q_function, loss)
         by_hand.update(algo, batch)
@@ -208,9 +287,13 @@ def test_a_memory_follows_the_critics(kernel: str, action_kernel: str) -> None:
 
 
 def test_a_memory_is_of_the_actions_that_were_drawn() -> None:
-    """On one mini-batch, again and again, what is remembered is its V-statistic at every step."""
+    """On one mini-batch, again and again, what is remembered is its V-statistic at
+    every step.
+    """
     fixed = {"diag_weight": 0.1, "temp_learning_rate": 0.0, "initial_temperature": 0.3}
-    algo, plain = (in_float64("KLossSAC", memory=memory, **fixed) for memory in (0.9, 0.0))
+    algo, plain = (
+        in_float64("KLossSAC", memory=memory, **fixed) for memory in (0.9, 0.0)
+    )
     by_hand.put(plain, list(algo.impl.q_function.parameters()))
     plain.impl.policy.load_state_dict(algo.impl.policy.state_dict())
     batch = batch_of(discrete=False)
@@ -222,46 +305,78 @@ def test_a_memory_is_of_the_actions_that_were_drawn() -> None:
     for _ in range(4):
         by_hand.update(algo, batch)
         by_hand.update(plain, batch)
-        by_hand.assert_stepped(algo.impl.q_function, list(plain.impl.q_function.parameters()))
+        by_hand.assert_stepped(
+            algo.impl.q_function, list(plain.impl.q_function.parameters())
+        )
 
 
 def test_a_slow_copy_values_what_follows() -> None:
     """Two steps: no gradient through s', and the copy moves by tau after each."""
-    algo = in_float64("KLossDQN", diag_weight=0.3, temperature=0.0, n_critics=2, tau=0.25)
+    algo = in_float64(
+        "KLossDQN", diag_weight=0.3, temperature=0.0, n_critics=2, tau=0.25
+    )
     slow = [p.detach().clone() for p in algo.impl.q_function.parameters()]
     for seed in (0, 1):
-        batch, present = batch_of(discrete=True, seed=seed), list(algo.impl.q_function.parameters())
+        batch = batch_of(discrete=True, seed=seed)
+        present = list(algo.impl.q_function.parameters())
         held = [p.detach().clone() for p in present]
         by_hand.put(algo, slow)
         next_value = critics(algo, batch.next_observations).max(dim=2).values.detach()
         by_hand.put(algo, held)
-        residual = bellman_residual(batch, next_value, row_values(critics(algo, batch.observations), batch))
+        residual = bellman_residual(
+            batch, next_value, row_values(critics(algo, batch.observations), batch)
+        )
         by_hand.assert_critic_step(algo, batch, residual, critic_only=False)
-        slow = [0.75 * old + 0.25 * new.detach() for old, new in zip(slow, present, strict=True)]
+        slow = [
+            0.75 * old + 0.25 * new.detach()
+            for old, new in zip(slow, present, strict=True)
+        ]
         by_hand.assert_stepped(algo.impl.modules.slow_q_funcs, slow)
 
 
 def test_rebrac_critic() -> None:
-    """d3rlpy's target, in which the slow copy values s' and the distance from the logged action counts."""
-    algo = in_float64("KLossReBRAC", diag_weight=0.3, target_smoothing_sigma=0.0, critic_beta=0.2)
-    batch, modules = batch_of(discrete=False), algo.impl.modules
+    """d3rlpy's target, in which the slow copy values s' and the distance from the
+    logged action counts.
+    """
+    algo = in_float64(
+        "KLossReBRAC", diag_weight=0.3, target_smoothing_sigma=0.0, critic_beta=0.2
+    )
+    batch = batch_of(discrete=False)
+    modules = algo.impl.modules
     with torch.no_grad():
-        for parameter in (*modules.targ_policy.parameters(), *modules.targ_q_funcs.parameters()):
+        for parameter in (
+            *modules.targ_policy.parameters(),
+            *modules.targ_q_funcs.parameters(),
+        ):
             parameter.add_(0.05)
         acted = torch.tanh(modules.targ_policy(batch.next_observations).mu)
-        slow = [q(batch.next_observations, acted).q_value[:, 0] for q in modules.targ_q_funcs]
-        later = torch.stack(slow).min(dim=0).values - 0.2 * (acted - batch.next_actions).square().sum(dim=1)
-    residual = bellman_residual(batch, later, critics(algo, batch.observations, batch.actions))
+        slow = [
+            q(batch.next_observations, acted).q_value[:, 0]
+            for q in modules.targ_q_funcs
+        ]
+        later = torch.stack(slow).min(dim=0).values - 0.2 * (
+            acted - batch.next_actions
+        ).square().sum(dim=1)
+    residual = bellman_residual(
+        batch, later, critics(algo, batch.observations, batch.actions)
+    )
     by_hand.assert_critic_step(algo, batch, residual)
 
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_with_the_diagonal_alone_a_composed_critic_is_that_of_d3rlpy(name: str) -> None:
-    """mean k_ii δ² = mean δ²: step for step d3rlpy's own algorithm, actor and conservative terms included."""
+    """mean k_ii δ² = mean δ²: step for step d3rlpy's own algorithm, actor and
+    conservative terms included.
+    """
     settings = {"critic_learning_rate": 1e-3, "tau": 0.01}
     settings |= {"actor_beta": 0.1} if name == "KLossReBRAC" else {}
-    own = makers.with_small_networks(getattr(d3rlpy.algos, f"{name.removeprefix('KLoss')}Config"), **settings)
-    made = [make(name, diag_weight=1.0, normalise=False, initial_value=0.0, **settings), own.create()]
+    own = makers.with_small_networks(
+        getattr(d3rlpy.algos, f"{name.removeprefix('KLoss')}Config"), **settings
+    )
+    made = [
+        make(name, diag_weight=1.0, normalise=False, initial_value=0.0, **settings),
+        own.create(),
+    ]
     for algo in made:
         algo.create_impl((COLUMNS,), ACTIONS)
     for part, module in made[1].impl.modules.get_torch_modules().items():

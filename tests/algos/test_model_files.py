@@ -1,4 +1,6 @@
-"""Any .d3 comes back whole and runs nothing; exported policies act as predict does, for any batch size."""
+"""Any .d3 comes back whole and runs nothing; exported policies act as predict does, for
+any batch size.
+"""
 
 import warnings
 from pathlib import Path
@@ -16,7 +18,14 @@ from tests import d3_models
 from tests.algos import makers
 from tests.algos.makers import ACTIONS, ALL, d3rlpy
 from tests.algos.makers import observations as small_observations
-from tests.d3_models import BOX, DETERMINISTIC, DISCRETE, PREDICT_DRAWS, STOCHASTIC, build
+from tests.d3_models import (
+    BOX,
+    DETERMINISTIC,
+    DISCRETE,
+    PREDICT_DRAWS,
+    STOCHASTIC,
+    build,
+)
 from tests.refusals import one_line
 
 FORMATS = (".pt", ".onnx")
@@ -25,7 +34,9 @@ FORMATS = (".pt", ".onnx")
 def run_file(path: Path, observations: np.ndarray) -> np.ndarray:
     """What the file answers, without koffline or d3rlpy."""
     if path.suffix == ".onnx":
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(path), providers=["CPUExecutionProvider"]
+        )
         return session.run(None, {"input_0": observations.astype(np.float32)})[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -35,7 +46,8 @@ def run_file(path: Path, observations: np.ndarray) -> np.ndarray:
 
 def assert_acts_as_predict(path: Path, algo, observations: np.ndarray) -> None:
     for rows in (1, 5, len(observations)):
-        wanted, found = algo.predict(observations[:rows]), run_file(path, observations[:rows])
+        wanted = algo.predict(observations[:rows])
+        found = run_file(path, observations[:rows])
         assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
         if wanted.dtype.kind == "i":
             np.testing.assert_array_equal(found, wanted)
@@ -47,32 +59,52 @@ def assert_acts_as_predict(path: Path, algo, observations: np.ndarray) -> None:
 def test_stock_policies(name: str, tmp_path: Path, caplog) -> None:
     scaled = {"observation_scaler": d3_models.standard_scaler()}
     if name not in DISCRETE:
-        scaled = {"observation_scaler": d3_models.minmax_scaler(), "action_scaler": d3_models.action_scaler()}
+        scaled = {
+            "observation_scaler": d3_models.minmax_scaler(),
+            "action_scaler": d3_models.action_scaler(),
+        }
     algo = build(name, 3 if name in DISCRETE else 2, **scaled)
     for suffix in FORMATS:
         export_policy(algo, tmp_path / f"policy{suffix}")
-        assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, d3_models.raw_observations())
+        assert_acts_as_predict(
+            tmp_path / f"policy{suffix}", algo, d3_models.raw_observations()
+        )
     assert not caplog.records
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "KLossBCQ"])  # it draws, as BCQ does
+@pytest.mark.parametrize(
+    "name", [name for name in ALL if name != "KLossBCQ"]
+)  # it draws, as BCQ does
 def test_our_policies(name: str, tmp_path: Path) -> None:
     algo = makers.make(name, **makers.scalers(makers.is_discrete(name)))
     with quiet():
         makers.fit(algo, makers.make_buffer(name))
     for suffix in FORMATS:
         algo.save_policy(str(tmp_path / f"policy{suffix}"))
-        assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, small_observations(30))
+        assert_acts_as_predict(
+            tmp_path / f"policy{suffix}", algo, small_observations(30)
+        )
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("name", PREDICT_DRAWS)
-def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_path: Path, caplog) -> None:
-    """And a warning says so. Actions stay those of the box; equal observations get draws of their own."""
+def test_policies_that_draw_draw_in_the_file_too(
+    name: str, suffix: str, tmp_path: Path, caplog
+) -> None:
+    """And a warning says so.
+
+    Actions stay those of the box; equal observations get draws of their own.
+    """
     algo = build(name, 2, action_scaler=d3_models.action_scaler())
     export_policy(algo, tmp_path / f"policy{suffix}")
-    assert f"policy{suffix} draws its actions, as the predict of {name} does" in caplog.text
-    actions = run_file(tmp_path / f"policy{suffix}", np.repeat(d3_models.raw_observations(1), 40, axis=0))
+    assert (
+        f"policy{suffix} draws its actions, as the predict of {name} does"
+        in caplog.text
+    )
+    actions = run_file(
+        tmp_path / f"policy{suffix}",
+        np.repeat(d3_models.raw_observations(1), 40, axis=0),
+    )
     assert actions.shape == (40, 2)
     assert len(np.unique(actions, axis=0)) > 1
     assert (actions >= np.array(BOX.low) - 1e-5).all()
@@ -80,13 +112,19 @@ def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_pat
 
 
 def test_the_algorithm_is_left_as_it_was(tmp_path: Path) -> None:
-    """d3rlpy turns on the gradients of the target networks; here every flag is what it was."""
-    algo, log = makers.make("KLossSAC", build=True), makers.make_buffer("KLossSAC")
+    """d3rlpy turns on the gradients of the target networks; here every flag is what it
+    was.
+    """
+    algo = makers.make("KLossSAC", build=True)
+    log = makers.make_buffer("KLossSAC")
     algo.update(log.sample_transition_batch(16))
     modules = algo.impl.modules.get_torch_modules()
-    flagged = [parameter for module in modules.values() for parameter in module.parameters()]
+    flagged = [
+        parameter for module in modules.values() for parameter in module.parameters()
+    ]
     flagged[0].requires_grad_(False)
-    before, flags = makers.parameters(algo), [parameter.requires_grad for parameter in flagged]
+    before = makers.parameters(algo)
+    flags = [parameter.requires_grad for parameter in flagged]
     generator = torch.random.get_rng_state()
     for suffix in FORMATS:
         export_policy(algo, tmp_path / f"policy{suffix}")
@@ -98,11 +136,16 @@ def test_the_algorithm_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_has_no_policy_to_export_is_refused(tmp_path: Path) -> None:
-    unfitted = build("DQN", 3, observation_scaler=d3rlpy.preprocessing.StandardObservationScaler())
+    unfitted = build(
+        "DQN", 3, observation_scaler=d3rlpy.preprocessing.StandardObservationScaler()
+    )
     for algo, words in (
         (d3rlpy.algos.DQNConfig().create(), "no networks yet; fit it"),
         (unfitted, "StandardObservationScaler holds no ranges"),
-        (d3rlpy.algos.DecisionTransformerConfig().create(), "does not act on one observation"),
+        (
+            d3rlpy.algos.DecisionTransformerConfig().create(),
+            "does not act on one observation",
+        ),
     ):
         with pytest.raises(PolicyError, match=words):
             export_policy(algo, tmp_path / "policy.pt")
@@ -120,7 +163,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path) -> None:
+def test_stock_algorithms_go_on_where_they_were_saved(
+    name: str, tmp_path: Path
+) -> None:
     discrete = name in STOCK[:2]
     algo = build(name, ACTIONS, batch_size=8, **makers.scalers(discrete))
     log = makers.make_buffer("KLossDQN" if discrete else "KLossSAC")
@@ -135,7 +180,9 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
             torch.manual_seed(3)
             each.update(batch)
     assert makers.same(makers.parameters(loaded), makers.parameters(algo))
-    torch.testing.assert_close(makers.optimiser_states(loaded), makers.optimiser_states(algo), rtol=0, atol=0)
+    torch.testing.assert_close(
+        makers.optimiser_states(loaded), makers.optimiser_states(algo), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,11 +190,17 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
     [
         (
             {"type": "kloss_dqm"},
-            ["'kloss_dqm' is unknown; did you mean 'kloss_dqn'?", "import the module that"],
+            [
+                "'kloss_dqm' is unknown; did you mean 'kloss_dqn'?",
+                "import the module that",
+            ],
         ),
         (
             {"params": {"encoder_factory": {"type": "mine", "params": {}}}},
-            ["its encoder_factory 'mine' is unknown; import the module that registers it"],
+            [
+                "its encoder_factory 'mine' is unknown; import the module that"
+                " registers it"
+            ],
         ),
         ({"params": {"n_critics": 2}}, ["weights do not fit", "save it again"]),
         ({"observation_shape": [5]}, ["weights do not fit", "save it again"]),

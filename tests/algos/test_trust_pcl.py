@@ -13,12 +13,23 @@ from koffline.algos.paths import PathReplayBuffer
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.errors import DataError
 from tests.algos import hand_steps as by_hand
-from tests.algos.hand_steps import GAMMA, RATE, ROWS, assert_stepped, batch_of, in_float64, stepped
+from tests.algos.hand_steps import (
+    GAMMA,
+    RATE,
+    ROWS,
+    assert_stepped,
+    batch_of,
+    in_float64,
+    stepped,
+)
 from tests.algos.makers import ACTIONS, d3rlpy, fit, make, make_log
 from tests.online.reference_trust_pcl import log_density as density
 
 LENGTH = 3
-ENTROPY, KL, CLIP, DECAY = 0.2, 0.5, 0.4, 0.9
+ENTROPY = 0.2
+KL = 0.5
+CLIP = 0.4
+DECAY = 0.9
 
 
 def test_paths_are_consecutive_rows_of_one_episode() -> None:
@@ -28,43 +39,74 @@ def test_paths_are_consecutive_rows_of_one_episode() -> None:
     where = {tuple(row): i for i, row in enumerate(log.observations)}
     seen = set()
     for i in range(300):
-        start, length = where[tuple(batch.observations[i, 0])], int(batch.intervals[i, 0])
+        start = where[tuple(batch.observations[i, 0])]
+        length = int(batch.intervals[i, 0])
         left = 12 - start % 12
         assert length == min(5, left)
         seen.add(length)
         for t in range(length):
-            np.testing.assert_array_equal(batch.observations[i, t], log.observations[start + t])
-            np.testing.assert_allclose(batch.actions[i, t], log.actions[start + t], rtol=1e-6)
-            np.testing.assert_allclose(batch.rewards[i, t], log.rewards[start + t], rtol=1e-6)
+            np.testing.assert_array_equal(
+                batch.observations[i, t], log.observations[start + t]
+            )
+            np.testing.assert_allclose(
+                batch.actions[i, t], log.actions[start + t], rtol=1e-6
+            )
+            np.testing.assert_allclose(
+                batch.rewards[i, t], log.rewards[start + t], rtol=1e-6
+            )
         last = start + length - 1
-        np.testing.assert_allclose(batch.next_observations[i], log.next_observations[last], rtol=1e-6)
-        assert batch.terminals[i, 0] == log.terminated[last], "a time limit is no termination"
+        np.testing.assert_allclose(
+            batch.next_observations[i], log.next_observations[last], rtol=1e-6
+        )
+        assert batch.terminals[i, 0] == log.terminated[last], (
+            "a time limit is no termination"
+        )
     assert seen == {1, 2, 3, 4, 5}
 
 
 def test_paths_need_episodes() -> None:
     log = make_log(discrete=False)
-    columns = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-    loose = type(log)(**{c: getattr(log, c) for c in columns}, action_space=log.action_space)
+    columns = (
+        "observations",
+        "actions",
+        "rewards",
+        "next_observations",
+        "terminated",
+        "truncated",
+    )
+    loose = type(log)(
+        **{c: getattr(log, c) for c in columns}, action_space=log.action_space
+    )
     with pytest.raises(DataError, match="set path_length to 1"):
         fit(make("TrustPCL", path_length=4), ColumnarReplayBuffer(loose))
     assert len(fit(make("TrustPCL", path_length=1), ColumnarReplayBuffer(loose))) == 1
 
 
-def test_values_start_at_that_of_a_constant_reward_whatever_the_length_of_paths() -> None:
+def test_values_start_at_that_of_a_constant_reward_whatever_the_length_of_paths() -> (
+    None
+):
     """A reward of one for ever is worth 1 / (1 − γ)."""
     log = make_log(discrete=False)
     for length in (1, 4):
         algo = make("TrustPCL", path_length=length, initial_value="mean")
         batch = PathReplayBuffer(log, length, seed=0).sample_transition_batch(50)
         batch = dataclasses.replace(
-            batch, rewards=np.ones_like(batch.rewards), terminals=np.zeros_like(batch.terminals)
+            batch,
+            rewards=np.ones_like(batch.rewards),
+            terminals=np.zeros_like(batch.terminals),
         )
-        assert algo._initial_value(batch) == pytest.approx(1.0 / (1.0 - algo.config.gamma), rel=1e-5)
+        assert algo._initial_value(batch) == pytest.approx(
+            1.0 / (1.0 - algo.config.gamma), rel=1e-5
+        )
 
 
 def with_slow_copies(name: str, critic: str):
-    own = {"path_length": LENGTH, "entropy_coef": ENTROPY, "kl_coef": KL, "clip_adv": CLIP}
+    own = {
+        "path_length": LENGTH,
+        "entropy_coef": ENTROPY,
+        "kl_coef": KL,
+        "clip_adv": CLIP,
+    }
     rate = {"target_decay": DECAY, "actor_learning_rate": RATE}
     algo = in_float64(name, critic=critic, kernel="gaussian", **own, **rate)
     with torch.no_grad():  # slow copies that differ from the networks
@@ -75,7 +117,9 @@ def with_slow_copies(name: str, critic: str):
     return algo
 
 
-def log_density(policy, state: torch.Tensor, action: torch.Tensor, discrete: bool) -> torch.Tensor:
+def log_density(
+    policy, state: torch.Tensor, action: torch.Tensor, discrete: bool
+) -> torch.Tensor:
     """log π(a|s) of one state, by the definition of the density."""
     if discrete:
         return density(policy._fc(policy._encoder(state[None]))[0], None, action[0])
@@ -87,16 +131,25 @@ def log_density(policy, state: torch.Tensor, action: torch.Tensor, discrete: boo
 @pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
 def test_one_step_by_hand(name: str, critic: str) -> None:
     discrete = name.startswith("Discrete")
-    algo, paths = with_slow_copies(name, critic), batch_of(discrete, length=LENGTH)
+    algo = with_slow_copies(name, critic)
+    paths = batch_of(discrete, length=LENGTH)
     names = ("policy", "targ_policy", "q_funcs", "targ_q_funcs")
-    modules = SimpleNamespace(**{name: copy.deepcopy(getattr(algo.impl.modules, name)) for name in names})
+    modules = SimpleNamespace(
+        **{name: copy.deepcopy(getattr(algo.impl.modules, name)) for name in names}
+    )
     with torch.no_grad():  # the slow copies move first
-        for slow, fast in ((modules.targ_policy, modules.policy), (modules.targ_q_funcs, modules.q_funcs)):
+        for slow, fast in (
+            (modules.targ_policy, modules.policy),
+            (modules.targ_q_funcs, modules.q_funcs),
+        ):
             for p, q in zip(slow.parameters(), fast.parameters(), strict=True):
                 p.copy_(DECAY * p + (1 - DECAY) * q)
-    value_of, slow_value_of = modules.q_funcs[0], modules.targ_q_funcs[0]
-    states, actions = paths.observations, paths.actions
-    residuals, surrogates = [], []
+    value_of = modules.q_funcs[0]
+    slow_value_of = modules.targ_q_funcs[0]
+    states = paths.observations
+    actions = paths.actions
+    residuals = []
+    surrogates = []
     for i in range(ROWS):
         length = int(paths.intervals[i, 0])
         residual = -value_of(states[i, :1])[0, 0]
@@ -111,7 +164,9 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
         surrogate = torch.zeros((), dtype=torch.float64)
         for t in range(length):
             here = log_density(modules.policy, states[i, t], actions[i, t], discrete)
-            slow = log_density(modules.targ_policy, states[i, t], actions[i, t], discrete).detach()
+            slow = log_density(
+                modules.targ_policy, states[i, t], actions[i, t], discrete
+            ).detach()
             reward = paths.rewards[i, t] - (ENTROPY + KL) * here.detach() + KL * slow
             residual = residual + GAMMA**t * reward
             surrogate = surrogate + GAMMA**t * here
@@ -120,7 +175,9 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
     residual = torch.stack(residuals)
     if critic.startswith("kloss"):
         first = SimpleNamespace(observations=states[:, 0], actions=actions[:, 0])
-        critic_loss = by_hand.hand_loss(residual, by_hand.hand_gram(first, "gaussian", 0.8, discrete), None)
+        critic_loss = by_hand.hand_loss(
+            residual, by_hand.hand_gram(first, "gaussian", 0.8, discrete), None
+        )
     else:
         critic_loss = (residual**2).mean()
     advantage = residual.detach().clamp(-CLIP, CLIP)
@@ -128,7 +185,9 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
     expected_value = stepped(modules.q_funcs, critic_loss)
     expected_policy = stepped(modules.policy, actor_loss)
     metrics = algo.impl.inner_update(paths, 0)
-    assert metrics["critic_loss"] == pytest.approx(float(critic_loss.detach()), rel=1e-6)
+    assert metrics["critic_loss"] == pytest.approx(
+        float(critic_loss.detach()), rel=1e-6
+    )
     trained = algo.impl.modules
     assert_stepped(trained.q_funcs, expected_value, rtol=1e-6, atol=1e-9)
     assert_stepped(trained.policy, expected_policy, rtol=1e-6, atol=1e-9)
@@ -136,11 +195,19 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
 
 def test_implied_action_values_satisfy_path_consistency() -> None:
     """Q(s, a) = V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
-    algo, paths = with_slow_copies("DiscreteTrustPCL", "kloss"), batch_of(discrete=True, length=LENGTH)
-    modules, states, actions = algo.impl.modules, paths.observations[:, 0], paths.actions[:, 0]
+    algo = with_slow_copies("DiscreteTrustPCL", "kloss")
+    paths = batch_of(discrete=True, length=LENGTH)
+    modules = algo.impl.modules
+    states = paths.observations[:, 0]
+    actions = paths.actions[:, 0]
     with torch.no_grad():
         here, slow = (
-            torch.stack([log_density(policy, s, a, True) for s, a in zip(states, actions, strict=True)])
+            torch.stack(
+                [
+                    log_density(policy, s, a, True)
+                    for s, a in zip(states, actions, strict=True)
+                ]
+            )
             for policy in (modules.policy, modules.targ_policy)
         )
         expected = modules.q_funcs[0](states)[:, 0] + (ENTROPY + KL) * here - KL * slow
@@ -154,16 +221,21 @@ def test_scalers_reach_every_step_of_a_path(monkeypatch: pytest.MonkeyPatch) -> 
     algo = make(
         "TrustPCL",
         observation_scaler=preprocessing.StandardObservationScaler(),
-        action_scaler=preprocessing.MinMaxActionScaler(np.full(ACTIONS, -2.0), np.full(ACTIONS, 2.0)),
+        action_scaler=preprocessing.MinMaxActionScaler(
+            np.full(ACTIONS, -2.0), np.full(ACTIONS, 2.0)
+        ),
         reward_scaler=preprocessing.MultiplyRewardScaler(0.5),
         path_length=4,
     )
     fit(algo, ColumnarReplayBuffer(log, seed=0), steps=1)
     seen: list[Any] = []
-    monkeypatch.setattr(algo.impl, "update", lambda paths, step: seen.append(paths) or {})
+    monkeypatch.setattr(
+        algo.impl, "update", lambda paths, step: seen.append(paths) or {}
+    )
     batch = PathReplayBuffer(log, 4, seed=0).sample_transition_batch(6)
     algo.update(batch)
-    mean, deviation = log.observations.mean(0), log.observations.std(0)
+    mean = log.observations.mean(0)
+    deviation = log.observations.std(0)
     found = (batch.observations - mean) / (deviation + 1e-3)
     np.testing.assert_allclose(seen[0].observations.numpy(), found, atol=0.05)
     np.testing.assert_allclose(seen[0].actions.numpy(), batch.actions / 2, atol=1e-6)

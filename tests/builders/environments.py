@@ -1,9 +1,12 @@
-"""Small environments with the oddities of other people's, registered under koffline-tests/."""
+"""Small environments with the oddities of other people's, registered under
+koffline-tests/.
+"""
 
 import gymnasium
 import numpy as np
 
-Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
+Box = gymnasium.spaces.Box
+Discrete = gymnasium.spaces.Discrete
 
 
 class Odd(gymnasium.Env):
@@ -13,13 +16,15 @@ class Odd(gymnasium.Env):
     action_space = Discrete(2, start=1)
 
     def __init__(self, fault=None):
-        self.fault, self.seen = fault, np.zeros(2, np.float32)
+        self.fault = fault
+        self.seen = np.zeros(2, np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if self.fault == "reset":
             raise RuntimeError("100% broken")
-        self.time, self.seen[:] = 0, np.inf if self.fault == "infinite" else 0
+        self.time = 0
+        self.seen[:] = np.inf if self.fault == "infinite" else 0
         return self.seen, {}
 
     def step(self, action):
@@ -46,7 +51,9 @@ class Counted(gymnasium.Env):
 class Shapes(Counted):
     """A Dict of a position and one of three colours; actions are a 2 × 2 box."""
 
-    observation_space = gymnasium.spaces.Dict({"place": Box(-9, 9, (2,), np.float32), "colour": Discrete(3)})
+    observation_space = gymnasium.spaces.Dict(
+        {"place": Box(-9, 9, (2,), np.float32), "colour": Discrete(3)}
+    )
     action_space = Box(-1.0, 1.0, (2, 2), np.float32)
     start = {"place": np.zeros(2, np.float32), "colour": 0}  # noqa: RUF012
 
@@ -79,7 +86,10 @@ class TwoActions(Odd):
 class Drawn(Counted):
     """Spaces of Puddle World; every step is drawn in another colour."""
 
-    metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 20}  # noqa: RUF012
+    metadata = {
+        "render_modes": ["rgb_array", "human"],
+        "render_fps": 20,
+    }
     observation_space = Box(0, 1, (2,), np.float32)
     action_space = Discrete(4)
 
@@ -98,6 +108,9 @@ class Drawn(Counted):
 
 for name, entry, options in (
     *((kind.__name__, kind, {}) for kind in (Odd, Shapes, Endless, TwoActions, Drawn)),
-    *((f"Fails-{fault}", Odd, {"fault": fault}) for fault in ("step", "nan", "shape", "reset", "infinite")),
+    *(
+        (f"Fails-{fault}", Odd, {"fault": fault})
+        for fault in ("step", "nan", "shape", "reset", "infinite")
+    ),
 ):
     gymnasium.register(f"koffline-tests/{name}-v0", entry, kwargs=options)

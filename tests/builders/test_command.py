@@ -7,8 +7,26 @@ import pytest
 import koffline
 from tests.refusals import assert_refused, succeed
 
-UNIFORM = ("uniform", "--env", "koffline/PuddleWorld-v0", "--n", "30", "--policy", "uniform")
-ROLLOUTS = ("rollouts", "--env", "CartPole-v1", "--policy", "uniform", "--episodes", "5", "--time-limit", "8")
+UNIFORM = (
+    "uniform",
+    "--env",
+    "koffline/PuddleWorld-v0",
+    "--n",
+    "30",
+    "--policy",
+    "uniform",
+)
+ROLLOUTS = (
+    "rollouts",
+    "--env",
+    "CartPole-v1",
+    "--policy",
+    "uniform",
+    "--episodes",
+    "5",
+    "--time-limit",
+    "8",
+)
 
 
 def test_uniform_writes_a_log_and_its_entry(run, tmp_path):
@@ -29,7 +47,10 @@ def test_formats_agree(run, tmp_path, monkeypatch):
     for target in ("log.hdf5", "log.npz", "minari:pole/mixed-v0"):
         done = run(*ROLLOUTS, "--out", target)
         assert done.exit_code == 0, done.output
-    logs = [koffline.open_transitions(target) for target in ("log.hdf5", "log.npz", "minari:pole/mixed-v0")]
+    logs = [
+        koffline.open_transitions(target)
+        for target in ("log.hdf5", "log.npz", "minari:pole/mixed-v0")
+    ]
     assert len({log.sha256 for log in logs[:2]}) == 1
     np.testing.assert_array_equal(logs[0].observations, logs[2].observations)
     np.testing.assert_array_equal(logs[0].truncated, logs[2].truncated)
@@ -47,20 +68,35 @@ def test_shards_hold_the_same_rows(run, tmp_path, build):
     assert lazy.metadata.extra == koffline.open_transitions("a.hdf5").metadata.extra
     entries = json.loads((tmp_path / "manifest.json").read_text())
     assert entries["shards"]["content_sha256"] == entries["a.hdf5"]["content_sha256"]
-    assert {path.name for path in tmp_path.iterdir()} == {"a.hdf5", "shards", "manifest.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "a.hdf5",
+        "shards",
+        "manifest.json",
+    }
     assert run(*build, "--out", "shards", "--shard-rows", "11").exit_code == 2
-    assert run(*build, "--out", "shards", "--shard-rows", "99", "--force").exit_code == 0
+    assert (
+        run(*build, "--out", "shards", "--shard-rows", "99", "--force").exit_code == 0
+    )
     assert len(koffline.open_transitions("shards", lazy=True).shards) == 1
 
 
 # Arguments without --out, and words of the line.
 BAD = [
-    (("uniform", "--env", "CartPole-v1", *UNIFORM[3:]), "Car-v0 (any environment: koffline build rollouts"),
+    (
+        ("uniform", "--env", "CartPole-v1", *UNIFORM[3:]),
+        "Car-v0 (any environment: koffline build rollouts",
+    ),
     (UNIFORM[:5], "--policy"),
     ((*UNIFORM, "--out", "nowhere/x.hdf5"), "does not exist"),
     ((*UNIFORM, "--out", "there.hdf5"), "exists"),
-    ((*ROLLOUTS, "--format", "npz", "--out", "broken", "--force"), "is a folder; give a file name"),
-    ((*ROLLOUTS, "--format", "npz", "--out", "manifest.json"), "is the name of the manifest beside it"),
+    (
+        (*ROLLOUTS, "--format", "npz", "--out", "broken", "--force"),
+        "is a folder; give a file name",
+    ),
+    (
+        (*ROLLOUTS, "--format", "npz", "--out", "manifest.json"),
+        "is the name of the manifest beside it",
+    ),
     ((*UNIFORM, "--out", "broken/x.hdf5"), "is not a manifest"),
     ((*UNIFORM[:4], "10000000000000", *UNIFORM[5:]), "not enough memory"),
     ((*ROLLOUTS[:6], "0"), "episodes"),
@@ -69,12 +105,18 @@ BAD = [
     ((*ROLLOUTS, "--num-envs", "0"), "num_envs is 0"),
     ((*UNIFORM, "--out", "x", "--shard-rows", "5", "--format", "npz"), "choose one"),
     ((*ROLLOUTS, "--out", "minari:group/log-v0", "--shard-rows", "5"), "choose one"),
-    ((*ROLLOUTS, "--out", "there.hdf5", "--shard-rows", "5", "--force"), "is a file; name a folder"),
+    (
+        (*ROLLOUTS, "--out", "there.hdf5", "--shard-rows", "5", "--force"),
+        "is a file; name a folder",
+    ),
     ((*ROLLOUTS, "--seed", "-1"), "seed"),
     ((*ROLLOUTS[:4], "unfit:late", *ROLLOUTS[5:]), "too far"),
     ((*ROLLOUTS[:4], "unfit:three", *ROLLOUTS[5:]), "shape (5, 3)"),
     ((*ROLLOUTS, "--out", "minari:no good"), "no good"),
-    (("uniform", "--env", "chain", "--n", "3", "--policy", "uniform"), "the chain has no actions"),
+    (
+        ("uniform", "--env", "chain", "--n", "3", "--policy", "uniform"),
+        "the chain has no actions",
+    ),
     (("policy", "--env", "cart_pole", "--out", "there.hdf5"), "exists"),
     (("policy", "--env", "CartPole-v1", "--out", "x.npz"), "CartPole-v1"),
     *(
@@ -104,8 +146,12 @@ def late(observations):
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD)
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, of the reward that is no number
-def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, arguments, words):
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # Gymnasium's own, of the reward that is no number
+def test_bad_input_is_one_line_and_leaves_nothing(
+    run, tmp_path, monkeypatch, arguments, words
+):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     (tmp_path / "unfit.py").write_text(UNFIT)
@@ -114,6 +160,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, ar
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "manifest.json").write_text("[]")
     before = sorted(tmp_path.rglob("*"))
-    assert_refused(run(*arguments, *(() if "--out" in arguments else ("--out", "x.hdf5"))), words)
+    assert_refused(
+        run(*arguments, *(() if "--out" in arguments else ("--out", "x.hdf5"))), words
+    )
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "there.hdf5").read_bytes() == b"mine"

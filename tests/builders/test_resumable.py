@@ -1,4 +1,6 @@
-"""Builds that are cut: the parts that stay, what a second run makes of them; the entries of what is built."""
+"""Builds that are cut: the parts that stay, what a second run makes of them; the
+entries of what is built.
+"""
 
 import hashlib
 import json
@@ -36,8 +38,8 @@ def policy(observations):
 
 POLICIES = Path(__file__).parents[2] / "datasets" / "policies"
 BUILD = (
-    "rollouts --env CartPole-v1 --policy mortal:policy --policy epsilon:0.1:p.npz --episodes 10"
-    " --num-envs 2 --time-limit 20"
+    "rollouts --env CartPole-v1 --policy mortal:policy --policy epsilon:0.1:p.npz"
+    " --episodes 10 --num-envs 2 --time-limit 20"
 )
 TARGETS = {"a.hdf5": [], "shards": ["--shard-rows", "60"]}
 
@@ -53,7 +55,16 @@ def killed(tmp_path_factory):
     (folder / "mortal.py").write_text(MORTAL)
     shutil.copy(POLICIES / "cartpole_medium.npz", folder / "p.npz")
     for target, shards in TARGETS.items():
-        words = [sys.executable, "-m", "koffline", "build", *BUILD.split(), "--out", target, *shards]
+        words = [
+            sys.executable,
+            "-m",
+            "koffline",
+            "build",
+            *BUILD.split(),
+            "--out",
+            target,
+            *shards,
+        ]
         done = subprocess.run(words, env=os.environ | {"KILL": "9"}, cwd=folder)
         assert done.returncode == -signal.SIGKILL
         assert not (folder / target).exists()
@@ -69,15 +80,20 @@ def place(killed, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("damage", [None, lambda data: data[:100], lambda data: b"x" + data[1:]])
+@pytest.mark.parametrize(
+    "damage", [None, lambda data: data[:100], lambda data: b"x" + data[1:]]
+)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_killed_build_resumes_to_the_same_rows(place, monkeypatch, target, damage):
     """A part that is whole is not played again, one that is not is."""
     (part,) = (place / f"{target}.parts").glob("part-*-000001.npz")
     if damage:
         part.write_bytes(damage(part.read_bytes()))
-    real, played = RolloutPlayer.play_batch, []
-    monkeypatch.setattr(RolloutPlayer, "play_batch", lambda self, i: played.append(i) or real(self, i))
+    real = RolloutPlayer.play_batch
+    played = []
+    monkeypatch.setattr(
+        RolloutPlayer, "play_batch", lambda self, i: played.append(i) or real(self, i)
+    )
     assert build(target).exit_code == 0
     assert (0 in played, 1 in played, 4 in played) == (False, damage is not None, True)
     again = koffline.open_transitions(target).sha256
@@ -88,14 +104,22 @@ def test_a_killed_build_resumes_to_the_same_rows(place, monkeypatch, target, dam
 
 @pytest.mark.parametrize("change", ["settings", "file", "module"])
 def test_other_settings_or_policies_are_another_build(place, monkeypatch, change):
-    """Its batches are all played; those that were kept go with the folder at the end."""
-    real, played = RolloutPlayer.play_batch, []
-    monkeypatch.setattr(RolloutPlayer, "play_batch", lambda self, i: played.append(i) or real(self, i))
+    """Its batches are all played; those that were kept go with the folder at the
+    end.
+    """
+    real = RolloutPlayer.play_batch
+    played = []
+    monkeypatch.setattr(
+        RolloutPlayer, "play_batch", lambda self, i: played.append(i) or real(self, i)
+    )
     if change == "file":
         shutil.copy(POLICIES / "cartpole_expert.npz", "p.npz")
     if change == "module":
         Path("mortal.py").write_text(MORTAL + "\n")
-    assert build("a.hdf5", *(["--seed", "1"] if change == "settings" else [])).exit_code == 0
+    assert (
+        build("a.hdf5", *(["--seed", "1"] if change == "settings" else [])).exit_code
+        == 0
+    )
     assert played == [0, 1, 2, 3, 4]
     assert not Path("a.hdf5.parts").exists()
 
@@ -105,7 +129,9 @@ def test_what_is_no_part_stays(place):
     assert build("a.hdf5").exit_code == 0
     assert [path.name for path in Path("a.hdf5.parts").iterdir()] == ["mine.txt"]
     Path("b.hdf5.parts").touch()
-    assert_refused(build("a.hdf5", "--out", "b.hdf5"), "b.hdf5.parts is no unfinished build")
+    assert_refused(
+        build("a.hdf5", "--out", "b.hdf5"), "b.hdf5.parts is no unfinished build"
+    )
 
 
 LOG = build_chain(5, np.random.default_rng(0))
@@ -122,11 +148,18 @@ def test_entries_are_added_or_replaced_and_others_stay(tmp_path):
     entries = json.loads(path.read_text())
     assert set(entries) == {"mine", "deep/log.hdf5"}
     assert entries["deep/log.hdf5"]["seed"] == 2
-    assert entries["deep/log.hdf5"]["files"] == {"log.hdf5": {"sha256": hashlib.sha256(b"bytes").hexdigest()}}
+    assert entries["deep/log.hdf5"]["files"] == {
+        "log.hdf5": {"sha256": hashlib.sha256(b"bytes").hexdigest()}
+    }
 
 
 def test_builds_that_end_together_lose_no_entry(tmp_path):
     path = tmp_path / "manifest.json"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: add_to_manifest(path, tmp_path / f"{i}.hdf5", LOG, "", i), range(24)))
+        list(
+            pool.map(
+                lambda i: add_to_manifest(path, tmp_path / f"{i}.hdf5", LOG, "", i),
+                range(24),
+            )
+        )
     assert {entry["seed"] for entry in read_manifest(path).values()} == set(range(24))

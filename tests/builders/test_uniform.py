@@ -21,10 +21,16 @@ def test_rows_are_steps_of_the_world(name):
     assert not log.has_episodes
     assert not log.truncated.any()
     assert not world.is_terminal(log.observations.astype(np.float64)).any()
-    np.testing.assert_array_equal(log.terminated, world.is_terminal(log.next_observations.astype(np.float64)))
+    np.testing.assert_array_equal(
+        log.terminated, world.is_terminal(log.next_observations.astype(np.float64))
+    )
     chances = policy(log.observations)[np.arange(3000), log.actions]
-    np.testing.assert_allclose(np.exp(log.behavior_log_probabilities), chances, rtol=1e-5)
-    assert chances.mean() == pytest.approx((policy(log.observations) ** 2).sum(axis=1).mean(), abs=0.03)
+    np.testing.assert_allclose(
+        np.exp(log.behavior_log_probabilities), chances, rtol=1e-5
+    )
+    assert chances.mean() == pytest.approx(
+        (policy(log.observations) ** 2).sum(axis=1).mean(), abs=0.03
+    )
 
 
 def test_the_chain_moves_as_drawn():
@@ -34,9 +40,16 @@ def test_the_chain_moves_as_drawn():
     to = (log.next_observations[:, None] == features[None]).all(axis=2).argmax(axis=1)
     counts = np.zeros((5, 5))
     np.add.at(counts, (at, to), 1)
-    np.testing.assert_allclose(counts.sum(axis=1)[:4], 1000, atol=110)  # four standard deviations
+    np.testing.assert_allclose(
+        counts.sum(axis=1)[:4], 1000, atol=110
+    )  # four standard deviations
     shares = counts[:4] / counts[:4].sum(axis=1, keepdims=True)
-    expected = [[0, 0.8, 0.2, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0.95, 0.05]]
+    expected = [
+        [0, 0.8, 0.2, 0, 0],
+        [0, 0, 0, 0, 1],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 0.95, 0.05],
+    ]
     np.testing.assert_allclose(shares, expected, atol=0.05)
     np.testing.assert_array_equal(log.rewards, at == 1)
     np.testing.assert_array_equal(log.terminated, to == 4)

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_transitions
-from koffline.data.transitions import REQUIRED_COLUMNS, Continuous, Discrete, Metadata, Transitions
+from koffline.data.transitions import (
+    REQUIRED_COLUMNS,
+    Continuous,
+    Discrete,
+    Metadata,
+    Transitions,
+)
 
 
 def small(**changes) -> Transitions:
@@ -54,29 +60,52 @@ class Rollout:
 
     def transitions(self, **changes) -> Transitions:
         names = (*REQUIRED_COLUMNS, "episode_ids", "steps")
-        columns = dict(zip(names, map(np.stack, zip(*self.rows, strict=True)), strict=True))
+        columns = dict(
+            zip(names, map(np.stack, zip(*self.rows, strict=True)), strict=True)
+        )
         return Transitions(**{**columns, "action_space": self.action_space, **changes})
 
 
 _ENDS = ("terminated", "truncated", "truncated", "terminated", "truncated")
 
 
-def roll_out(ends=_ENDS, lengths=(4, 3, 5, 1, 2), discrete=True, shape=(3,), dtype=np.float32, seed=0):
-    """Play episodes of a random walk; ``ends`` says how each ends: terminated, truncated, both or neither."""
-    generator, rows = np.random.default_rng(seed), []
+def roll_out(
+    ends=_ENDS,
+    lengths=(4, 3, 5, 1, 2),
+    discrete=True,
+    shape=(3,),
+    dtype=np.float32,
+    seed=0,
+):
+    """Play episodes of a random walk; ``ends`` says how each ends: terminated,
+    truncated, both or neither.
+    """
+    generator = np.random.default_rng(seed)
+    rows = []
     for episode, (end, length) in enumerate(zip(ends, lengths, strict=True)):
         state = draw_state(generator, shape, dtype)
         for step in range(length):
-            action = np.int64(generator.integers(3)) if discrete else generator.uniform(-1, 1, 2)
+            action = (
+                np.int64(generator.integers(3))
+                if discrete
+                else generator.uniform(-1, 1, 2)
+            )
             following = draw_state(generator, shape, dtype)
             reward = float(generator.standard_normal())
-            flags = (step == length - 1 and end in (flag, "both") for flag in ("terminated", "truncated"))
+            flags = (
+                step == length - 1 and end in (flag, "both")
+                for flag in ("terminated", "truncated")
+            )
             rows.append(Row(state, action, reward, following, *flags, episode, step))
             state = following
-    return Rollout(rows, Discrete(3) if discrete else Continuous(2, -1.0, 1.0), list(lengths))
+    return Rollout(
+        rows, Discrete(3) if discrete else Continuous(2, -1.0, 1.0), list(lengths)
+    )
 
 
-def draw_state(generator: np.random.Generator, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+def draw_state(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: type
+) -> np.ndarray:
     if dtype == np.uint8:
         return generator.integers(0, 256, shape).astype(np.uint8)
     return generator.standard_normal(shape).astype(dtype)
@@ -86,8 +115,12 @@ def numbered_log(episodes: int = 72, **changes) -> Transitions:
     """Episodes of 1 … 12 steps; rewards count the rows."""
     generator = np.random.default_rng(5)
     lengths = generator.integers(1, 13, episodes).tolist()
-    rollout = roll_out(generator.choice(["terminated", "truncated", "neither"], episodes), lengths)
-    return rollout.transitions(rewards=np.arange(len(rollout.rows), dtype=np.float64), **changes)
+    rollout = roll_out(
+        generator.choice(["terminated", "truncated", "neither"], episodes), lengths
+    )
+    return rollout.transitions(
+        rewards=np.arange(len(rollout.rows), dtype=np.float64), **changes
+    )
 
 
 def in_shards(log: Transitions, folder: Path, shard_rows: int = 150) -> LazyTransitions:
@@ -98,25 +131,39 @@ def in_shards(log: Transitions, folder: Path, shard_rows: int = 150) -> LazyTran
 
 
 def leaves(value, name=""):
-    """The values of a JSON object by their path, to be compared with ``pytest.approx``."""
+    """The values of a JSON object by their path, to be compared with
+    ``pytest.approx``.
+    """
     if not isinstance(value, (dict, list, tuple)):
         return {name: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {path: leaf for key, part in items for path, leaf in leaves(part, f"{name}/{key}").items()}
+    return {
+        path: leaf
+        for key, part in items
+        for path, leaf in leaves(part, f"{name}/{key}").items()
+    }
 
 
-def assert_same_rows(found: Transitions, expected: Transitions, terminal_next: bool = True) -> None:
-    """Every column equal, value for value; next observations of terminal rows only if they are kept."""
+def assert_same_rows(
+    found: Transitions, expected: Transitions, terminal_next: bool = True
+) -> None:
+    """Every column equal, value for value; next observations of terminal rows only if
+    they are kept.
+    """
     assert len(found) == len(expected)
     for name in ("observations", "actions", "rewards", "terminated", "truncated"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     compared = slice(None) if terminal_next else ~expected.terminated
-    np.testing.assert_array_equal(found.next_observations[compared], expected.next_observations[compared])
+    np.testing.assert_array_equal(
+        found.next_observations[compared], expected.next_observations[compared]
+    )
     assert found.has_episodes == expected.has_episodes
     np.testing.assert_array_equal(found.episode_lengths, expected.episode_lengths)
 
 
-def d4rl_arrays(rollout: Rollout, **changes: np.ndarray | None) -> dict[str, np.ndarray]:
+def d4rl_arrays(
+    rollout: Rollout, **changes: np.ndarray | None
+) -> dict[str, np.ndarray]:
     """The arrays of a D4RL file, some changed; None takes one out."""
     log = rollout.transitions()
     arrays = {
@@ -127,7 +174,9 @@ def d4rl_arrays(rollout: Rollout, **changes: np.ndarray | None) -> dict[str, np.
         "next_observations": log.next_observations,
         "timeouts": log.truncated,
     }
-    return {key: array for key, array in {**arrays, **changes}.items() if array is not None}
+    return {
+        key: array for key, array in {**arrays, **changes}.items() if array is not None
+    }
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Path:
@@ -140,7 +189,9 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Path:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What hypothesis drew; the log itself is made in the test, where it may be checked by any means."""
+    """What hypothesis drew; the log itself is made in the test, where it may be checked
+    by any means.
+    """
 
     lengths: list[int]
     rollout: dict
@@ -148,13 +199,18 @@ class Drawn:
     episodes: bool
 
     def log(self) -> Transitions:
-        rollout, generator = roll_out(lengths=self.lengths, **self.rollout), np.random.default_rng(1)
+        rollout = roll_out(lengths=self.lengths, **self.rollout)
+        generator = np.random.default_rng(1)
         count = len(rollout.rows)
         made = {
             "behavior_log_probabilities": -generator.random(count),
             "weights": generator.random(count).astype(np.float32) + 0.5,
-            "clusters": generator.integers(-4, 4, len(self.lengths)).repeat(self.lengths),
-            "metadata": Metadata(gamma=0.9, extra={"environment": "walk"}, notes=("made up",)),
+            "clusters": (
+                generator.integers(-4, 4, len(self.lengths)).repeat(self.lengths)
+            ),
+            "metadata": Metadata(
+                gamma=0.9, extra={"environment": "walk"}, notes=("made up",)
+            ),
         }
         changes = {name: made[name] for name in self.changes}
         return rollout.transitions(
@@ -164,7 +220,9 @@ class Drawn:
 
 @st.composite
 def drawn_logs(draw, episodes: bool | None = None) -> Drawn:
-    """Any log: discrete or not, any mix of ends, with or without episodes, extras and metadata."""
+    """Any log: discrete or not, any mix of ends, with or without episodes, extras and
+    metadata.
+    """
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
     end = st.sampled_from(["terminated", "truncated", "both", "neither"])
     rollout = {
@@ -176,4 +234,6 @@ def drawn_logs(draw, episodes: bool | None = None) -> Drawn:
     }
     extras = ["behavior_log_probabilities", "weights", "clusters", "metadata"]
     changes = draw(st.sets(st.sampled_from(extras)))
-    return Drawn(lengths, rollout, changes, draw(st.booleans()) if episodes is None else episodes)
+    return Drawn(
+        lengths, rollout, changes, draw(st.booleans()) if episodes is None else episodes
+    )

@@ -23,12 +23,22 @@ MAPPING = {
     "time": "t",
     "terminal": "done",
 }
-COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")
+COLUMNS = (
+    "observations",
+    "actions",
+    "rewards",
+    "next_observations",
+    "terminated",
+    "truncated",
+    "steps",
+)
 # Every format that is read; CSV knows no types but those of the mapping.
 FORMATS = ("parquet", "feather", "arrow", "arrows", "csv", "csv.gz", "tsv")
 
 
-def walk(lengths=(3, 1, 4), ends=(True, False, False), **columns: Any) -> dict[str, Any]:
+def walk(
+    lengths=(3, 1, 4), ends=(True, False, False), **columns: Any
+) -> dict[str, Any]:
     """Columns of a few episodes; any may be replaced, added, or left out with None."""
     ids = [f"e{i}" for i, length in enumerate(lengths) for _ in range(length)]
     n = len(ids)
@@ -81,15 +91,20 @@ def write_text(text: str | bytes, path: Path) -> Path:
 
 
 def read(columns, folder, name="log.parquet", action_space=None, **changes):
-    """The log of these columns, by the mapping with changes; read in pieces it is the same."""
-    path, mapping = write(columns, folder / name), {**MAPPING, **changes}
+    """The log of these columns, by the mapping with changes; read in pieces it is the
+    same.
+    """
+    path = write(columns, folder / name)
+    mapping = {**MAPPING, **changes}
     log = open_transitions(path, action_space, mapping=mapping)
     assert_same_in_pieces(path, mapping, log, action_space=action_space)
     return log
 
 
 def refusal(source, folder=None, name="log.parquet", **changes):
-    """The message, in one line, on columns that are written to a folder, or on a file."""
+    """The message, in one line, on columns that are written to a folder, or on a
+    file.
+    """
     path = source if folder is None else write(source, folder / name)
     with one_line(DataError) as caught:
         open_transitions(path, mapping={**MAPPING, **changes})
@@ -103,7 +118,9 @@ def assert_same(log, other):
 
 
 def assert_same_in_pieces(path, mapping, whole, piece_rows=2, action_space=None):
-    """The rows, notes and extra of a log read at once, as those read in pieces; the stream."""
+    """The rows, notes and extra of a log read at once, as those read in pieces; the
+    stream.
+    """
     stream = TableStream(path, mapping, action_space, piece_rows=piece_rows)
     pieces = list(stream)
     for name in (*COLUMNS, "episode_ids") if whole.has_episodes else COLUMNS[:-1]:
@@ -122,12 +139,24 @@ def tables(draw):
     rows = []
     for episode, length in enumerate(lengths):
         ends = draw(st.sampled_from(["open", "done", "cut"]))
-        times = sorted(draw(st.sets(st.integers(-50, 50), min_size=length, max_size=length)))
+        times = sorted(
+            draw(st.sets(st.integers(-50, 50), min_size=length, max_size=length))
+        )
         for i, t in enumerate(times):
-            last, number = i == length - 1, float(len(rows))
+            last = i == length - 1
+            number = float(len(rows))
             rows.append(
-                {"id": f"ep {episode}", "t": t, "x_1": number, "x_10": -number, "a": len(rows) % 3,
-                 "r": number / 2, "done": last and ends == "done", "cut": last and ends == "cut",
-                 "next_x_1": number + 0.5, "next_x_10": 7.0}
-            )  # fmt: skip
+                {
+                    "id": f"ep {episode}",
+                    "t": t,
+                    "x_1": number,
+                    "x_10": -number,
+                    "a": len(rows) % 3,
+                    "r": number / 2,
+                    "done": last and ends == "done",
+                    "cut": last and ends == "cut",
+                    "next_x_1": number + 0.5,
+                    "next_x_10": 7.0,
+                }
+            )
     return draw(st.permutations(rows)) if draw(st.booleans()) else rows

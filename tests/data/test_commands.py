@@ -1,4 +1,6 @@
-"""`koffline data …` as a user meets it: stdout, stderr, exit codes; of files and of folders of shards."""
+"""`koffline data …` as a user meets it: stdout, stderr, exit codes; of files and of
+folders of shards.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +16,9 @@ from tests.data.logs import d4rl_arrays, leaves, roll_out
 from tests.refusals import assert_refused, run_cli
 
 ROLLOUT = roll_out(("truncated", "terminated") * 6, (5, 3) * 6)
-LOG = ROLLOUT.transitions(metadata=Metadata(gamma=0.9, notes=("made for 1 test", "by hand")))
+LOG = ROLLOUT.transitions(
+    metadata=Metadata(gamma=0.9, notes=("made for 1 test", "by hand"))
+)
 
 
 @pytest.fixture
@@ -44,11 +48,19 @@ def spoil(files, row, value):
 
 def test_info_is_that_of_the_log_wherever_it_lies(folder, shards):
     expected = json.loads(json.dumps(summarise(LOG)))
-    for source, more in (("log.hdf5", ()), ("shards", ()), ("shards", ("--workers", "2"))):
+    for source, more in (
+        ("log.hdf5", ()),
+        ("shards", ()),
+        ("shards", ("--workers", "2")),
+    ):
         found = info(source, *more)
         assert found.pop("source") == source
         assert found.pop("shards", 1) == (3 if source == "shards" else 1)
-        rest = {key: value for key, value in expected.items() if key not in ("source", "shards")}
+        rest = {
+            key: value
+            for key, value in expected.items()
+            if key not in ("source", "shards")
+        }
         assert leaves(found) == pytest.approx(leaves(rest))
     assert (found["rows"], found["time_limit"], found["sha256"]) == (48, 5, LOG.sha256)
     assert "shards" in run_cli("data", "info", "shards").stdout
@@ -71,17 +83,30 @@ def test_validation_lists_all_errors(folder, shards):
     np.savez("bad.npz", **bad)
     result = run_cli("data", "validate", "bad.npz", "--discrete", "3")
     assert result.exit_code == 2
-    assert [line for line in result.stderr.splitlines() if line.startswith("error: ")] == [
-        "error: rewards: no finite number in 3 rows (first: row 0); drop or mend such rows",
-        "error: actions: outside Discrete(3) in row 5; declare the space anew or mend such rows",
+    assert [
+        line for line in result.stderr.splitlines() if line.startswith("error: ")
+    ] == [
+        (
+            "error: rewards: no finite number in 3 rows (first: row 0); drop or mend"
+            " such rows"
+        ),
+        (
+            "error: actions: outside Discrete(3) in row 5; declare the space anew or"
+            " mend such rows"
+        ),
         "error: terminated: neither true nor false in row 2; give 0 or 1",
-        "error: weights: negative in 48 rows (first: row 0); give weights of at least 0",
+        (
+            "error: weights: negative in 48 rows (first: row 0); give weights of at"
+            " least 0"
+        ),
     ]
     spoil(shards, 1, np.inf)
     result = run_cli("data", "validate", "shards")
     assert result.exit_code == 2
     lines = result.stderr.splitlines()
-    assert [line.count("rewards: no finite number in row 1") for line in lines] == [1] * 3
+    assert [line.count("rewards: no finite number in row 1") for line in lines] == [
+        1
+    ] * 3
     shards[1].write_bytes(shards[1].read_bytes()[:3000])
     lines = run_cli("data", "validate", "shards").stderr.splitlines()
     assert ["rewards: no finite" in line for line in lines] == [True, False, True]
@@ -91,8 +116,13 @@ def test_validation_lists_all_errors(folder, shards):
 def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
     result = run_cli("data", "convert", "log.hdf5", "shards", "--shard-rows", "20")
     notes = "note: made for 1 test\nnote: by hand\n"
-    assert result.stdout.startswith(f"{notes}shards (shards): LazyTransitions(48 rows in 3 shards")
-    assert run_cli("data", "convert", "shards", "again.npz", "--discrete", "7").exit_code == 0
+    assert result.stdout.startswith(
+        f"{notes}shards (shards): LazyTransitions(48 rows in 3 shards"
+    )
+    assert (
+        run_cli("data", "convert", "shards", "again.npz", "--discrete", "7").exit_code
+        == 0
+    )
     again = open_transitions("again.npz")
     assert (again.sha256, again.action_space) == (LOG.sha256, Discrete(7))
 
@@ -104,14 +134,23 @@ REFUSALS = [
     (("convert", "log.hdf5", "out.xls"), "--format"),
     (("convert", "log.hdf5", "absent/out.npz"), "does not exist; create it"),
     (("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside Discrete(1)"),
-    (("convert", "log.hdf5", "s", "--shard-rows", "0"), "Invalid value for '--shard-rows'"),
-    (("convert", "log.hdf5", "s", "--shard-rows", "9", "--format", "npz"), "--format npz and --shard-rows"),
+    (
+        ("convert", "log.hdf5", "s", "--shard-rows", "0"),
+        "Invalid value for '--shard-rows'",
+    ),
+    (
+        ("convert", "log.hdf5", "s", "--shard-rows", "9", "--format", "npz"),
+        "--format npz and --shard-rows",
+    ),
     (
         ("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"),
         "precious holds x, which --force would",
     ),
     (("convert", "shards", "out.npz"), "shard-00001.hdf5: a truncated or corrupt"),
-    (("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5: a truncated or corrupt"),
+    (
+        ("convert", "shards", "finer", "--shard-rows", "5"),
+        "shard-00001.hdf5: a truncated or corrupt",
+    ),
 ]
 
 
@@ -122,7 +161,9 @@ def test_refusals_are_one_line_and_leave_nothing(folder, shards):
     before = sorted(folder.rglob("*"))
     for arguments, words in REFUSALS:
         assert_refused(run_cli("data", *arguments), words)
-    assert run_cli("data", "convert", "log.hdf5", "out", "--format", "xls").exit_code == 2
+    assert (
+        run_cli("data", "convert", "log.hdf5", "out", "--format", "xls").exit_code == 2
+    )
     assert sorted(folder.rglob("*")) == before
     assert open_transitions("log.hdf5").sha256 == LOG.sha256
 
@@ -135,9 +176,15 @@ def test_split_writes_both_parts_or_none(tmp_path, monkeypatch):
     assert (told.exit_code, "note: made for 1 test\n" in told.stdout) == (0, True)
     parts = [open_transitions(name) for name in ("a.npz", "b.hdf5")]
     assert [part.n_episodes for part in parts] == [10, 2]
-    assert {part.metadata.notes for part in parts} == {("made for 1 test (in the whole log)", "by hand")}
-    assert sorted(np.concatenate([part.rewards for part in parts])) == sorted(LOG.rewards)
-    assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "b.hdf5"), "b.hdf5 exists already")
+    assert {part.metadata.notes for part in parts} == {
+        ("made for 1 test (in the whole log)", "by hand")
+    }
+    assert sorted(np.concatenate([part.rewards for part in parts])) == sorted(
+        LOG.rewards
+    )
+    assert_refused(
+        run_cli("data", "split", "log.hdf5", "c.npz", "b.hdf5"), "b.hdf5 exists already"
+    )
     assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "d/../c.npz"), "both")
     told = run_cli("data", "split", "log.hdf5", "c.npz", "d.npz", "--held-out", "nan")
     assert_refused(told, "a share of nan")

@@ -39,10 +39,14 @@ def recorded(rollout):
 
 
 def assert_seen(buffer, row, expected):
-    """A transition as d3rlpy's own picker gives it; ``expected`` has the fields of a row."""
+    """A transition as d3rlpy's own picker gives it; ``expected`` has the fields of a
+    row.
+    """
     seen = buffer.transition_picker(*buffer.buffer[row])
     np.testing.assert_array_equal(seen.observation, expected.observation)
-    np.testing.assert_array_equal(seen.action.reshape(np.shape(expected.action)), expected.action)
+    np.testing.assert_array_equal(
+        seen.action.reshape(np.shape(expected.action)), expected.action
+    )
     assert np.float32(seen.reward[0]) == np.float32(expected.reward)
     assert seen.terminal == expected.terminated
     if not expected.terminated:
@@ -54,7 +58,11 @@ def test_dumps_of_d3rlpy_row_by_row(tmp_path, discrete):
     rollout = roll_out(ENDS, discrete=discrete)
     buffer = d3rlpy.dataset.create_infinite_replay_buffer(list(recorded(rollout)))
     log = open_transitions(dump(buffer, tmp_path / "buffer.h5"))
-    kept = [row for row in rollout.rows if row.terminated or row.step < rollout.lengths[row.episode] - 1]
+    kept = [
+        row
+        for row in rollout.rows
+        if row.terminated or row.step < rollout.lengths[row.episode] - 1
+    ]
     assert len(log) == len(kept) == buffer.transition_count == 12
     for i, row in enumerate(kept):
         assert_seen(buffer, i, row)
@@ -62,7 +70,10 @@ def test_dumps_of_d3rlpy_row_by_row(tmp_path, discrete):
         np.testing.assert_array_equal(log.actions[i], row.action)
         expected = row.observation if row.terminated else row.next_observation
         np.testing.assert_array_equal(log.next_observations[i], expected)
-        assert (log.rewards[i], log.terminated[i]) == (np.float32(row.reward), row.terminated)
+        assert (log.rewards[i], log.terminated[i]) == (
+            np.float32(row.reward),
+            row.terminated,
+        )
         assert (log.episode_ids[i], log.steps[i]) == (row.episode, row.step)
     np.testing.assert_array_equal(np.flatnonzero(log.truncated), [2, 9, 11])
     for words in ("3 rows were left out", "assumed"):
@@ -76,13 +87,21 @@ def test_d3rlpy_reads_ours_without_losing_a_row(tmp_path, discrete):
     log = rollout.transitions(metadata=Metadata(gamma=0.9), weights=np.ones(15))
     write_d3rlpy_dump(log, tmp_path / "buffer.h5")
     ours = open_transitions(tmp_path / "buffer.h5")
-    assert (ours.action_space, ours.metadata.gamma, ours.weights) == (log.action_space, 0.9, None)
-    assert ours.metadata.notes == ("weights were left out: a d3rlpy dump has no place for them",)
+    assert (ours.action_space, ours.metadata.gamma, ours.weights) == (
+        log.action_space,
+        0.9,
+        None,
+    )
+    assert ours.metadata.notes == (
+        "weights were left out: a d3rlpy dump has no place for them",
+    )
     buffer = load(tmp_path / "buffer.h5")
     assert buffer.transition_count == len(rollout.rows)
     for i, row in enumerate(rollout.rows):
         assert_seen(buffer, i, row)
-    np.testing.assert_allclose([e.compute_return() for e in buffer.episodes], log.returns(), rtol=1e-6)
+    np.testing.assert_allclose(
+        [e.compute_return() for e in buffer.episodes], log.returns(), rtol=1e-6
+    )
     again = open_transitions(dump(buffer, tmp_path / "theirs.h5"), log.action_space)
     # d3rlpy has no word for an episode that just stops
     cut = log.replace(truncated=np.append(log.truncated[:-1], True))
@@ -93,9 +112,24 @@ def test_d3rlpy_reads_ours_without_losing_a_row(tmp_path, discrete):
 @pytest.mark.parametrize(
     ("lacking", "changes", "words"),
     [
-        ("actions_1", {}, "truncated or corrupt d3rlpy dump file .*actions_1.*; copy or export it again"),
-        ("observations_1", {"observations_1_0": np.zeros((3, 3))}, "tuple observations; flatten"),
-        ("rewards_1", {"rewards_1": np.zeros((3, 2))}, "episode 1 have 2 numbers per step"),
+        (
+            "actions_1",
+            {},
+            (
+                "truncated or corrupt d3rlpy dump file .*actions_1.*; copy or export it"
+                " again"
+            ),
+        ),
+        (
+            "observations_1",
+            {"observations_1_0": np.zeros((3, 3))},
+            "tuple observations; flatten",
+        ),
+        (
+            "rewards_1",
+            {"rewards_1": np.zeros((3, 2))},
+            "episode 1 have 2 numbers per step",
+        ),
         ("num_episodes", {"num_episodes": 10**9}, "promises 1000000000 episodes"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Whole or not at all: nothing ever stands under the final name but a finished file; litter goes."""
+"""Whole or not at all: nothing ever stands under the final name but a finished file;
+litter goes.
+"""
 
 import errno
 import os
@@ -7,7 +9,12 @@ import pytest
 
 from koffline.errors import DataError
 from koffline.store import files
-from koffline.store.files import atomic_file, atomic_folder, remove_abandoned, temporary_beside
+from koffline.store.files import (
+    atomic_file,
+    atomic_folder,
+    remove_abandoned,
+    temporary_beside,
+)
 from tests.interrupts import ended_process
 
 
@@ -32,11 +39,14 @@ def test_a_name_taken_meanwhile_is_not_replaced(tmp_path):
     assert names(tmp_path) == ["free", "taken"]
 
 
-def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(
+    tmp_path, monkeypatch
+):
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").touch()
-    rename, calls = os.rename, []
+    rename = os.rename
+    calls = []
 
     def second_fails(source, destination):
         calls.append(source)
@@ -60,7 +70,14 @@ def test_only_what_is_ours_and_abandoned_goes(tmp_path):
     gone = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{ended_process()}-")
     elsewhere = tmp_path / gone.name.replace(files._this_place(), "00000000")
     of_another = tmp_path / gone.name.replace(".a.", ".a.b.")
-    for path in (mine, gone, elsewhere, of_another, tmp_path / ".a.user.tmp", tmp_path / "a.tmp"):
+    for path in (
+        mine,
+        gone,
+        elsewhere,
+        of_another,
+        tmp_path / ".a.user.tmp",
+        tmp_path / "a.tmp",
+    ):
         path.touch()
     remove_abandoned(target)
     assert gone.name not in names(tmp_path)
@@ -70,7 +87,9 @@ def test_only_what_is_ours_and_abandoned_goes(tmp_path):
 def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
     target = tmp_path / "results"
     aside = temporary_beside(target, files._RETIRED)
-    aside = aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{ended_process()}-"))
+    aside = aside.with_name(
+        aside.name.replace(f"-{os.getpid()}-", f"-{ended_process()}-")
+    )
     aside.mkdir()
     (aside / "estimate.json").write_text("{}")
     remove_abandoned(target)

@@ -1,4 +1,6 @@
-"""Every format but d3rlpy's: all of a log comes back, whatever the file's name; nothing is lost by chance."""
+"""Every format but d3rlpy's: all of a log comes back, whatever the file's name; nothing
+is lost by chance.
+"""
 
 import shutil
 import sys
@@ -16,12 +18,19 @@ from koffline.data.transitions import Continuous, Metadata
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, drawn_logs, roll_out
 
-NAMES = {**{name: f"log.{name}" for name in ("hdf5", "npz", "parquet", "arrow")}, "minari": "log-v0"}
+NAMES = {
+    **{name: f"log.{name}" for name in ("hdf5", "npz", "parquet", "arrow")},
+    "minari": "log-v0",
+}
 FORMATS = pytest.mark.parametrize("format", sorted(NAMES))
 
 
 def through(log, folder, format):
-    if (format, minari.__version__, log.observations.dtype) == ("minari", "0.5.3", np.uint8):
+    if (format, minari.__version__, log.observations.dtype) == (
+        "minari",
+        "0.5.3",
+        np.uint8,
+    ):
         pytest.skip("Minari 0.5.3, the last on Python 3.10, keeps pictures as JPEG")
     write_transitions(log, folder / NAMES[format], format, force=True)
     return open_transitions(folder / NAMES[format])
@@ -38,8 +47,15 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(drawn=drawn_logs(), formats=st.lists(st.sampled_from(sorted(NAMES)), min_size=1, max_size=3))
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    drawn=drawn_logs(),
+    formats=st.lists(st.sampled_from(sorted(NAMES)), min_size=1, max_size=3),
+)
 def test_a_chain_of_formats(tmp_path, drawn, formats):
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
@@ -47,7 +63,9 @@ def test_a_chain_of_formats(tmp_path, drawn, formats):
     for format in formats:
         changed = through(changed, tmp_path, format)
     assert_equal(changed, log)
-    assert len(list(tmp_path.iterdir())) == len(set(formats))  # nothing temporary is left behind
+    assert len(list(tmp_path.iterdir())) == len(
+        set(formats)
+    )  # nothing temporary is left behind
 
 
 @FORMATS
@@ -56,7 +74,9 @@ def test_bounds_pictures_and_lone_rows_come_back(tmp_path, format):
     images = roll_out(shape=(32, 32, 3), dtype=np.uint8)
     for log in (
         roll_out(discrete=False).transitions(action_space=space),
-        images.transitions(metadata=Metadata(gamma=0.9, extra={"task": "walk"}, notes=("by hand",))),
+        images.transitions(
+            metadata=Metadata(gamma=0.9, extra={"task": "walk"}, notes=("by hand",))
+        ),
         roll_out(shape=(1001,)).transitions(),
         roll_out().transitions(episode_ids=None, steps=None),
     ):
@@ -66,7 +86,8 @@ def test_bounds_pictures_and_lone_rows_come_back(tmp_path, format):
 @settings(max_examples=6, deadline=None)
 @given(drawn=drawn_logs())
 def test_numbers_come_back_from_csv(tmp_path_factory, drawn):
-    log, path = drawn.log(), tmp_path_factory.mktemp("t") / "log.csv"
+    log = drawn.log()
+    path = tmp_path_factory.mktemp("t") / "log.csv"
     if len(log.observation_shape) > 1:
         with pytest.raises(DataError, match="write parquet"):
             write_transitions(log, path)
@@ -74,12 +95,15 @@ def test_numbers_come_back_from_csv(tmp_path_factory, drawn):
         return
     write_transitions(log, path)
     found = open_transitions(path, log.action_space)
-    assert found.sha256 == log.sha256 or log.observations.dtype == np.uint8  # CSV has no types
+    assert (
+        found.sha256 == log.sha256 or log.observations.dtype == np.uint8
+    )  # CSV has no types
 
 
 @FORMATS
 def test_existing_files_are_replaced_only_by_force(tmp_path, format):
-    first, second = roll_out(seed=1).transitions(), roll_out(seed=2).transitions()
+    first = roll_out(seed=1).transitions()
+    second = roll_out(seed=2).transitions()
     target = tmp_path / NAMES[format]
     write_transitions(first, target, format)
     with pytest.raises(DataError, match="exists already; choose another name"):
@@ -94,8 +118,12 @@ def test_next_observations_that_do_not_chain_are_refused(tmp_path, format):
     log = roll_out().transitions()
     following = log.next_observations.copy()
     following[5] += 1
-    with pytest.raises(DataError, match=r"next observation of row 5 is not .*write hdf5 or npz"):
-        write_transitions(log.replace(next_observations=following), tmp_path / "log", format)
+    with pytest.raises(
+        DataError, match=r"next observation of row 5 is not .*write hdf5 or npz"
+    ):
+        write_transitions(
+            log.replace(next_observations=following), tmp_path / "log", format
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -128,7 +156,13 @@ class TestHDF5:
         with h5py.File(path) as file:
             found = {key: file[key][:] for key in file}
         names = {"terminals": "terminated", "timeouts": "truncated"}
-        assert {"observations", "next_observations", "actions", "rewards", *names} <= found.keys()
+        assert {
+            "observations",
+            "next_observations",
+            "actions",
+            "rewards",
+            *names,
+        } <= found.keys()
         for key, array in found.items():
             np.testing.assert_array_equal(array, getattr(log, names.get(key, key)))
 
@@ -142,7 +176,10 @@ class TestHDF5:
 
     @pytest.mark.parametrize(
         ("described", "words"),
-        [("{", "description is damaged"), ('{"format": 2}', "format 2, known is 1; update koffline")],
+        [
+            ("{", "description is damaged"),
+            ('{"format": 2}', "format 2, known is 1; update koffline"),
+        ],
     )
     def test_a_description_that_cannot_be_read(self, path, described, words):
         with h5py.File(path, "r+") as file:
@@ -165,9 +202,13 @@ class TestMinari:
             np.testing.assert_array_equal(episode.observations, np.stack(seen))
             fields = ("action", "reward", "terminated", "truncated")
             for name, field in zip(
-                ("actions", "rewards", "terminations", "truncations"), fields, strict=True
+                ("actions", "rewards", "terminations", "truncations"),
+                fields,
+                strict=True,
             ):
-                np.testing.assert_array_equal(getattr(episode, name), [getattr(row, field) for row in rows])
+                np.testing.assert_array_equal(
+                    getattr(episode, name), [getattr(row, field) for row in rows]
+                )
             assert dataset.action_space.contains(episode.actions[0])
         assert "jax" not in sys.modules
 
@@ -176,10 +217,16 @@ class TestMinari:
         log = roll_out().transitions()
         write_transitions(log, "minari:walk/test-v0")
         found = open_transitions("minari:walk/test-v0")
-        assert (found.sha256, found.metadata.source) == (log.sha256, "minari:walk/test-v0")
+        assert (found.sha256, found.metadata.source) == (
+            log.sha256,
+            "minari:walk/test-v0",
+        )
         folder = tmp_path / "datasets" / "walk" / "test-v0"
         for part in ("", "data", "data/main_data.hdf5"):
             assert open_transitions(folder / part).sha256 == log.sha256
-        for name, words in (("walk/other-v0", "minari download walk/other-v0"), ("../etc", "no Minari id")):
+        for name, words in (
+            ("walk/other-v0", "minari download walk/other-v0"),
+            ("../etc", "no Minari id"),
+        ):
             with pytest.raises(DataError, match=words):
                 open_transitions(f"minari:{name}")

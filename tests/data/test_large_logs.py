@@ -1,4 +1,6 @@
-"""A large log is announced before it is read: how much memory it takes, and what takes less."""
+"""A large log is announced before it is read: how much memory it takes, and what takes
+less.
+"""
 
 import gzip
 import re
@@ -21,7 +23,8 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.untrusted import limits
 
-ROWS, WIDTH = 4000, 10
+ROWS = 4000
+WIDTH = 10
 LOG = Transitions(
     observations=np.zeros((ROWS, WIDTH), np.float32),
     next_observations=np.zeros((ROWS, WIDTH), np.float32),
@@ -35,7 +38,12 @@ LOG = Transitions(
 )
 TABLE = pl.DataFrame(
     {f"x_{i}": np.linspace(0.125, 0.875, ROWS) for i in range(WIDTH)}
-    | {"a": np.arange(ROWS) % 2, "r": np.ones(ROWS), "id": np.arange(ROWS) // 20, "t": np.arange(ROWS) % 20}
+    | {
+        "a": np.arange(ROWS) % 2,
+        "r": np.ones(ROWS),
+        "id": np.arange(ROWS) // 20,
+        "t": np.arange(ROWS) % 20,
+    }
 )
 MAPPING = {
     "observations": ["x_*"],
@@ -68,7 +76,9 @@ FLAT: dict[str, Callable[[Path], object]] = {
 
 
 def arrays(path: Path) -> None:
-    np.savez_compressed(path, **{name: TABLE[name].to_numpy() for name in TABLE.columns})
+    np.savez_compressed(
+        path, **{name: TABLE[name].to_numpy() for name in TABLE.columns}
+    )
 
 
 def datasets(path: Path) -> None:
@@ -89,7 +99,11 @@ TABLES: dict[str, Callable[[Path], object]] = {
 
 def announced(caplog: pytest.LogCaptureFixture) -> float:
     """Bytes that the only announcement names."""
-    (said,) = [record.getMessage() for record in caplog.records if "of memory" in record.getMessage()]
+    (said,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "of memory" in record.getMessage()
+    ]
     assert "\n" not in said
     assert "--shard-rows" in said
     assert "--memory" in said
@@ -99,7 +113,9 @@ def announced(caplog: pytest.LogCaptureFixture) -> float:
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_flat_logs_and_episodes(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_flat_logs_and_episodes(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     FLAT[name](tmp_path / name)
     log = open_transitions(tmp_path / name)
     needed = sum(column.nbytes for column in log.columns.values())
@@ -128,18 +144,25 @@ def test_a_folder_of_tables_is_announced_once_and_whole(
 ) -> None:
     (tmp_path / "parts").mkdir()
     for number in range(4):
-        TABLE[number * 1000 : number * 1000 + 1000].write_parquet(tmp_path / f"parts/{number}.parquet")
+        TABLE[number * 1000 : number * 1000 + 1000].write_parquet(
+            tmp_path / f"parts/{number}.parquet"
+        )
     open_transitions(tmp_path / "parts", mapping=MAPPING)
     assert TABLE.estimated_size() / 2 < announced(caplog) < 2 * TABLE.estimated_size()
 
 
-def test_the_remedy_takes_less_and_is_not_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_remedy_takes_less_and_is_not_announced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_hdf5(LOG, tmp_path / "log.hdf5")
     convert_to_shards(tmp_path / "log.hdf5", tmp_path / "shards", 500)
     caplog.clear()
     assert sum(len(block) for block in open_lazy(tmp_path / "shards").blocks()) == ROWS
     TABLE.write_parquet(tmp_path / "log.parquet")
-    assert sum(map(len, TableStream(tmp_path / "log.parquet", MAPPING, piece_rows=500))) > 0
+    assert (
+        sum(map(len, TableStream(tmp_path / "log.parquet", MAPPING, piece_rows=500)))
+        > 0
+    )
     assert caplog.records == []
     open_transitions(tmp_path / "shards")  # whole, after all
     assert announced(caplog) > 0
@@ -147,7 +170,10 @@ def test_the_remedy_takes_less_and_is_not_announced(tmp_path: Path, caplog: pyte
 
 @pytest.mark.parametrize("name", ["log.hdf5", "log.npz", "log.parquet"])
 def test_what_is_not_allowed_is_refused_instead(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ({**FLAT, **TABLES})[name](tmp_path / name)
     monkeypatch.setenv(limits.MAX_BYTES, "120000")

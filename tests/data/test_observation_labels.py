@@ -1,4 +1,6 @@
-"""Observations that hold labels: encoded for networks, handed to policies as the file holds them."""
+"""Observations that hold labels: encoded for networks, handed to policies as the file
+holds them.
+"""
 
 import json
 import warnings
@@ -28,22 +30,36 @@ SPACES = {
     "MultiDiscrete": spaces.MultiDiscrete([3, 1, 4]),
     "MultiDiscrete table": spaces.MultiDiscrete([[3, 2], [5, 2]]),
     "Dict": spaces.Dict({"where": BOX, "kind": spaces.Discrete(6)}),
-    "Tuple": spaces.Tuple([spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)]),
-    "nested": spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(3, start=-1)}), "c": BOX}),
+    "Tuple": spaces.Tuple(
+        [spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)]
+    ),
+    "nested": spaces.Dict(
+        {"a": spaces.Dict({"b": spaces.Discrete(3, start=-1)}), "c": BOX}
+    ),
 }
 
 
 def stacked(space: gymnasium.Space, samples: list):
     """Samples of an episode in the form in which Minari stores them."""
     if isinstance(space, spaces.Dict):
-        return {key: stacked(part, [each[key] for each in samples]) for key, part in space.spaces.items()}
+        return {
+            key: stacked(part, [each[key] for each in samples])
+            for key, part in space.spaces.items()
+        }
     if isinstance(space, spaces.Tuple):
-        return tuple(stacked(part, [each[i] for each in samples]) for i, part in enumerate(space.spaces))
+        return tuple(
+            stacked(part, [each[i] for each in samples])
+            for i, part in enumerate(space.spaces)
+        )
     return np.stack([np.asarray(each) for each in samples])
 
 
-def record(folder, space: gymnasium.Space, episodes: int = 12, length: int = 8, seed: int = 0):
-    """A Minari dataset of random observations, and the samples of each row and its next one."""
+def record(
+    folder, space: gymnasium.Space, episodes: int = 12, length: int = 8, seed: int = 0
+):
+    """A Minari dataset of random observations, and the samples of each row and its next
+    one.
+    """
     from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
 
@@ -51,9 +67,12 @@ def record(folder, space: gymnasium.Space, episodes: int = 12, length: int = 8, 
     generator = np.random.default_rng(seed)
     folder.mkdir()
     actions = spaces.Discrete(3)
-    storage = MinariStorage.new(folder / "data", observation_space=space, action_space=actions)
+    storage = MinariStorage.new(
+        folder / "data", observation_space=space, action_space=actions
+    )
     storage.update_metadata({"dataset_id": "labels/test-v0", "minari_version": "0.5.4"})
-    now, later = [], []
+    now = []
+    later = []
     for _ in range(episodes):
         samples = [space.sample() for _ in range(length + 1)]
         now += samples[:-1]
@@ -72,10 +91,14 @@ def record(folder, space: gymnasium.Space, episodes: int = 12, length: int = 8, 
 def flat(space: gymnasium.Space, samples: list) -> np.ndarray:
     """Samples as numbers in a row, labels as they are."""
     if isinstance(space, spaces.Dict):
-        return np.concatenate([flat(p, [s[k] for s in samples]) for k, p in space.spaces.items()], axis=1)
+        return np.concatenate(
+            [flat(p, [s[k] for s in samples]) for k, p in space.spaces.items()], axis=1
+        )
     if isinstance(space, spaces.Tuple):
         parts = enumerate(space.spaces)
-        return np.concatenate([flat(part, [each[i] for each in samples]) for i, part in parts], axis=1)
+        return np.concatenate(
+            [flat(part, [each[i] for each in samples]) for i, part in parts], axis=1
+        )
     return np.stack([np.ravel(each) for each in samples])
 
 
@@ -87,19 +110,25 @@ def test_labels_are_encoded_as_gymnasium_flattens_them_and_decoded_as_the_file_h
     log = open_transitions(folder)
     expected = np.stack([spaces.flatten(space, each) for each in now])
     np.testing.assert_array_equal(log.observations, expected)
-    np.testing.assert_array_equal(log.next_observations, [spaces.flatten(space, each) for each in later])
+    np.testing.assert_array_equal(
+        log.next_observations, [spaces.flatten(space, each) for each in later]
+    )
     assert log.observations.dtype == np.float32
     layout = log.metadata.features.layout
     decoded = layout.decode(log.observations)
     np.testing.assert_array_equal(decoded.reshape(len(log), -1), flat(space, now))
     np.testing.assert_array_equal(layout.encode(decoded), log.observations)
-    assert any(note.startswith("observations hold labels") for note in log.metadata.notes)
+    assert any(
+        note.startswith("observations hold labels") for note in log.metadata.notes
+    )
     assert len(log.feature_names) == log.observation_shape[0]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    folder, now, _ = record(tmp_path_factory.mktemp("minari") / "log", SPACES["Discrete"], episodes=40)
+    folder, now, _ = record(
+        tmp_path_factory.mktemp("minari") / "log", SPACES["Discrete"], episodes=40
+    )
     return folder, np.array(now)
 
 
@@ -108,7 +137,9 @@ def log(recorded):
     return open_transitions(recorded[0])
 
 
-@pytest.mark.parametrize("name", ["a.hdf5", "a.npz", "a.parquet", "a.arrow", "a.d3rlpy", "again", "shards"])
+@pytest.mark.parametrize(
+    "name", ["a.hdf5", "a.npz", "a.parquet", "a.arrow", "a.d3rlpy", "again", "shards"]
+)
 def test_every_format_keeps_labels(name, recorded, log, tmp_path) -> None:
     target = tmp_path / name
     if name == "shards":
@@ -132,7 +163,9 @@ def of_labels(states: np.ndarray) -> np.ndarray:
     return WEIGHTS[states[:, 0]]
 
 
-def test_memory_shards_and_one_hot_arrays_give_the_same_value_to_ten_digits(recorded, log, tmp_path) -> None:
+def test_memory_shards_and_one_hot_arrays_give_the_same_value_to_ten_digits(
+    recorded, log, tmp_path
+) -> None:
     options = {**QUICK, "hidden_units": (8,), "instruments": 40}
     value = koffline.evaluate(log, of_labels, 0.9, **options)
     assert "of_labels gets observations as the file holds them, (N, 1)" in value.notes
@@ -143,9 +176,13 @@ def test_memory_shards_and_one_hot_arrays_give_the_same_value_to_ten_digits(reco
     plain = log.replace(**arrays, metadata=type(log.metadata)())
     one_hot = koffline.evaluate(plain, lambda states: states @ WEIGHTS, 0.9, **options)
     assert in_shards.value == pytest.approx(value.value, rel=1e-10)
-    assert one_hot.value == pytest.approx(value.value, rel=1e-6)  # the policies round differently
+    assert one_hot.value == pytest.approx(
+        value.value, rel=1e-6
+    )  # the policies round differently
     assert one_hot.interval.low == pytest.approx(value.interval.low, rel=1e-5)
-    table = koffline.ope.evaluation.estimate_all(log, of_labels, 0.9, names=("wis", "dr", "lstd"), **options)
+    table = koffline.ope.evaluation.estimate_all(
+        log, of_labels, 0.9, names=("wis", "dr", "lstd"), **options
+    )
     assert [row.reason for row in table.rows] == [None, None, None]
 
 
@@ -179,7 +216,9 @@ def _npz(inputs):
 def _torchscript(inputs):
     def make(folder):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+            warnings.filterwarnings(
+                "ignore", message=".*torch.jit.*", category=DeprecationWarning
+            )
             torch.jit.script(Net(inputs)).save(str(folder / "net.pt"))
         return folder / "net.pt"
 
@@ -204,9 +243,14 @@ def of_table(table):
 POLICIES = {
     "function": (lambda folder: of_labels, True),
     "policy of any shape": (lambda folder: DiscretePolicy(3, of_labels), True),
-    "policy of labels": (lambda folder: DiscretePolicy(3, of_labels, observation_shape=(1,)), True),
+    "policy of labels": (
+        lambda folder: DiscretePolicy(3, of_labels, observation_shape=(1,)),
+        True,
+    ),
     "policy of columns": (
-        lambda folder: DiscretePolicy(3, lambda s: s @ WEIGHTS, observation_shape=(COUNT,)),
+        lambda folder: DiscretePolicy(
+            3, lambda s: s @ WEIGHTS, observation_shape=(COUNT,)
+        ),
         False,
     ),
     "embedding": (lambda folder: OfIndex(), True),
@@ -223,7 +267,9 @@ POLICIES = {
 
 
 @pytest.mark.parametrize(("make", "gets_labels"), POLICIES.values(), ids=POLICIES)
-def test_every_kind_of_policy_gets_what_it_was_made_for(make, gets_labels, log, tmp_path) -> None:
+def test_every_kind_of_policy_gets_what_it_was_made_for(
+    make, gets_labels, log, tmp_path
+) -> None:
     about = log.action_space, log.observation_shape
     features = log.metadata.features
     policy = as_policy(make(tmp_path), *about, features=features)
@@ -232,17 +278,22 @@ def test_every_kind_of_policy_gets_what_it_was_made_for(make, gets_labels, log, 
     labels = features.layout.decode(log.observations)[:, 0]
     for label in range(COUNT):  # the answer depends on the label alone
         of_label = answers[labels == label]
-        np.testing.assert_allclose(of_label, np.broadcast_to(of_label[0], of_label.shape), atol=1e-6)
+        np.testing.assert_allclose(
+            of_label, np.broadcast_to(of_label[0], of_label.shape), atol=1e-6
+        )
     said = any("as the file holds them, (N, 1)" in note for note in policy.notes)
     assert said == gets_labels
     again = as_policy(policy, *about, features=features)
     np.testing.assert_array_equal(again.probabilities(log.observations), answers)
 
 
-def test_a_mixture_and_a_wrong_network_are_read_like_their_parts(log, tmp_path, monkeypatch) -> None:
+def test_a_mixture_and_a_wrong_network_are_read_like_their_parts(
+    log, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "label_policies.py").write_text(
-        "import numpy as np\ndef first(states):\n    return np.eye(3)[states[:, 0] % 3]\n"
+        "import numpy as np\ndef first(states):\n    return np.eye(3)[states[:, 0] %"
+        " 3]\n"
     )
     about = log.action_space, log.observation_shape, log.metadata.features
     mixed = load_policy("epsilon:0.3:label_policies:first", *about)
@@ -267,21 +318,31 @@ def test_a_continuous_policy_draws_from_labels_and_has_its_density(tmp_path) -> 
     draws = policy.sample(states, np.random.default_rng(0))
     expected = np.arange(4)[:, None] + np.random.default_rng(0).normal(size=(4, 1))
     np.testing.assert_allclose(draws, expected)
-    np.testing.assert_allclose(policy.log_density(states, np.zeros((4, 1))), -0.5 * np.arange(4) ** 2)
+    np.testing.assert_allclose(
+        policy.log_density(states, np.zeros((4, 1))), -0.5 * np.arange(4) ** 2
+    )
 
 
 @pytest.mark.parametrize("shape", [(COUNT,), (COUNT, 1)])
 def test_start_states_may_be_labels(shape, log) -> None:
     options = {**QUICK, "hidden_units": (8,), "instruments": 40}
     starts = np.arange(COUNT)
-    by_label = koffline.evaluate(log, of_labels, 0.9, initial_observations=starts.reshape(shape), **options)
+    by_label = koffline.evaluate(
+        log, of_labels, 0.9, initial_observations=starts.reshape(shape), **options
+    )
     encoded = np.eye(COUNT, dtype=np.float32)
     assert (
         by_label.value
-        == koffline.evaluate(log, of_labels, 0.9, initial_observations=encoded, **options).value
+        == koffline.evaluate(
+            log, of_labels, 0.9, initial_observations=encoded, **options
+        ).value
     )
-    with one_line(DataError, match="observation observation is 9 in row 0, no label of 0 … 8"):
-        koffline.evaluate(log, of_labels, 0.9, initial_observations=np.array([[9]]), **options)
+    with one_line(
+        DataError, match="observation observation is 9 in row 0, no label of 0 … 8"
+    ):
+        koffline.evaluate(
+            log, of_labels, 0.9, initial_observations=np.array([[9]]), **options
+        )
 
 
 def test_models_train_on_the_encoded_columns_and_are_evaluated_on_the_log(log) -> None:
@@ -290,17 +351,24 @@ def test_models_train_on_the_encoded_columns_and_are_evaluated_on_the_log(log) -
     algo = with_small_networks(d3rlpy.algos.DQNConfig).create()
     algo.build_with_dataset(ColumnarReplayBuffer(log, seed=0))
     assert algo.observation_shape == (COUNT,)
-    policy = as_policy(algo, log.action_space, log.observation_shape, features=log.metadata.features)
+    policy = as_policy(
+        algo, log.action_space, log.observation_shape, features=log.metadata.features
+    )
     np.testing.assert_array_equal(
-        policy.probabilities(log.observations).argmax(axis=1), algo.predict(log.observations)
+        policy.probabilities(log.observations).argmax(axis=1),
+        algo.predict(log.observations),
     )
 
 
 class TestManyLabels:
     def test_they_are_coded_and_found_again(self):
-        layout = make_layout([Part("s", labels=range(5, 5005)), Part("x", size=2)], (3,), "x")
+        layout = make_layout(
+            [Part("s", labels=range(5, 5005)), Part("x", size=2)], (3,), "x"
+        )
         assert layout.width == CODE_WIDTH + 2
-        logged = np.column_stack([np.arange(5, 5005), np.linspace(-1, 1, 5000), np.zeros(5000)])
+        logged = np.column_stack(
+            [np.arange(5, 5005), np.linspace(-1, 1, 5000), np.zeros(5000)]
+        )
         encoded = layout.encode(logged, np.float64)
         assert set(np.unique(encoded[:, :CODE_WIDTH])) == {-1.0, 1.0}
         np.testing.assert_allclose(layout.decode(encoded), logged)
@@ -308,24 +376,36 @@ class TestManyLabels:
         np.testing.assert_array_equal(again.encode(logged, np.float64), encoded)
 
     def test_codes_are_about_equally_far_apart_and_do_not_depend_on_their_number(self):
-        few, many = (make_layout([Part("s", labels=range(n))], (1,), "x") for n in (2000, 4000))
+        few, many = (
+            make_layout([Part("s", labels=range(n))], (1,), "x") for n in (2000, 4000)
+        )
         signs = few.encode(np.arange(2000)[:, None])
         np.testing.assert_array_equal(signs, many.encode(np.arange(2000)[:, None]))
         products = signs @ signs.T / CODE_WIDTH
-        assert np.abs(products[~np.eye(2000, dtype=bool)]).max() < 0.8  # 1 would be the same code
+        assert (
+            np.abs(products[~np.eye(2000, dtype=bool)]).max() < 0.8
+        )  # 1 would be the same code
         assert abs(products[~np.eye(2000, dtype=bool)].mean()) < 0.01
 
     def test_small_parts_stay_one_hot(self):
-        layout = make_layout([Part("s", labels=range(1500)), Part("t", labels=range(60))], (2,), "x")
+        layout = make_layout(
+            [Part("s", labels=range(1500)), Part("t", labels=range(60))], (2,), "x"
+        )
         assert [part.is_coded for part in layout.parts] == [True, False]
 
     def test_too_many_columns_are_refused(self):
         with one_line(DataError, "5000 labels", "as a Box"):
-            make_layout([Part(f"p{i}", labels=range(3)) for i in range(5000)], (5000,), "x")
+            make_layout(
+                [Part(f"p{i}", labels=range(3)) for i in range(5000)], (5000,), "x"
+            )
 
     def test_a_space_that_no_memory_holds_is_refused(self, tmp_path):
         folder, _, _ = record(tmp_path / "log", spaces.Discrete(2**40), episodes=1)
-        with one_line(DataError, "observation is a label with 1099511627776 values", "record quantities"):
+        with one_line(
+            DataError,
+            "observation is a label with 1099511627776 values",
+            "record quantities",
+        ):
             open_transitions(folder)
 
 
@@ -369,32 +449,64 @@ class TestArrays:
         found = open_transitions(arrays, mapping={"encode": {column: "one-hot"}})
         np.testing.assert_array_equal(found.observations, log.observations)
         np.testing.assert_array_equal(found.next_observations, log.next_observations)
-        policy = as_policy(of_labels, found.action_space, (COUNT,), features=found.metadata.features)
+        policy = as_policy(
+            of_labels, found.action_space, (COUNT,), features=found.metadata.features
+        )
         labels = found.metadata.features.layout.decode(found.observations)[:, 0]
-        np.testing.assert_allclose(policy.probabilities(found.observations), WEIGHTS[labels])
+        np.testing.assert_allclose(
+            policy.probabilities(found.observations), WEIGHTS[labels]
+        )
 
     def test_the_command_line_and_shards(self, arrays, log, tmp_path):
         shards = tmp_path / "shards"
-        succeed("data", "convert", arrays, shards, "--shard-rows", 50, "--encode", "observations=one-hot")
-        np.testing.assert_array_equal(open_transitions(shards).observations, log.observations)
-        shown = json.loads(succeed("data", "info", arrays, "--encode", "observations=one-hot", "--json"))
+        succeed(
+            "data",
+            "convert",
+            arrays,
+            shards,
+            "--shard-rows",
+            50,
+            "--encode",
+            "observations=one-hot",
+        )
+        np.testing.assert_array_equal(
+            open_transitions(shards).observations, log.observations
+        )
+        shown = json.loads(
+            succeed(
+                "data", "info", arrays, "--encode", "observations=one-hot", "--json"
+            )
+        )
         assert shown["observation_shape"] == [COUNT]
 
     def test_all_labels_may_be_declared(self, arrays):
         given = ",".join(map(str, range(12)))
-        found = open_transitions(arrays, mapping={"encode": {"observations": f"one-hot:{given}"}})
+        found = open_transitions(
+            arrays, mapping={"encode": {"observations": f"one-hot:{given}"}}
+        )
         assert found.observation_shape == (12,)
 
     def test_one_column_of_several(self, tmp_path, log, recorded):
         both = np.column_stack([np.linspace(0, 1, len(log)), recorded[1]])
         path = tmp_path / "two.npz"
         ids = log.episode_ids
-        np.savez(path, observations=both, actions=log.actions, rewards=log.rewards,
-                 next_observations=both, terminals=log.terminated, episode_ids=ids)  # fmt: skip
-        found = open_transitions(path, mapping={"encode": {"observations[1]": "one-hot"}})
+        np.savez(
+            path,
+            observations=both,
+            actions=log.actions,
+            rewards=log.rewards,
+            next_observations=both,
+            terminals=log.terminated,
+            episode_ids=ids,
+        )
+        found = open_transitions(
+            path, mapping={"encode": {"observations[1]": "one-hot"}}
+        )
         assert found.feature_names[:2] == ("observations[0]", "observations[1]=0")
         np.testing.assert_array_equal(found.observations[:, 1:], log.observations)
-        np.testing.assert_array_equal(found.metadata.features.layout.decode(found.observations), both)
+        np.testing.assert_array_equal(
+            found.metadata.features.layout.decode(found.observations), both
+        )
 
     @pytest.mark.parametrize(
         ("given", "words"),
@@ -402,7 +514,10 @@ class TestArrays:
             ("observations=ordinal", "taken as quantities already"),
             ("observations[3]=one-hot", "has no observation 'observations[3]'"),
             ("rewards=one-hot", "has no observation 'rewards'"),
-            ("observations=one-hot:1,2", "holds 0, no label of those declared; list all of them"),
+            (
+                "observations=one-hot:1,2",
+                "holds 0, no label of those declared; list all of them",
+            ),
             ("observations=one-hot:a,b", "labels of arrays are whole numbers"),
             ("observations=hashed", "give one-hot or ordinal"),
         ],
@@ -410,10 +525,17 @@ class TestArrays:
     def test_what_cannot_be_is_refused_in_one_line(self, given, words, arrays):
         assert_refused(run_cli("data", "validate", arrays, "--encode", given), words)
 
-    def test_fractions_and_labels_that_are_encoded_already_are_refused(self, tmp_path, arrays, recorded):
+    def test_fractions_and_labels_that_are_encoded_already_are_refused(
+        self, tmp_path, arrays, recorded
+    ):
         held = dict(np.load(arrays))
         held["observations"] = held["observations"] + 0.5
         np.savez(tmp_path / "half.npz", **held)
         words = "--encode", "observations=one-hot"
-        assert_refused(run_cli("data", "validate", tmp_path / "half.npz", *words), "is no whole number")
-        assert_refused(run_cli("data", "validate", recorded[0], *words), "encoded already")
+        assert_refused(
+            run_cli("data", "validate", tmp_path / "half.npz", *words),
+            "is no whole number",
+        )
+        assert_refused(
+            run_cli("data", "validate", recorded[0], *words), "encoded already"
+        )

@@ -43,16 +43,28 @@ BAD = {
     "missing": (lambda path: None, "does not exist; check the path"),
     "text": (content(b"episode,reward\n0,1.0\n"), NO_FILE),
     "empty": (content(b""), r"is empty \(0 bytes\); copy or export it again"),
-    "cut HDF5": (ours("hdf5", 500), "truncated or corrupt HDF5 file .*; copy or export it again"),
+    "cut HDF5": (
+        ours("hdf5", 500),
+        "truncated or corrupt HDF5 file .*; copy or export it again",
+    ),
     "cut NPZ": (ours("npz", 200), "truncated or corrupt NPZ"),
     "keys": (keys("obs"), "lacks observations, .*: found keys obs; expected obs"),
-    "group": (keys("observations", "rewards/a"), "rewards is a group, not an array; store its numbers in"),
+    "group": (
+        keys("observations", "rewards/a"),
+        "rewards is a group, not an array; store its numbers in",
+    ),
     "folder": (lambda path: path.mkdir(), "holds no Minari dataset"),
     "words": (all_of(["a", "b"]), "holds values of type object; give numbers"),
     "no rows": (all_of(np.zeros(0)), "has no rows"),
-    "one more": (arrays(next_observations=None, observations=np.zeros((16, 3))), "and a last one"),
+    "one more": (
+        arrays(next_observations=None, observations=np.zeros((16, 3))),
+        "and a last one",
+    ),
     "interleaved": (arrays(episode_ids=np.arange(15) % 2), "its episode goes on"),
-    "not counted": (arrays(episode_ids=LOG.episode_ids, steps=LOG.steps + 1), "has step 1, expected 0"),
+    "not counted": (
+        arrays(episode_ids=LOG.episode_ids, steps=LOG.steps + 1),
+        "has step 1, expected 0",
+    ),
 }
 
 
@@ -61,7 +73,9 @@ def test_each_bad_source_is_one_line(tmp_path, case):
     spoil, words = BAD[case]
     spoil(tmp_path / "log.hdf5")
     for lazy in (False, True):
-        with one_line(DataError, match="no folder of shards|not exist" if lazy else words):
+        with one_line(
+            DataError, match="no folder of shards|not exist" if lazy else words
+        ):
             open_transitions(tmp_path / "log.hdf5", Discrete(3), lazy=lazy)
 
 

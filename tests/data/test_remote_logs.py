@@ -60,7 +60,9 @@ def test_shards_in_a_storage(bucket, copies, log):
 
 def test_copies_of_killed_processes_go(bucket, copies, log):
     with remote.temporary_folder() as mine:
-        left = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{ended_process()}-"))
+        left = mine.with_name(
+            mine.name.replace(f"-{os.getpid()}-", f"-{ended_process()}-")
+        )
         left.mkdir()
         (left / "shard-00000.hdf5").touch()
         list(open_transitions(f"{bucket}/shards", lazy=True).blocks())
@@ -77,7 +79,9 @@ def test_single_files(bucket, copies, log):
 def test_a_damaged_shard_is_named_by_its_address(bucket, copies):
     storage = fsspec.filesystem("memory")
     storage.pipe("/bucket/shards/shard-00001.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100))
-    with pytest.raises(DataError, match=r"^memory://bucket/shards/shard-00001.hdf5: a truncated"):
+    with pytest.raises(
+        DataError, match=r"^memory://bucket/shards/shard-00001.hdf5: a truncated"
+    ):
         open_transitions(f"{bucket}/shards", lazy=True).load()
     storage.pipe("/bucket/log.hdf5", b"")
     with pytest.raises(DataError, match=r"^memory://bucket/log.hdf5 is empty"):
@@ -99,5 +103,8 @@ def test_bad_addresses_are_one_line(address, message, lazy):
 
 
 def test_shards_are_written_here_alone(bucket):
-    with pytest.raises(DataError, match="is no folder of this machine; write one here and copy it there"):
+    with pytest.raises(
+        DataError,
+        match="is no folder of this machine; write one here and copy it there",
+    ):
         convert_to_shards(f"{bucket}/log.hdf5", f"{bucket}/new", 5)

@@ -1,4 +1,6 @@
-"""ColumnarReplayBuffer: the right rows as d3rlpy hands them over, for its own algorithms and evaluators."""
+"""ColumnarReplayBuffer: the right rows as d3rlpy hands them over, for its own
+algorithms and evaluators.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ def make_log(discrete=True, **changes) -> Transitions:
 
 
 def long_log(discrete=True, episodes=True) -> Transitions:
-    rollout = roll_out(("terminated", "truncated") * 10, (12, 9) * 10, discrete=discrete)
+    rollout = roll_out(
+        ("terminated", "truncated") * 10, (12, 9) * 10, discrete=discrete
+    )
     return rollout.transitions(**({} if episodes else ALONE))
 
 
@@ -31,7 +35,11 @@ def rows_of(batch, log) -> np.ndarray:
     """Which rows a batch holds, told by the rewards, all of them different."""
     assert len(np.unique(log.rewards.astype(np.float32))) == len(log)
     order = np.argsort(log.rewards.astype(np.float32))
-    return order[np.searchsorted(log.rewards.astype(np.float32)[order], batch.rewards.reshape(-1))]
+    return order[
+        np.searchsorted(
+            log.rewards.astype(np.float32)[order], batch.rewards.reshape(-1)
+        )
+    ]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,21 +56,34 @@ class TestBatches:
         log = make_log(discrete, **({} if episodes else ALONE))
         batch = ColumnarReplayBuffer(log, seed=0).sample_transition_batch(200)
         rows = rows_of(batch, log)
-        assert set(rows) == set(range(15))  # the last rows of cut episodes are drawn too
+        assert set(rows) == set(
+            range(15)
+        )  # the last rows of cut episodes are drawn too
         actions = log.actions.reshape(15, -1).astype(np.float32)
-        following = [row + 1 if episodes and row + 1 < 15 and log.steps[row + 1] else row for row in rows]
+        following = [
+            row + 1 if episodes and row + 1 < 15 and log.steps[row + 1] else row
+            for row in rows
+        ]
         np.testing.assert_array_equal(batch.observations, log.observations[rows])
         np.testing.assert_array_equal(batch.actions, actions[rows])
-        np.testing.assert_array_equal(batch.next_observations, log.next_observations[rows])
+        np.testing.assert_array_equal(
+            batch.next_observations, log.next_observations[rows]
+        )
         np.testing.assert_array_equal(batch.next_actions, actions[following])
-        np.testing.assert_array_equal(batch.terminals, log.terminated[rows].reshape(-1, 1))
+        np.testing.assert_array_equal(
+            batch.terminals, log.terminated[rows].reshape(-1, 1)
+        )
         np.testing.assert_array_equal(batch.intervals, np.ones((200, 1)))
         assert batch.rewards.shape == (200, 1)
 
     def test_rows_are_drawn_uniformly_or_in_proportion_to_weights(self):
-        for log, share in ((make_log(), np.ones(15)), (make_log(weights=np.arange(15.0)), np.arange(15.0))):
+        for log, share in (
+            (make_log(), np.ones(15)),
+            (make_log(weights=np.arange(15.0)), np.arange(15.0)),
+        ):
             batch = ColumnarReplayBuffer(log, seed=0).sample_transition_batch(15_000)
-            counts, expected = np.bincount(rows_of(batch, log), minlength=15), 15_000 * share / share.sum()
+            counts = np.bincount(rows_of(batch, log), minlength=15)
+            expected = 15_000 * share / share.sum()
             # each count is binomial: five standard deviations, and none without weight
             assert (np.abs(counts - expected) <= 5 * np.sqrt(expected)).all()
 
@@ -70,7 +91,9 @@ class TestBatches:
         log = make_log()
 
         def draw(seed):
-            return ColumnarReplayBuffer(log, seed=seed).sample_transition_batch(20).rewards
+            return (
+                ColumnarReplayBuffer(log, seed=seed).sample_transition_batch(20).rewards
+            )
 
         np.testing.assert_array_equal(draw(1), draw(1))
         assert not np.array_equal(draw(1), draw(2))
@@ -83,15 +106,25 @@ class TestBatches:
     def test_returns_to_go_reach_the_end_of_the_episode(self):
         log = make_log()
         buffer = ColumnarReplayBuffer(log, seed=0)
-        batch, one = buffer.sample_transition_batch(40), buffer.sample_transition()
-        rows = [*rows_of(batch, log), *np.flatnonzero(log.rewards.astype(np.float32) == one.reward[0])]
+        batch = buffer.sample_transition_batch(40)
+        one = buffer.sample_transition()
+        rows = [
+            *rows_of(batch, log),
+            *np.flatnonzero(log.rewards.astype(np.float32) == one.reward[0]),
+        ]
         for row, seen in zip(rows, [*batch.transitions, one], strict=True):
             np.testing.assert_array_equal(seen.observation, log.observations[row])
-            np.testing.assert_array_equal(seen.next_observation, log.next_observations[row])
+            np.testing.assert_array_equal(
+                seen.next_observation, log.next_observations[row]
+            )
             end = next((i for i in range(row + 1, 15) if log.steps[i] == 0), 15)
-            np.testing.assert_array_equal(seen.rewards_to_go.reshape(-1), np.float32(log.rewards[row:end]))
+            np.testing.assert_array_equal(
+                seen.rewards_to_go.reshape(-1), np.float32(log.rewards[row:end])
+            )
         alone = ColumnarReplayBuffer(make_log(**ALONE)).sample_transition_batch(2)
-        with pytest.raises(DataError, match="returns-to-go and trajectories need episodes"):
+        with pytest.raises(
+            DataError, match="returns-to-go and trajectories need episodes"
+        ):
             _ = alone.transitions[0]
 
     def test_trajectories_match_d3rlpys(self):
@@ -104,16 +137,26 @@ class TestBatches:
             real = int(batch.masks[i].sum())
             assert real == min(3, log.steps[row] + 1)
             rows = np.arange(row - real + 1, row + 1)
-            np.testing.assert_array_equal(batch.observations[i, -real:], log.observations[rows])
-            np.testing.assert_array_equal(batch.actions[i, -real:, 0], log.actions[rows])
-            np.testing.assert_array_equal(batch.timesteps[i, -real:], log.steps[rows] + 1)
+            np.testing.assert_array_equal(
+                batch.observations[i, -real:], log.observations[rows]
+            )
+            np.testing.assert_array_equal(
+                batch.actions[i, -real:, 0], log.actions[rows]
+            )
+            np.testing.assert_array_equal(
+                batch.timesteps[i, -real:], log.steps[rows] + 1
+            )
             returns = log.returns_to_go()[rows]
-            np.testing.assert_allclose(batch.returns_to_go[i, -real:, 0], returns, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                batch.returns_to_go[i, -real:, 0], returns, rtol=1e-5, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("grow", ["append", "append_episode", "clip_episode"])
 def test_growing_is_refused_with_the_remedy(grow):
-    with pytest.raises(DataError, match=r"cannot grow; for online training use .*to_d3r"):
+    with pytest.raises(
+        DataError, match=r"cannot grow; for online training use .*to_d3r"
+    ):
         getattr(ColumnarReplayBuffer(make_log()).buffer, grow)(None)
 
 
@@ -131,7 +174,9 @@ def test_to_d3rlpy_and_back(discrete):
 
 
 def weights_of(algo) -> np.ndarray:
-    return np.concatenate([p.detach().numpy().reshape(-1) for p in algo.impl.q_function.parameters()])
+    return np.concatenate(
+        [p.detach().numpy().reshape(-1) for p in algo.impl.q_function.parameters()]
+    )
 
 
 def make_algo(name, **options):
@@ -144,8 +189,11 @@ def test_the_same_rows_give_the_same_update_as_in_d3rlpys_buffer(discrete):
     log = long_log(discrete)
     ours = ColumnarReplayBuffer(log, seed=0)
     batch = ours.sample_transition_batch(16)
-    stock, results = to_d3rlpy(log), []
-    picked = [stock.transition_picker(*stock.buffer[int(row)]) for row in rows_of(batch, log)]
+    stock = to_d3rlpy(log)
+    results = []
+    picked = [
+        stock.transition_picker(*stock.buffer[int(row)]) for row in rows_of(batch, log)
+    ]
     theirs = d3rlpy.dataset.TransitionMiniBatch.from_transitions(picked)
     for buffer, taken in ((ours, batch), (stock, theirs)):
         algo = make_algo("DQN" if discrete else "SAC")
@@ -167,7 +215,8 @@ class TestEvaluatorsAndScalers:
     def test_evaluators_by_hand(self, dqn, episodes):
         log = long_log(episodes=episodes)
         buffer = ColumnarReplayBuffer(log)
-        observations, following = log.observations, log.next_observations
+        observations = log.observations
+        following = log.next_observations
         greedy = dqn.predict(observations)
         values = dqn.predict_value(observations, greedy)
         logged = dqn.predict_value(observations, log.actions)
@@ -177,14 +226,20 @@ class TestEvaluatorsAndScalers:
         expected = {
             metrics.AverageValueEstimationEvaluator(): values.mean(),
             metrics.DiscreteActionMatchEvaluator(): np.mean(greedy == log.actions),
-            metrics.TDErrorEvaluator(): np.mean((logged - log.rewards - dqn.gamma * target) ** 2),
+            metrics.TDErrorEvaluator(): np.mean(
+                (logged - log.rewards - dqn.gamma * target) ** 2
+            ),
             metrics.InitialStateValueEstimationEvaluator(): values[starts].mean(),
         }
         for evaluator, value in expected.items():
-            assert evaluator(dqn, buffer) == pytest.approx(value, rel=1e-4), type(evaluator).__name__
+            assert evaluator(dqn, buffer) == pytest.approx(value, rel=1e-4), type(
+                evaluator
+            ).__name__
 
     def test_an_episode_that_was_cut_fills_whole_batches(self, dqn):
-        """d3rlpy's evaluators go by 1024 rows, and would ask for a batch of the step that only ends it."""
+        """d3rlpy's evaluators go by 1024 rows, and would ask for a batch of the step
+        that only ends it.
+        """
         buffer = ColumnarReplayBuffer(roll_out(("truncated",), (1024,)).transitions())
         assert np.isfinite(d3rlpy.metrics.TDErrorEvaluator()(dqn, buffer))
 
@@ -201,8 +256,12 @@ class TestEvaluatorsAndScalers:
         )
         algo.fit(buffer, n_steps=1, n_steps_per_epoch=1, **QUIET)
         observed = log.observations.astype(np.float64)
-        np.testing.assert_allclose(algo.observation_scaler.mean, observed.mean(axis=0), rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(algo.observation_scaler.std, observed.std(axis=0), rtol=1e-4)
+        np.testing.assert_allclose(
+            algo.observation_scaler.mean, observed.mean(axis=0), rtol=1e-4, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            algo.observation_scaler.std, observed.std(axis=0), rtol=1e-4
+        )
         np.testing.assert_allclose(algo.action_scaler.minimum, log.actions.min(axis=0))
         assert algo.reward_scaler.mean == pytest.approx(log.rewards.mean(), rel=1e-4)
         if episodes:

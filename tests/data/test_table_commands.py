@@ -1,4 +1,6 @@
-"""What columns mean, and tables on the command line, from a stranger's file to the right number."""
+"""What columns mean, and tables on the command line, from a stranger's file to the
+right number.
+"""
 
 import json
 import sys
@@ -17,7 +19,19 @@ from tests.data.table_rows import shuffled, walk, write, write_text
 from tests.refusals import assert_refused, one_line, run_cli, succeed
 
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
-NAMES = ("x_10", "x_2", "r", "a", "x_1", "obs[0]", "obs[1]", "t", "next_x_1", "next_x_2", "next_x_10")
+NAMES = (
+    "x_10",
+    "x_2",
+    "r",
+    "a",
+    "x_1",
+    "obs[0]",
+    "obs[1]",
+    "t",
+    "next_x_1",
+    "next_x_2",
+    "next_x_10",
+)
 
 
 def roles(names=NAMES, **changes):
@@ -44,7 +58,13 @@ def test_patterns(names, observations, found):
 
 def test_a_pattern_takes_no_column_with_another_role():
     names = [name for name in NAMES if "obs" not in name]
-    found = roles(names, observations="*", episode="t", next_observations="next_*", impute={"x_1": 1, "": 0})
+    found = roles(
+        names,
+        observations="*",
+        episode="t",
+        next_observations="next_*",
+        impute={"x_1": 1, "": 0},
+    )
     assert found.observations == ("x_1", "x_2", "x_10")
     assert found.next_observations == ("next_x_1", "next_x_2", "next_x_10")
     assert dict(found.impute)["x_1"] == 1
@@ -57,7 +77,10 @@ def test_a_pattern_takes_no_column_with_another_role():
         ({"behavior_probability": "p", "behavior_log_probability": "q"}, "keep one"),
         ({"action_names": ["a", "a"]}, "each once"),
         ({"observations": "y_*"}, r"no column fits observations 'y_\*'"),
-        ({"observations": "x_1", "next_observations": "next_*"}, "3 columns are next_observations, 1 obs"),
+        (
+            {"observations": "x_1", "next_observations": "next_*"},
+            "3 columns are next_observations, 1 obs",
+        ),
     ],
 )
 def test_mistakes(changes, words):
@@ -65,7 +88,18 @@ def test_mistakes(changes, words):
         roles(**changes)
 
 
-OPTIONS = ["--observations", "x_*", "--action", "a", "--reward", "r", "--episode", "id", "--time", "t"]
+OPTIONS = [
+    "--observations",
+    "x_*",
+    "--action",
+    "a",
+    "--reward",
+    "r",
+    "--episode",
+    "id",
+    "--time",
+    "t",
+]
 OPTIONS += ["--terminal", "done"]
 
 
@@ -79,20 +113,38 @@ class TestOptions:
         shown = run_cli("data", "validate", table, *OPTIONS).stdout
         assert "2 rows were left out" in shown
         assert "6 rows, no errors" in shown
-        assert_refused(run_cli("data", "validate", table, *OPTIONS, "--weight", "rr"), "did you mean 'r'?")
+        assert_refused(
+            run_cli("data", "validate", table, *OPTIONS, "--weight", "rr"),
+            "did you mean 'r'?",
+        )
 
     def test_the_line_wins_over_the_file(self, table, tmp_path):
         path = tmp_path / "columns.yaml"
-        path.write_text("{observations: [x_1], action: a, reward: none, episode: id, time: t}")
-        words = ("--mapping", path, "--reward", "r", "--terminal", "done", "--action-names", "right,left")
+        path.write_text(
+            "{observations: [x_1], action: a, reward: none, episode: id, time: t}"
+        )
+        words = (
+            "--mapping",
+            path,
+            "--reward",
+            "r",
+            "--terminal",
+            "done",
+            "--action-names",
+            "right,left",
+        )
         shown = json.loads(run_cli("data", "info", table, *words, "--json").stdout)
         assert (shown["rows"], shown["observation_shape"]) == (6, [1])
         assert shown["extra"]["action_names"] == ["right", "left"]
 
-    @pytest.mark.parametrize(("said", "names"), [("20,10", [20, 10]), ("true,false", [True, False])])
+    @pytest.mark.parametrize(
+        ("said", "names"), [("20,10", [20, 10]), ("true,false", [True, False])]
+    )
     def test_names_of_numbers_and_of_yes_and_no(self, tmp_path, said, names):
         path = write(walk(a=names * 4), tmp_path / "log.parquet")
-        shown = run_cli("data", "info", path, *OPTIONS, "--action-names", said, "--json").stdout
+        shown = run_cli(
+            "data", "info", path, *OPTIONS, "--action-names", said, "--json"
+        ).stdout
         assert json.loads(shown)["extra"]["action_names"] == names
 
 
@@ -108,23 +160,40 @@ def shop(seed=7):
 
 
 def messy_csv(path, mdp, episodes=200, steps=20, seed=0):
-    """As people export it: shuffled, with offsets, repeated rows, missing values, decimal commas, a mark."""
+    """As people export it: shuffled, with offsets, repeated rows, missing values,
+    decimal commas, a mark.
+    """
     generator = np.random.default_rng(seed)
     lines = []
     for episode in range(episodes):
-        state, minute = generator.integers(9), generator.integers(600)
+        state = generator.integers(9)
+        minute = generator.integers(600)
         for _ in range(steps):
-            action, offset = generator.integers(2), generator.choice([0, 1, 2, -5])
+            action = generator.integers(2)
+            offset = generator.choice([0, 1, 2, -5])
             hours, minutes = divmod(int(minute) + 600 + 60 * int(offset), 60)
             when = f"2024-03-{1 + hours // 24:02d}T{hours % 24:02d}:{minutes:02d}:00{offset:+03d}:00"
             following = generator.choice(9, p=mdp.transition[state, action])
-            gain = f"{mdp.reward[state, action, 0] + 0.1 * generator.normal():.4f}".replace(".", ",")
-            lines.append([
-                f"cust {episode}", when, ["München", "Köln", "Zürich"][state // 3], "sml"[state % 3],
-                ["wait", "offer"][action], gain if generator.random() > 0.003 else "",
-                f"{generator.normal():.2f}".replace(".", ",") if generator.random() > 0.01 else "NA",
-            ])  # fmt: skip
-            state, minute = following, minute + generator.integers(1, 50)
+            gain = f"{mdp.reward[state, action, 0] + 0.1 * generator.normal():.4f}".replace(
+                ".", ","
+            )
+            lines.append(
+                [
+                    f"cust {episode}",
+                    when,
+                    ["München", "Köln", "Zürich"][state // 3],
+                    "sml"[state % 3],
+                    ["wait", "offer"][action],
+                    gain if generator.random() > 0.003 else "",
+                    (
+                        f"{generator.normal():.2f}".replace(".", ",")
+                        if generator.random() > 0.01
+                        else "NA"
+                    ),
+                ]
+            )
+            state = following
+            minute = minute + generator.integers(1, 50)
     lines += [line for line in lines if generator.random() < 0.01]
     order = generator.permutation(len(lines))
     head = "customer id;when;city;size;action;spend;temperature"
@@ -133,47 +202,77 @@ def messy_csv(path, mdp, episodes=200, steps=20, seed=0):
 
 
 def write_policy(folder, monkeypatch, second):
-    """``mine:target``: the probability of the second of two actions, by a table of the states."""
+    """``mine:target``: the probability of the second of two actions, by a table of the
+    states.
+    """
     text = f"import numpy as np\ndef target(table):\n    second = {second}\n"
-    (folder / "mine.py").write_text(text + "    return np.stack([1 - second, second], axis=1)\n")
+    (folder / "mine.py").write_text(
+        text + "    return np.stack([1 - second, second], axis=1)\n"
+    )
     monkeypatch.chdir(folder)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
 
 
 def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
     """inspect, then one command; the truth is a linear solve."""
-    mdp, mapping = shop(), tmp_path / "mapping.yaml"
+    mdp = shop()
+    mapping = tmp_path / "mapping.yaml"
     table = messy_csv(tmp_path / "shop.csv", mdp)
     shown = succeed("data", "inspect", table, "--out", mapping)
-    for words in ("spend: ", "temperature: ", "another in all columns", "values are missing"):
+    for words in (
+        "spend: ",
+        "temperature: ",
+        "another in all columns",
+        "values are missing",
+    ):
         assert words in shown
     found = yaml.safe_load(mapping.read_text())
     assert found["episode"] == "customer id"
     assert found["encode"] == {"city": "one-hot", "size": "one-hot"}
-    assert (found["last_row"], found["drop_duplicates"], found["decimal_comma"]) == ("cut", "exact", True)
+    assert (found["last_row"], found["drop_duplicates"], found["decimal_comma"]) == (
+        "cut",
+        "exact",
+        True,
+    )
     write_policy(tmp_path, monkeypatch, "np.where(table['city'] == 'Köln', 0.1, 0.4)")
-    options = ("--policy", "mine:target", "--gamma", GAMMA, "--estimator", "lstdq", "--json")
+    options = (
+        "--policy",
+        "mine:target",
+        "--gamma",
+        GAMMA,
+        "--estimator",
+        "lstdq",
+        "--json",
+    )
     options += ("--set", "steps=100")
     offer = np.where(np.arange(9) // 3 == 1, 0.9, 0.6)
     truth = mdp.policy_value(np.stack([1 - offer, offer], axis=1), GAMMA)
     said = json.loads(succeed("evaluate", table, "--mapping", mapping, *options))
     assert said["interval"]["low"] < truth < said["interval"]["high"]
     assert said["interval"]["high"] - said["interval"]["low"] < 0.8
-    assert abs(said["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1  # of another policy
+    assert (
+        abs(said["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1
+    )  # of another policy
 
 
 def bandit_csv(path, rows=2000):
     generator = np.random.default_rng(0)
-    city, x = generator.choice(["a", "b"], rows), generator.normal(size=rows)
+    city = generator.choice(["a", "b"], rows)
+    x = generator.normal(size=rows)
     p = np.where(x > 0, 0.7, 0.3)
     shown = generator.random(rows) < p
-    click = generator.random(rows) < np.where(city == "b", 0.2 + 0.5 * shown, 0.6 - 0.4 * shown)
+    click = generator.random(rows) < np.where(
+        city == "b", 0.2 + 0.5 * shown, 0.6 - 0.4 * shown
+    )
     columns = {
         "user": [f"u{i}" for i in range(rows)],
         "when": [f"2024-01-01T00:{i % 60:02d}:00Z" for i in range(rows)],
-        "city": city, "x": x, "arm": np.where(shown, "yes", "no"), "clicked": click.astype(int),
+        "city": city,
+        "x": x,
+        "arm": np.where(shown, "yes", "no"),
+        "clicked": click.astype(int),
         "propensity": np.where(shown, p, 1 - p),
-    }  # fmt: skip
+    }
     return write({name: list(values) for name, values in columns.items()}, path), city
 
 
@@ -184,7 +283,16 @@ def test_a_bandit_is_asked_about_and_then_right(tmp_path, monkeypatch):
     assert "no column says which rows belong together" in shown
     assert "one_step" not in yaml.safe_load(mapping.read_text())
     write_policy(tmp_path, monkeypatch, "np.where(table['city'] == 'b', 0.9, 0.1)")
-    options = ("--mapping", mapping, "--policy", "mine:target", "--gamma", 0.9, "--estimator", "dr")
+    options = (
+        "--mapping",
+        mapping,
+        "--policy",
+        "mine:target",
+        "--gamma",
+        0.9,
+        "--estimator",
+        "dr",
+    )
     assert_refused(run_cli("evaluate", table, *options), "--one-step", "--episode")
     options = (*options, "--one-step", "--set", "steps=200", "--json")
     said = json.loads(run_cli("evaluate", table, *options).stdout)
@@ -192,15 +300,28 @@ def test_a_bandit_is_asked_about_and_then_right(tmp_path, monkeypatch):
     assert said["interval"]["low"] < truth < said["interval"]["high"]
     assert said["interval"]["high"] - said["interval"]["low"] < 0.2
     options = (*options, "--initial-states", table, "--estimator", "lstdq")
-    assert json.loads(succeed("evaluate", table, *options))["diagnostics"]["n_initial_states"] == 2000
-    mapping.write_text(mapping.read_text().replace("# one_step: true ", "one_step: true "))
-    info = json.loads(run_cli("data", "info", table, "--mapping", mapping, "--json").stdout)
+    assert (
+        json.loads(succeed("evaluate", table, *options))["diagnostics"][
+            "n_initial_states"
+        ]
+        == 2000
+    )
+    mapping.write_text(
+        mapping.read_text().replace("# one_step: true ", "one_step: true ")
+    )
+    info = json.loads(
+        run_cli("data", "info", table, "--mapping", mapping, "--json").stdout
+    )
     assert (info["episodes"], info["terminated"]) == (2000, 2000)
 
 
 @pytest.mark.parametrize("suffix", ["npz", "hdf5"])
 def test_rows_of_other_logs_as_episodes_of_one_step(tmp_path, suffix):
-    columns = {"observations": np.ones((6, 2)), "actions": np.arange(6) % 2, "rewards": np.arange(6.0)}
+    columns = {
+        "observations": np.ones((6, 2)),
+        "actions": np.arange(6) % 2,
+        "rewards": np.arange(6.0),
+    }
     path = tmp_path / "log.npz"
     np.savez(path, **columns)
     assert_refused(run_cli("data", "info", path), "lacks terminals")
@@ -209,6 +330,10 @@ def test_rows_of_other_logs_as_episodes_of_one_step(tmp_path, suffix):
         path = tmp_path / "log.hdf5"
     shown = json.loads(run_cli("data", "info", path, "--one-step", "--json").stdout)
     assert (shown["rows"], shown["episodes"], shown["terminated"]) == (6, 6, 6)
-    succeed("data", "convert", path, tmp_path / "shards", "--one-step", "--shard-rows", 4)
+    succeed(
+        "data", "convert", path, tmp_path / "shards", "--one-step", "--shard-rows", 4
+    )
     assert open_transitions(tmp_path / "shards").n_episodes == 6
-    assert_refused(run_cli("data", "info", "minari:a/b-v0", "--one-step"), "holds episodes")
+    assert_refused(
+        run_cli("data", "info", "minari:a/b-v0", "--one-step"), "holds episodes"
+    )

@@ -24,23 +24,35 @@ def look(folder, name="log.csv", **columns):
 
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
 def test_arrays_of_foreign_names_are_columns_of_a_table(tmp_path, suffix):
-    """Shuffled rows of whole episodes, one array of vectors; the log is that of a table of the same rows."""
+    """Shuffled rows of whole episodes, one array of vectors; the log is that of a table
+    of the same rows.
+    """
     generator = np.random.default_rng(0)
     columns = {
-        "obs": generator.normal(size=(60, 3)).astype(np.float32), "act": np.arange(60) % 3,
-        "rew": generator.normal(size=(60, 1)).astype(">f8"), "ep_id": np.repeat(np.arange(12), 5),
-        "t": np.tile(np.arange(5), 12), "done": np.tile(np.arange(5) == 4, 12),
-    }  # fmt: skip
+        "obs": generator.normal(size=(60, 3)).astype(np.float32),
+        "act": np.arange(60) % 3,
+        "rew": generator.normal(size=(60, 1)).astype(">f8"),
+        "ep_id": np.repeat(np.arange(12), 5),
+        "t": np.tile(np.arange(5), 12),
+        "done": np.tile(np.arange(5) == 4, 12),
+    }
     order = generator.permutation(60)
-    path, mapping = tmp_path / f"log.{suffix}", tmp_path / "m.yaml"
-    mixed = {name: column[order] for name, column in columns.items()} | {"version": np.arange(2)}
+    path = tmp_path / f"log.{suffix}"
+    mapping = tmp_path / "m.yaml"
+    mixed = {name: column[order] for name, column in columns.items()} | {
+        "version": np.arange(2)
+    }
     if suffix == "npz":
         mixed["act"] = np.array(["go", "stay", "turn"])[mixed["act"]]
         np.savez(path, **mixed)
     else:
         mixed["data/rew"] = mixed.pop("rew")
         write_arrays(path, mixed)
-    assert_refused(run_cli("data", "info", path), "lacks observations", f"koffline data inspect {path}")
+    assert_refused(
+        run_cli("data", "info", path),
+        "lacks observations",
+        f"koffline data inspect {path}",
+    )
     assert inspect_table(path).problems == []
     assert run_cli("data", "inspect", path, "--out", mapping).exit_code == 0
     log = open_transitions(path, mapping=mapping)
@@ -50,8 +62,19 @@ def test_arrays_of_foreign_names_are_columns_of_a_table(tmp_path, suffix):
     np.testing.assert_array_equal(log.actions, columns["act"][rows])
     np.testing.assert_array_equal(log.rewards, columns["rew"][rows, 0])
     assert (len(log), log.n_episodes, int(log.terminated.sum())) == (60, 12, 12)
-    succeed("data", "convert", path, tmp_path / "shards", "--mapping", mapping, "--shard-rows", 20)
-    np.testing.assert_array_equal(open_transitions(tmp_path / "shards").rewards, log.rewards)
+    succeed(
+        "data",
+        "convert",
+        path,
+        tmp_path / "shards",
+        "--mapping",
+        mapping,
+        "--shard-rows",
+        20,
+    )
+    np.testing.assert_array_equal(
+        open_transitions(tmp_path / "shards").rewards, log.rewards
+    )
 
 
 class TestTimes:
@@ -60,16 +83,33 @@ class TestTimes:
     @pytest.mark.parametrize(
         ("texts", "said"),
         [
-            (["2024-10-27T02:10:00+01:00", "2024-10-27T02:30:00+02:00", "2024-10-27T05:30:00Z"],
-             "times with a UTC offset, in the order of instants, 2024-10-27 00:30:00 UTC to 2024-10-27 "
-             "05:30:00 UTC: '2024-10-27T02:10:00+01:00' is 2024-10-27 01:10:00 UTC"),
-            (["2024-10-27 02:10", "2024-10-27 02:30", "2024-10-27 02:40"],
-             "times without a UTC offset, in the order of instants, 2024-10-27 02:10:00 UTC to 2024-10-27 "
-             "02:40:00 UTC: '2024-10-27 02:10' is 2024-10-27 02:10:00 UTC"),
-            (["2024-10-27", "2024-10-28", "2024-10-29"], "dates, in the order of instants, 2024-10-27 00:00"),
+            (
+                [
+                    "2024-10-27T02:10:00+01:00",
+                    "2024-10-27T02:30:00+02:00",
+                    "2024-10-27T05:30:00Z",
+                ],
+                (
+                    "times with a UTC offset, in the order of instants, 2024-10-27"
+                    " 00:30:00 UTC to 2024-10-27 05:30:00 UTC:"
+                    " '2024-10-27T02:10:00+01:00' is 2024-10-27 01:10:00 UTC"
+                ),
+            ),
+            (
+                ["2024-10-27 02:10", "2024-10-27 02:30", "2024-10-27 02:40"],
+                (
+                    "times without a UTC offset, in the order of instants, 2024-10-27"
+                    " 02:10:00 UTC to 2024-10-27 02:40:00 UTC: '2024-10-27 02:10' is"
+                    " 2024-10-27 02:10:00 UTC"
+                ),
+            ),
+            (
+                ["2024-10-27", "2024-10-28", "2024-10-29"],
+                "dates, in the order of instants, 2024-10-27 00:00",
+            ),
             ([7, 8, 9], "numbers, in the order of their size"),
         ],
-    )  # fmt: skip
+    )
     def test_rule_and_examples(self, tmp_path, texts, said):
         table = walk([3] * 4, [True] * 4, t=None, when=texts * 4)
         for path in (tmp_path / "log.csv", tmp_path / "log.parquet"):
@@ -77,47 +117,82 @@ class TestTimes:
             assert note.startswith("times in when: ")
             assert said in note
 
-    def test_mixed_episodes_without_a_time_are_a_problem_and_reach_the_notes(self, tmp_path):
+    def test_mixed_episodes_without_a_time_are_a_problem_and_reach_the_notes(
+        self, tmp_path
+    ):
         """Sorted rows need no time: the table's order is theirs."""
-        rows, order = walk([5] * 12, [True] * 12, t=None), np.argsort(np.arange(60) % 5, kind="stable")
+        rows = walk([5] * 12, [True] * 12, t=None)
+        order = np.argsort(np.arange(60) % 5, kind="stable")
         assert inspect_table(write(rows, tmp_path / "sorted.parquet")).problems == []
         mixed = {name: [column[i] for i in order] for name, column in rows.items()}
         (problem,) = inspect_table(write(mixed, tmp_path / "mixed.parquet")).problems
-        assert problem.startswith("order: rows of several episodes are mixed; without a time column")
+        assert problem.startswith(
+            "order: rows of several episodes are mixed; without a time column"
+        )
         mapping = {name: column for name, column in MAPPING.items() if name != "time"}
-        assert problem in open_transitions(tmp_path / "mixed.parquet", mapping=mapping).metadata.notes
+        assert (
+            problem
+            in open_transitions(
+                tmp_path / "mixed.parquet", mapping=mapping
+            ).metadata.notes
+        )
 
 
 class TestGuesses:
     def test_roles_of_a_plain_table(self, tmp_path):
-        lengths, n = [5] * 12, 60
+        lengths = [5] * 12
+        n = 60
         table = write(
-            walk(lengths, [True] * 12, p=[0.5] * n, row=range(n), constant=[1] * n,
-                 note=[f"n{i}" for i in range(n)], next_x_1=range(n), next_x_2=range(n)),
+            walk(
+                lengths,
+                [True] * 12,
+                p=[0.5] * n,
+                row=range(n),
+                constant=[1] * n,
+                note=[f"n{i}" for i in range(n)],
+                next_x_1=range(n),
+                next_x_2=range(n),
+            ),
             tmp_path / "log.parquet",
-        )  # fmt: skip
+        )
         found = inspect_table(table)
         (unlinked,) = found.problems  # next_x are made up
         assert "not those of the row below" in unlinked
         roles = {each.name: each.role for each in found.columns}
         assert roles == {
-            "id": "episode", "t": "time", "x_1": "observations", "x_2": "observations", "a": "action",
-            "r": "reward", "done": "terminal", "p": "behavior_probability", "row": "ignored",
-            "constant": "ignored", "note": "ignored",
-            "next_x_1": "next_observations", "next_x_2": "next_observations",
-        }  # fmt: skip
+            "id": "episode",
+            "t": "time",
+            "x_1": "observations",
+            "x_2": "observations",
+            "a": "action",
+            "r": "reward",
+            "done": "terminal",
+            "p": "behavior_probability",
+            "row": "ignored",
+            "constant": "ignored",
+            "note": "ignored",
+            "next_x_1": "next_observations",
+            "next_x_2": "next_observations",
+        }
         assert all(each.reason for each in found.columns)
         mapping = tmp_path / "mapping.yaml"
         mapping.write_text(found.to_yaml())
         assert len(open_transitions(table, mapping=mapping)) == n
 
-    def test_ids_inside_a_user_whose_rows_share_times_or_end_often_are_episodes(self, tmp_path):
+    def test_ids_inside_a_user_whose_rows_share_times_or_end_often_are_episodes(
+        self, tmp_path
+    ):
         row = np.arange(60)
         ids = {"id": row // 5, "user_id": row // 15, "order_id": row % 6 // 2}
         for left_out in ("t", "done"):
             found = look(tmp_path, **ids, **{left_out: None}).mapping
             assert (found["episode"], found["cluster"]) == ("id", "user_id")
-        rows = {**ids, "id": row, "t": [timedelta(int(each)) for each in row], "done": None}
+        rows = {
+            **ids,
+            "id": row,
+            "t": [timedelta(int(each)) for each in row],
+            "done": None,
+        }
         assert look(tmp_path, "rows.parquet", **rows).mapping["episode"] == "user_id"
 
     def test_every_problem_is_listed(self, tmp_path):
@@ -129,38 +204,75 @@ class TestGuesses:
         found = inspect_table(write_text(rows + "\n", tmp_path / "log.csv"))
         said = " | ".join(found.problems)
         for words in (
-            "x: 1 value is missing", "r: 1 value is missing", "done: 1 of 40", "its name says terminal",
-            "y: 1 of 40 values is no number ('oops'); write a number there, or leave it empty",
-        ):  # fmt: skip
+            "x: 1 value is missing",
+            "r: 1 value is missing",
+            "done: 1 of 40",
+            "its name says terminal",
+            (
+                "y: 1 of 40 values is no number ('oops'); write a number there, or"
+                " leave it empty"
+            ),
+        ):
             assert words in said
         assert "y" in found.mapping["observations"]
         assert "y" not in found.mapping.get("encode", {})
         with pytest.raises(DataError, match=r"y.*'oops'"):
-            open_transitions(tmp_path / "log.csv", mapping={**found.mapping, "last_row": "cut"})
+            open_transitions(
+                tmp_path / "log.csv", mapping={**found.mapping, "last_row": "cut"}
+            )
 
     @pytest.mark.parametrize(
         ("columns", "problems", "mapping"),
         [
-            *(({"t": None, "when": [form.format(d=10 + i % 20) for i in range(60)]},
-               [f"column when holds {form.format(d=10)!r} in row 1, no number or time that is read"],
-               {"time": "when"})
-              for form in ("202410{d}T0930", "2024-W{d}-1", "Sat, {d} Oct 2024 21:39:31 GMT", "10/{d}/2024",
-                           "9:{d} AM")),
-            ({"t": [f"step {row % 5}" for row in range(60)]},
-             ["t: its name says time, its values do not"], {"time": None}),
-            ({"a": ["mail", "none", "voucher"] * 20, "x_1": [0.2, 0.0, 0.9] * 20},
-             ["x_1: each value goes with one a only: left out, as if it came of it"], {}),
-            ({"r": [f"{1 + row // 30},{row:03d}" for row in range(60)]},
-             ["r: '1,000' may be a thousand", "no column looks like reward"], {"decimal_comma": None}),
+            *(
+                (
+                    {
+                        "t": None,
+                        "when": [form.format(d=10 + i % 20) for i in range(60)],
+                    },
+                    [
+                        f"column when holds {form.format(d=10)!r} in row 1, no number"
+                        " or time that is read"
+                    ],
+                    {"time": "when"},
+                )
+                for form in (
+                    "202410{d}T0930",
+                    "2024-W{d}-1",
+                    "Sat, {d} Oct 2024 21:39:31 GMT",
+                    "10/{d}/2024",
+                    "9:{d} AM",
+                )
+            ),
+            (
+                {"t": [f"step {row % 5}" for row in range(60)]},
+                ["t: its name says time, its values do not"],
+                {"time": None},
+            ),
+            (
+                {"a": ["mail", "none", "voucher"] * 20, "x_1": [0.2, 0.0, 0.9] * 20},
+                ["x_1: each value goes with one a only: left out, as if it came of it"],
+                {},
+            ),
+            (
+                {"r": [f"{1 + row // 30},{row:03d}" for row in range(60)]},
+                ["r: '1,000' may be a thousand", "no column looks like reward"],
+                {"decimal_comma": None},
+            ),
         ],
-    )  # fmt: skip
-    def test_what_may_be_meant_in_two_ways_is_a_problem(self, tmp_path, columns, problems, mapping):
+    )
+    def test_what_may_be_meant_in_two_ways_is_a_problem(
+        self, tmp_path, columns, problems, mapping
+    ):
         found = look(tmp_path, "log.parquet", **columns)
         for problem, said in zip(found.problems, problems, strict=True):
             assert problem.startswith(said)
             assert f"# problem: {problem}\n" in found.to_yaml()
         assert {name: found.mapping.get(name) for name in mapping} == mapping
-        assert set(found.mapping["observations"]) <= {"x_1", "x_2"}  # texts of times are no state
+        assert set(found.mapping["observations"]) <= {
+            "x_1",
+            "x_2",
+        }  # texts of times are no state
         if "r" in columns:
             told = look(tmp_path, "plain.parquet").mapping
             with pytest.raises(DataError, match="no comma if that marks thousands"):
@@ -169,24 +281,41 @@ class TestGuesses:
     @pytest.mark.parametrize("suffix", ["parquet", "csv"])
     def test_gaps_in_regular_irregular_and_jittered_times(self, tmp_path, suffix):
         """20240131 and 20240201 follow each other."""
-        days = pl.date_range(pl.date(2024, 1, 1), pl.date(2024, 4, 9), eager=True).dt.strftime("%Y%m%d")
-        generator, even = np.random.default_rng(0), np.arange(2000.0)
+        days = pl.date_range(
+            pl.date(2024, 1, 1), pl.date(2024, 4, 9), eager=True
+        ).dt.strftime("%Y%m%d")
+        generator = np.random.default_rng(0)
+        even = np.arange(2000.0)
         jittered = even + generator.uniform(-0.2, 0.2, 2000)
         irregular = np.cumsum(generator.exponential(size=2000))
         for t, head in (
-            (even, ""), (irregular, ""), (jittered, ""), (days.cast(pl.Int64), ""),
+            (even, ""),
+            (irregular, ""),
+            (jittered, ""),
+            (days.cast(pl.Int64), ""),
             (np.cumsum(generator.lognormal(0.0, 0.5, 2000)), ""),
             (even + 7.0 * (even > 999), "few gaps: 1 step is longer than others"),
-            (irregular + 5000.0 * (even > 999), "few gaps: 1 step is longer than others"),
+            (
+                irregular + 5000.0 * (even > 999),
+                "few gaps: 1 step is longer than others",
+            ),
             (jittered[generator.random(2000) > 0.05], "gaps: "),
-        ):  # fmt: skip
+        ):
             n = len(t)
-            table = {"id": [0] * n, "t": t, "x": even[:n] % 7, "a": np.arange(n) % 2, "r": even[:n] % 3}
+            table = {
+                "id": [0] * n,
+                "t": t,
+                "x": even[:n] % 7,
+                "a": np.arange(n) % 2,
+                "r": even[:n] % 3,
+            }
             notes = inspect_table(write(table, tmp_path / f"log.{suffix}")).notes
             gaps = [note for note in notes if "longer than others" in note]
             assert len(gaps) == bool(head)
             assert all(note.startswith(head) for note in gaps)
-        assert 4.0 < float(gaps[0].split("about ")[1].split("%")[0]) < 6.0  # of rows that were dropped, 5 %
+        assert (
+            4.0 < float(gaps[0].split("about ")[1].split("%")[0]) < 6.0
+        )  # of rows that were dropped, 5 %
 
     def test_values_of_last_rows_alone_may_be_ends(self, tmp_path):
         usual = ["ok", "ok", "ok", "ok"]
@@ -199,48 +328,91 @@ class TestGuesses:
         assert asked.endswith(f'if the world ended there, say terminal: "{both}"')
         assert "how it is" not in found.mapping["observations"]
         for ids in (np.repeat([0.0, 1.0], 30), np.repeat(["u1", "u2"], 30)):
-            status, session = [*usual, "gone"] * 12, np.arange(60) // 5
-            known = look(tmp_path, "known.csv", id=None, session=session, user=ids, status=status)
+            status = [*usual, "gone"] * 12
+            session = np.arange(60) // 5
+            known = look(
+                tmp_path, "known.csv", id=None, session=session, user=ids, status=status
+            )
             assert set(known.mapping["observations"]) <= {"x_1", "x_2"}
-            assert known.problems[0].startswith("status: 'gone': in last rows of episodes alone; left out")
+            assert known.problems[0].startswith(
+                "status: 'gone': in last rows of episodes alone; left out"
+            )
             assert known.problems[-1].endswith("name it (--cluster user)")
         told = {**found.mapping, "terminal": "`how it is` == 'gone'"}
-        assert open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 6
-        table["how it is"] = [None if text == "ok" else text for text in table["how it is"]]
+        assert (
+            open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 6
+        )
+        table["how it is"] = [
+            None if text == "ok" else text for text in table["how it is"]
+        ]
         again = inspect_table(write(table, tmp_path / "log.csv"))
-        assert any(both in each for each in again.problems)  # an empty cell is a value, and no end
+        assert any(
+            both in each for each in again.problems
+        )  # an empty cell is a value, and no end
         told["terminal"] = both
-        assert open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 12
+        assert (
+            open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 12
+        )
 
     def test_actions_keep_their_numbers_where_a_category_is_missing(self, tmp_path):
-        """A policy's "stop" is no other action in a log that has no "pass"; texts say it without numbers."""
+        """A policy's "stop" is no other action in a log that has no "pass"; texts say
+        it without numbers.
+        """
         acts = ["go", "pass", "stop", "go", "stop"] * 12
         table = walk([5] * 12, [True] * 12, a=acts)
         mapping = tmp_path / "mapping.yaml"
-        mapping.write_text(inspect_table(write(table, tmp_path / "all.parquet")).to_yaml())
-        fewer = {name: np.array(column)[np.array(acts) != "pass"] for name, column in table.items()}
-        log = open_transitions(write(fewer, tmp_path / "fewer.parquet"), mapping=mapping)
+        mapping.write_text(
+            inspect_table(write(table, tmp_path / "all.parquet")).to_yaml()
+        )
+        fewer = {
+            name: np.array(column)[np.array(acts) != "pass"]
+            for name, column in table.items()
+        }
+        log = open_transitions(
+            write(fewer, tmp_path / "fewer.parquet"), mapping=mapping
+        )
         assert log.action_space.n == 3
         assert sorted(np.unique(log.actions)) == [0, 2]
         write_transitions(log, tmp_path / "log.hdf5")
         for each in (log, open_transitions(tmp_path / "log.hdf5")):
             features = each.metadata.features
             asked = (each.action_space, each.observation_shape, "mine", features)
-            policy = as_policy(lambda table: np.where(table["x_1"] > 0, "stop", "pass"), *asked)
+            policy = as_policy(
+                lambda table: np.where(table["x_1"] > 0, "stop", "pass"), *asked
+            )
             expected = np.eye(3)[np.where(each.observations[:, 0] > 0, 2, 1)]
-            np.testing.assert_array_equal(policy.probabilities(each.observations), expected)
+            np.testing.assert_array_equal(
+                policy.probabilities(each.observations), expected
+            )
             named = {"stop": 0.2, "go": 0.7, "pass": 0.1}  # in any order
             for kind in (pl.DataFrame, dict):
-                shares = {name: np.full(len(each), share) for name, share in named.items()}
-                policy = as_policy(lambda states, shares=shares, kind=kind: kind(shares), *asked)
-                np.testing.assert_allclose(policy.probabilities(each.observations)[0], [0.7, 0.1, 0.2])
+                shares = {
+                    name: np.full(len(each), share) for name, share in named.items()
+                }
+                policy = as_policy(
+                    lambda states, shares=shares, kind=kind: kind(shares), *asked
+                )
+                np.testing.assert_allclose(
+                    policy.probabilities(each.observations)[0], [0.7, 0.1, 0.2]
+                )
             for output, words in (
-                ({"go": np.ones(len(each)), "leave": 0.0}, "columns of the output are go, leave; name them"),
-                ({"go": np.ones(len(each))}, "columns of the output are go; name them as the log's"),
-                (["stand"] * len(each), "is 'stand', no action of this log; its actions are go, pass, stop"),
+                (
+                    {"go": np.ones(len(each)), "leave": 0.0},
+                    "columns of the output are go, leave; name them",
+                ),
+                (
+                    {"go": np.ones(len(each))},
+                    "columns of the output are go; name them as the log's",
+                ),
+                (
+                    ["stand"] * len(each),
+                    "is 'stand', no action of this log; its actions are go, pass, stop",
+                ),
             ):
                 with pytest.raises(PolicyError, match=words):
-                    as_policy(lambda states, output=output: output, *asked).probabilities(each.observations)
+                    as_policy(
+                        lambda states, output=output: output, *asked
+                    ).probabilities(each.observations)
 
     @pytest.mark.parametrize(
         "names",
@@ -253,27 +425,46 @@ class TestGuesses:
     def test_hostile_names_survive_the_file(self, tmp_path, names):
         head = f"id,t,action,reward,{','.join(names)}\n"
         body = "".join(
-            f"{i // 5},{i % 5},{i % 2},{i * 0.5},{i * 0.1},{i % 3},{i % 7},{i * 2.5}\n" for i in range(40)
+            f"{i // 5},{i % 5},{i % 2},{i * 0.5},{i * 0.1},{i % 3},{i % 7},{i * 2.5}\n"
+            for i in range(40)
         )
-        table, mapping = write_text(head + body, tmp_path / "log.csv"), tmp_path / "m.yaml"
+        table = write_text(head + body, tmp_path / "log.csv")
+        mapping = tmp_path / "m.yaml"
         assert run_cli("data", "inspect", table, "--out", mapping).exit_code == 0
         log = open_transitions(table, mapping=mapping)
-        assert log.feature_names == tuple(name.strip('"') for name in names if name not in ("*", '"^.*$"'))
+        assert log.feature_names == tuple(
+            name.strip('"') for name in names if name not in ("*", '"^.*$"')
+        )
         np.testing.assert_allclose(log.observations[:4, 0], [0, 0.1, 0.2, 0.3])
 
-    @pytest.mark.parametrize("text", ["x,a,r\n1,0,1\n", "x,a,r\n,0,1\n,1,1\n", "user,city\n" + "1,z\n" * 50])
+    @pytest.mark.parametrize(
+        "text", ["x,a,r\n1,0,1\n", "x,a,r\n,0,1\n,1,1\n", "user,city\n" + "1,z\n" * 50]
+    )
     def test_tables_that_say_little(self, tmp_path, text):
         found = succeed("data", "inspect", write_text(text, tmp_path / "log.csv"))
         assert "problem 1: no column" in found
 
     def test_what_cannot_be_looked_at_and_a_file_that_is_not_replaced(self, tmp_path):
-        for text, words in (("id,t,x,a,r\n", "has no rows"), ('a,"new\nline"\n1,2\n', "a line break")):
-            assert_refused(run_cli("data", "inspect", write_text(text, tmp_path / "log.csv")), words)
-        table, out = write(walk(), tmp_path / "log.parquet"), tmp_path / "m.yaml"
+        for text, words in (
+            ("id,t,x,a,r\n", "has no rows"),
+            ('a,"new\nline"\n1,2\n', "a line break"),
+        ):
+            assert_refused(
+                run_cli("data", "inspect", write_text(text, tmp_path / "log.csv")),
+                words,
+            )
+        table = write(walk(), tmp_path / "log.parquet")
+        out = tmp_path / "m.yaml"
         write_npz(open_transitions(table, mapping=MAPPING), tmp_path / "log.npz")
-        assert_refused(run_cli("data", "inspect", tmp_path / "log.npz", "--out", out), "no mapping")
+        assert_refused(
+            run_cli("data", "inspect", tmp_path / "log.npz", "--out", out), "no mapping"
+        )
         out.write_text("mine")
-        assert_refused(run_cli("data", "inspect", table, "--out", out), "exists already")
+        assert_refused(
+            run_cli("data", "inspect", table, "--out", out), "exists already"
+        )
         assert out.read_text() == "mine"
-        shown = run_cli("data", "inspect", table, "--out", out, "--force", "--json").stdout
+        shown = run_cli(
+            "data", "inspect", table, "--out", out, "--force", "--json"
+        ).stdout
         assert json.loads(shown)["rows"] == 8

@@ -1,4 +1,6 @@
-"""What a mapping may ask for: categories, formulas, ends, repeated rows, episodes of one row; refusals."""
+"""What a mapping may ask for: categories, formulas, ends, repeated rows, episodes of
+one row; refusals.
+"""
 
 import numpy as np
 import pytest
@@ -22,16 +24,23 @@ class TestCategories:
         mapping = {"observations": ["x_1", "city", "size"], "encode": encode}
         log = read(table, tmp_path, f"log.{suffix}", **mapping)
         assert log.feature_names == ("x_1", "city=a", "city=b", "city=c", "size")
-        np.testing.assert_array_equal(log.observations[:3, 1:], [[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 2]])
+        np.testing.assert_array_equal(
+            log.observations[:3, 1:], [[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 2]]
+        )
         np.testing.assert_array_equal(log.next_observations[0, 1:], [1, 0, 0, 1])
 
-    @pytest.mark.parametrize("name", ["a.hdf5", "a.npz", "a.parquet", "a.arrow", "shards", "minari:a/b-v0"])
+    @pytest.mark.parametrize(
+        "name", ["a.hdf5", "a.npz", "a.parquet", "a.arrow", "shards", "minari:a/b-v0"]
+    )
     def test_names_survive_conversion(self, tmp_path, monkeypatch, name):
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
         monkeypatch.chdir(tmp_path)
         encoded = {"observations": "x_1, city", "encode": {"city": "one-hot"}}
         whole = read(shuffled(walk(city=CITY)), tmp_path, **encoded)
-        words = f"data convert log.parquet {name} --observations x_1,city --action a --reward r "
+        words = (
+            f"data convert log.parquet {name} --observations x_1,city --action a"
+            " --reward r "
+        )
         words += "--episode id --time t --terminal done --encode city=one-hot"
         words += " --shard-rows 4" * (name == "shards")
         assert "put together and in time order" in succeed(*words.split())
@@ -47,17 +56,25 @@ class TestCategories:
 
     def test_a_policy_asks_for_the_table(self, tmp_path):
         """A log of a table has it: test_table_inspection."""
-        plain = read(walk(), tmp_path).with_metadata(koffline.data.transitions.Metadata())
+        plain = read(walk(), tmp_path).with_metadata(
+            koffline.data.transitions.Metadata()
+        )
         with pytest.raises(PolicyError, match="asks for a table"):
-            koffline.evaluate(plain, lambda table: table["city"] == "a", gamma=0.9, steps=10)
+            koffline.evaluate(
+                plain, lambda table: table["city"] == "a", gamma=0.9, steps=10
+            )
 
     def test_missing_categories(self, tmp_path):
         table = walk(city=["b", None, *CITY[2:]])
         mapping = {"observations": ["x_1", "city"], "encode": {"city": "one-hot"}}
-        assert "values are missing (city: 1, of 8 rows)" in refusal(table, tmp_path, **mapping)
+        assert "values are missing (city: 1, of 8 rows)" in refusal(
+            table, tmp_path, **mapping
+        )
         log = read(table, tmp_path, **mapping, impute={"city": "zero"})
         np.testing.assert_array_equal(log.observations[1, 1:], [0, 0, 0])
-        assert log.metadata.features.table(log.observations)["city"].to_list()[1] is None
+        assert (
+            log.metadata.features.table(log.observations)["city"].to_list()[1] is None
+        )
         forward = read(table, tmp_path, **mapping, impute={"city": "forward"})
         np.testing.assert_array_equal(forward.observations[1, 1:], [0, 1, 0])
 
@@ -71,21 +88,37 @@ class TestCategories:
     @pytest.mark.parametrize(
         ("columns", "encode", "words"),
         [
-            ({"city": CITY}, {"city": {"one-hot": ["a", "b"]}}, "holds 'c', no category of a, b"),
+            (
+                {"city": CITY},
+                {"city": {"one-hot": ["a", "b"]}},
+                "holds 'c', no category of a, b",
+            ),
             ({"city": [None] * N}, {"city": "one-hot"}, "city"),
             ({"city": CITY}, {"city": "dummy"}, "one-hot or ordinal by column"),
-            ({"city": CITY, "city=a": [1] * N}, {"city": "one-hot"}, "would become city=a, another column"),
-            ({"city": CITY}, {"r": "one-hot"}, "encode names r, which is no observation"),
+            (
+                {"city": CITY, "city=a": [1] * N},
+                {"city": "one-hot"},
+                "would become city=a, another column",
+            ),
+            (
+                {"city": CITY},
+                {"r": "one-hot"},
+                "encode names r, which is no observation",
+            ),
             ({"city": CITY}, {}, "--encode city=one-hot (a state)"),
         ],
     )
     def test_refusals(self, tmp_path, columns, encode, words):
         names = ["x_1", "city", *([] if "city=a" not in columns else ["city=a"])]
-        assert words in refusal(walk(**columns), tmp_path, observations=names, encode=encode)
+        assert words in refusal(
+            walk(**columns), tmp_path, observations=names, encode=encode
+        )
 
     def test_too_many(self, tmp_path):
         table = walk([2000], [False], x_1=[f"c{i}" for i in range(2000)])
-        assert "more than 1000 categories" in refusal(table, tmp_path, encode={"x_1": "one-hot"})
+        assert "more than 1000 categories" in refusal(
+            table, tmp_path, encode={"x_1": "one-hot"}
+        )
 
 
 class TestFormulas:
@@ -94,23 +127,45 @@ class TestFormulas:
         [
             ("2 * x_1 - x_2 / 4", lambda x, y: 2 * x - y / 4),
             ("-x_1", lambda x, y: -x),
-            ("max(x_1, x_2, 3) - min(x_1, 1)", lambda x, y: np.fmax(np.fmax(x, y), 3) - np.fmin(x, 1)),
-            ("(x_1 > 1) * 5 + (0 < x_2 <= 9)", lambda x, y: (x > 1) * 5 + ((y > 0) & (y <= 9))),
+            (
+                "max(x_1, x_2, 3) - min(x_1, 1)",
+                lambda x, y: np.fmax(np.fmax(x, y), 3) - np.fmin(x, 1),
+            ),
+            (
+                "(x_1 > 1) * 5 + (0 < x_2 <= 9)",
+                lambda x, y: (x > 1) * 5 + ((y > 0) & (y <= 9)),
+            ),
             ("`x_1` + `the cost`", lambda x, y: x + 1),
         ],
     )
     def test_values(self, tmp_path, text, value):
         table = walk(**{"the cost": [1] * N})
-        mapping = {"observations": ["x_1", "x_2"], "reward": text}  # a pattern takes none of a formula
+        mapping = {
+            "observations": ["x_1", "x_2"],
+            "reward": text,
+        }  # a pattern takes none of a formula
         log = read(table, tmp_path, **mapping)
         expected = value(np.array(table["x_1"]), np.array(table["x_2"]))
         np.testing.assert_allclose(log.rewards, expected[[0, 1, 2, 4, 5, 6]])
 
     @pytest.mark.parametrize(
         "text",
-        ["x_1 ** 9", "__import__('os')", "x_1.y", "x_1[0]", "lambda: 1", "'a' + x_1", "abs(x_1)", "x_1 +",
-         "x_1 if 1 else 2", "sum(x_1)", "(" * 300, "x_1 + " + "9" * 5000, "x_1 and x_2"],
-    )  # fmt: skip
+        [
+            "x_1 ** 9",
+            "__import__('os')",
+            "x_1.y",
+            "x_1[0]",
+            "lambda: 1",
+            "'a' + x_1",
+            "abs(x_1)",
+            "x_1 +",
+            "x_1 if 1 else 2",
+            "sum(x_1)",
+            "(" * 300,
+            "x_1 + " + "9" * 5000,
+            "x_1 and x_2",
+        ],
+    )
     def test_nothing_else_is_read(self, text):
         with pytest.raises(DataError, match="cannot be read"):
             parse_formula(text)
@@ -118,23 +173,46 @@ class TestFormulas:
     def test_a_column_comes_first_and_unknown_ones_are_named(self, tmp_path):
         table = walk(**{"x_1 - x_2": [5.0] * N})
         assert read(table, tmp_path, reward="x_1 - x_2").rewards.tolist() == [5.0] * 6
-        assert "no column 'y' (reward 'y - 1')" in refusal(walk(), tmp_path, reward="y - 1")
+        assert "no column 'y' (reward 'y - 1')" in refusal(
+            walk(), tmp_path, reward="y - 1"
+        )
         assert "(reward); did you mean" in refusal(walk(), tmp_path, reward="rr")
-        assert "column 1 / x_1 holds inf (wrong in 1 row)" in refusal(walk(), tmp_path, reward="1 / x_1")
+        assert "column 1 / x_1 holds inf (wrong in 1 row)" in refusal(
+            walk(), tmp_path, reward="1 / x_1"
+        )
         table = walk(r=[None, *range(7)])
-        assert "values are missing (reward: 1, of 8 rows)" in refusal(table, tmp_path, reward="2 * r")
-        assert len(read(table, tmp_path, reward="2 * r", impute={"reward": "zero"})) == 6
+        assert "values are missing (reward: 1, of 8 rows)" in refusal(
+            table, tmp_path, reward="2 * r"
+        )
+        assert (
+            len(read(table, tmp_path, reward="2 * r", impute={"reward": "zero"})) == 6
+        )
 
     @pytest.mark.parametrize("suffix", ["parquet", "csv"])
     def test_texts_say_what_a_flag_and_a_reward_are(self, tmp_path, suffix):
         plain = read(walk(), tmp_path, f"plain.{suffix}")
-        table = walk(status=[" sick", *("died" if done else "sick" for done in walk()["done"][1:])])
-        mapping = {"terminal": "status == 'died'", "reward": "r - 5 * (status == 'died')"}
+        table = walk(
+            status=[
+                " sick",
+                *("died" if done else "sick" for done in walk()["done"][1:]),
+            ]
+        )
+        mapping = {
+            "terminal": "status == 'died'",
+            "reward": "r - 5 * (status == 'died')",
+        }
         log = read(table, tmp_path, f"log.{suffix}", **mapping)
         np.testing.assert_array_equal(log.terminated, plain.terminated)
         np.testing.assert_array_equal(log.rewards, plain.rewards - 5 * plain.terminated)
         found = [
-            read(table, tmp_path, f"log.{suffix}", terminal=None, truncated=flag, last_row="cut").truncated
+            read(
+                table,
+                tmp_path,
+                f"log.{suffix}",
+                terminal=None,
+                truncated=flag,
+                last_row="cut",
+            ).truncated
             for flag in ("done", "max(status == 'died', t > 90)")
         ]
         np.testing.assert_array_equal(*found)
@@ -160,8 +238,12 @@ class TestEndsOfEpisodes:
         np.testing.assert_array_equal(log.rewards, [1, 5, 6])
         np.testing.assert_array_equal(log.truncated, [1, 0, 1])
         assert not log.terminated.any()
-        np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 2.5, 3.0])  # of the rows cut off
-        assert "5 rows were left out: from a missing value on" in " ".join(log.metadata.notes)
+        np.testing.assert_array_equal(
+            log.next_observations[:, 0], [0.5, 2.5, 3.0]
+        )  # of the rows cut off
+        assert "5 rows were left out: from a missing value on" in " ".join(
+            log.metadata.notes
+        )
         # a missing observation cannot be the next one of the row above
         table = walk((4, 4), (True, True), x_1=[0, 1, 2, None, 4, 5, 6, 7])
         log = read(table, tmp_path, impute={"x_1": "cut"})
@@ -171,7 +253,9 @@ class TestEndsOfEpisodes:
     @pytest.mark.parametrize("column", ["a", "r", "p", "x_1"])
     def test_whatever_is_missing(self, tmp_path, column):
         table = walk((4, 4), (True, True), p=[0.5] * N)
-        table[column] = [None if i == 5 else value for i, value in enumerate(table[column])]
+        table[column] = [
+            None if i == 5 else value for i, value in enumerate(table[column])
+        ]
         log = read(table, tmp_path, behavior_probability="p", impute={column: "cut"})
         assert len(log) == (4 if column == "x_1" else 5)
         assert np.isfinite(log.rewards).all()
@@ -185,7 +269,9 @@ def test_which_of_repeated_rows_is_kept(tmp_path):
     np.testing.assert_array_equal(log.rewards, table["r"])
     assert "2 repeated rows were dropped" in log.metadata.notes
     doubled["r"][-1] = 99.0
-    assert "1 row has the time of another row" in refusal(doubled, tmp_path, drop_duplicates="exact")
+    assert "1 row has the time of another row" in refusal(
+        doubled, tmp_path, drop_duplicates="exact"
+    )
     for kept, reward in (("first", 5.0), ("last", 99.0)):
         rewards = read(doubled, tmp_path, drop_duplicates=kept).rewards
         np.testing.assert_array_equal(rewards, [1, 2, 3, 4, reward, 6])
@@ -208,15 +294,24 @@ class TestRowsThatAreEpisodes:
             words = refusal(table, tmp_path, episode=None, time=time, terminal=terminal)
             assert "--one-step" in words
             assert "--episode" in words
-        assert read(table, tmp_path, episode=None, time=time, one_step=False).n_episodes == 1
+        assert (
+            read(table, tmp_path, episode=None, time=time, one_step=False).n_episodes
+            == 1
+        )
 
 
 def test_refusals_name_all_that_is_wrong_with_the_mapping_then_with_the_rows(tmp_path):
     body = "id,t,x_1,x_2,city,a,r,done\n" + "".join(
-        f"{i // 4},{i % 4},{'' if i == 2 else i},{i},b,{i % 2},{i},{i % 4 == 3}\n" for i in range(8)
+        f"{i // 4},{i % 4},{'' if i == 2 else i},{i},b,{i % 2},{i},{i % 4 == 3}\n"
+        for i in range(8)
     )
     path = write_text(body + "1,3,1,1,a,1,1,True\n", tmp_path / "log.csv")
-    names = {"observations": "speed", "action": "acts", "reward": "gains", "episode": "usr"}
+    names = {
+        "observations": "speed",
+        "action": "acts",
+        "reward": "gains",
+        "episode": "usr",
+    }
     misspelt = {**MAPPING, **names, "encode": {"town": "one-hot"}}
     said = [f"no column '{name}' ({role})" for role, name in names.items()]
     lacking = {"observations": "x_*", "impute": "median", "tme": "t", "gamma": 2}
@@ -224,14 +319,25 @@ def test_refusals_name_all_that_is_wrong_with_the_mapping_then_with_the_rows(tmp
         (misspelt, ["has 5 problems: (1) ", *said, "no column 'town' (encode)"]),
         (
             {**MAPPING, "observations": "x_*"},
-            ["has 3 problems: (1) ", "values are missing (x_1: 1, of 9 rows)",
-             "1 row has the time of another row", "column done is set in 1 row whose episode goes on"],
+            [
+                "has 3 problems: (1) ",
+                "values are missing (x_1: 1, of 9 rows)",
+                "1 row has the time of another row",
+                "column done is set in 1 row whose episode goes on",
+            ],
         ),
         (
             lacking,
-            ["impute is 'median': input should be 'zero', 'mean', 'forward' or 'cut', or input",
-             "unknown key 'tme'; did you mean 'time'?", "gamma is 2", "lacks action, reward"],
+            [
+                (
+                    "impute is 'median': input should be 'zero', 'mean', 'forward' or"
+                    " 'cut', or input"
+                ),
+                "unknown key 'tme'; did you mean 'time'?",
+                "gamma is 2",
+                "lacks action, reward",
+            ],
         ),
-    ):  # fmt: skip
+    ):
         with one_line(DataError, *words):
             open_transitions(path, mapping=given)

@@ -1,6 +1,8 @@
-"""Which columns inspect takes for ends, states and their future, in the layouts in which people keep logs.
+"""Which columns inspect takes for ends, states and their future, in the layouts in
+which people keep logs.
 
-Each case is a small log with right values: the mapping that inspect proposes must lead to them, or be open.
+Each case is a small log with right values: the mapping that inspect proposes must lead
+to them, or be open.
 """
 
 import re
@@ -23,22 +25,49 @@ CUT_AFTER = 12
 
 
 def walks(seed=0, n=120, end=0.1, limit=CUT_AFTER, dims=2):
-    """Episodes of noisy walks that end by themselves with probability ``end``, or are cut after ``limit``."""
+    """Episodes of noisy walks that end by themselves with probability ``end``, or are
+    cut after ``limit``.
+    """
     generator = np.random.default_rng(seed)
     rows = []
     for episode in range(n):
         state = generator.normal(size=dims).round(3)
         for t in range(limit):
             action = int(generator.integers(2))
-            following = (0.8 * state + 0.3 * (2 * action - 1) + 0.3 * generator.normal(size=dims)).round(3)
+            following = (
+                0.8 * state + 0.3 * (2 * action - 1) + 0.3 * generator.normal(size=dims)
+            ).round(3)
             done = bool(generator.random() < end)
             reward = round(float(state[0] + 0.1 * generator.normal()), 3)
-            rows.append((episode, t, state, action, reward, following, done, t == limit - 1 and not done))
+            rows.append(
+                (
+                    episode,
+                    t,
+                    state,
+                    action,
+                    reward,
+                    following,
+                    done,
+                    t == limit - 1 and not done,
+                )
+            )
             state = following
             if done:
                 break
-    names = ("episode", "t", "state", "action", "reward", "next", "terminated", "truncated")
-    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    names = (
+        "episode",
+        "t",
+        "state",
+        "action",
+        "reward",
+        "next",
+        "terminated",
+        "truncated",
+    )
+    return {
+        name: np.array(column)
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
 
 
 def pair(columns):
@@ -49,9 +78,12 @@ def pair(columns):
 def basic(columns):
     """Ids, times, states, actions and rewards in columns of numbers."""
     return {
-        "episode": columns["episode"], "t": columns["t"], **pair(columns), "action": columns["action"],
+        "episode": columns["episode"],
+        "t": columns["t"],
+        **pair(columns),
+        "action": columns["action"],
         "reward": columns["reward"],
-    }  # fmt: skip
+    }
 
 
 def save(columns, path):
@@ -60,23 +92,61 @@ def save(columns, path):
     elif path.suffix == ".csv":
         pl.DataFrame(columns).write_csv(path)
     else:
-        pl.DataFrame({k: v.tolist() if v.ndim > 1 else v for k, v in columns.items()}).write_parquet(path)
+        pl.DataFrame(
+            {k: v.tolist() if v.ndim > 1 else v for k, v in columns.items()}
+        ).write_parquet(path)
     return path
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        *((n, Flag.GOES_ON) for n in ("not_done", "masks", "mask", "alive", "nonterminal", "non_terminals",
-                                      "continues", "discount", "notDone", "not_dead", "NonTerminal")),
-        *((n, Flag.TERMINAL) for n in ("terminal", "terminateds", "is_terminal", "not_alive")),
-        *((n, Flag.DONE) for n in ("done", "dones", "next.done", "dones_float", "ended")),
-        *((n, Flag.CUT) for n in ("truncateds", "timeouts", "time_limit", "TimeLimit.truncated")),
-        *((n, Flag.START) for n in ("is_first", "episode_starts", "first", "isFirst", "new_episode")),
+        *(
+            (n, Flag.GOES_ON)
+            for n in (
+                "not_done",
+                "masks",
+                "mask",
+                "alive",
+                "nonterminal",
+                "non_terminals",
+                "continues",
+                "discount",
+                "notDone",
+                "not_dead",
+                "NonTerminal",
+            )
+        ),
+        *(
+            (n, Flag.TERMINAL)
+            for n in ("terminal", "terminateds", "is_terminal", "not_alive")
+        ),
+        *(
+            (n, Flag.DONE)
+            for n in ("done", "dones", "next.done", "dones_float", "ended")
+        ),
+        *(
+            (n, Flag.CUT)
+            for n in ("truncateds", "timeouts", "time_limit", "TimeLimit.truncated")
+        ),
+        *(
+            (n, Flag.START)
+            for n in ("is_first", "episode_starts", "first", "isFirst", "new_episode")
+        ),
         *((n, Flag.LAST) for n in ("is_last", "episode_terminals", "end_of_episode")),
-        *((n, None) for n in ("action_mask", "notes", "weekend", "over_65", "undone", "not_truncated")),
+        *(
+            (n, None)
+            for n in (
+                "action_mask",
+                "notes",
+                "weekend",
+                "over_65",
+                "undone",
+                "not_truncated",
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_name_of_a_flag_says(name, said):
     assert flag_of(name) is said
 
@@ -84,13 +154,21 @@ def test_what_the_name_of_a_flag_says(name, said):
 @pytest.mark.parametrize(
     ("name", "others", "now"),
     [
-        *((n, {"obs"}, "obs") for n in ("next_obs", "obs_next", "new_obs", "nextObs", "obs2", "next.obs")),
-        ("next_observations", {"obs", "act"}, "obs"), ("s2", {"s", "a"}, "s"), ("sp", {"s"}, "s"),
-        ("next_state", {"state", "x"}, "state"), ("x_tp1", {"x"}, "x"), ("x_prime", {"x"}, "x"),
-        ("x_2", {"x_1", "x_3"}, None), ("new_customer", {"x"}, None),
+        *(
+            (n, {"obs"}, "obs")
+            for n in ("next_obs", "obs_next", "new_obs", "nextObs", "obs2", "next.obs")
+        ),
+        ("next_observations", {"obs", "act"}, "obs"),
+        ("s2", {"s", "a"}, "s"),
+        ("sp", {"s"}, "s"),
+        ("next_state", {"state", "x"}, "state"),
+        ("x_tp1", {"x"}, "x"),
+        ("x_prime", {"x"}, "x"),
+        ("x_2", {"x_1", "x_3"}, None),
+        ("new_customer", {"x"}, None),
         ("next_observations", {"obs", "state"}, None),
     ],
-)  # fmt: skip
+)
 def test_what_the_name_of_a_next_state_says(name, others, now):
     assert earlier_name(name, [*others, name]) == now
 
@@ -109,12 +187,15 @@ def flag(kind, values):
 
 
 class TestFlagsOfEnds:
-    """With ids: the flag is found by its meaning, in every spelling, and the rows are right."""
+    """With ids: the flag is found by its meaning, in every spelling, and the rows are
+    right.
+    """
 
     @pytest.mark.parametrize("kind", ["bool", "int64", "float32", "text"])
     @pytest.mark.parametrize("suffix", ["parquet", "csv"])
     @pytest.mark.parametrize(
-        "name", ["not_done", "masks", "alive", "nonterminal", "continues", "discount", "done"]
+        "name",
+        ["not_done", "masks", "alive", "nonterminal", "continues", "discount", "done"],
     )
     def test_negations(self, tmp_path, name, kind, suffix):
         if (kind, name) == ("text", "discount"):
@@ -132,17 +213,33 @@ class TestFlagsOfEnds:
         ("flags", "terminal", "truncated"),
         [
             # RLlib, Gymnasium
-            ({"terminateds": DONE, "truncateds": C["truncated"]}, "terminateds", "truncateds"),
+            (
+                {"terminateds": DONE, "truncateds": C["truncated"]},
+                "terminateds",
+                "truncateds",
+            ),
             # TianShou: done is either of them
-            ({"done": ENDS, "terminated": DONE, "truncated": C["truncated"]}, "terminated", "truncated"),
+            (
+                {"done": ENDS, "terminated": DONE, "truncated": C["truncated"]},
+                "terminated",
+                "truncated",
+            ),
             # IQL: ends of any kind beside masks
-            ({"masks": 1.0 - DONE, "dones_float": 1.0 * ENDS}, "masks == 0", "dones_float"),
+            (
+                {"masks": 1.0 - DONE, "dones_float": 1.0 * ENDS},
+                "masks == 0",
+                "dones_float",
+            ),
             ({"terminal": DONE, "done": ENDS}, "terminal", "done"),
             # where all episodes end by themselves, the second flag says nothing
             ({"terminal": ENDS, "done": ENDS}, "terminal", None),
             ({"masks": 1.0 - ENDS, "dones_float": 1.0 * ENDS}, "masks == 0", None),
             # RLDS
-            ({"is_first": FIRST, "is_last": ENDS, "is_terminal": DONE}, "is_terminal", None),
+            (
+                {"is_first": FIRST, "is_last": ENDS, "is_terminal": DONE},
+                "is_terminal",
+                None,
+            ),
             # a done that is set in most rows is none
             ({"done": ~DONE}, "done == 'false'", None),
         ],
@@ -150,21 +247,36 @@ class TestFlagsOfEnds:
     def test_several_flags(self, tmp_path, flags, terminal, truncated):
         path = save({**basic(C), **flags}, tmp_path / "log.parquet")
         found = inspect_table(path)
-        assert (found.mapping.get("terminal"), found.mapping.get("truncated")) == (terminal, truncated)
+        assert (found.mapping.get("terminal"), found.mapping.get("truncated")) == (
+            terminal,
+            truncated,
+        )
         log = open_transitions(path, mapping=found.mapping)
         expected = (
-            ENDS if terminal == "terminal" and "done" in flags and (flags["terminal"] == ENDS).all() else DONE
+            ENDS
+            if terminal == "terminal"
+            and "done" in flags
+            and (flags["terminal"] == ENDS).all()
+            else DONE
         )
         expected = ENDS if truncated is None and "masks" in flags else expected
         assert int(log.terminated.sum()) == int(expected.sum())
 
-    @pytest.mark.parametrize("flags", [{"terminated": DONE, "died": DONE & (C["reward"] > 0)},
-                                       {"done": ENDS, "is_terminal": FIRST}])  # fmt: skip
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            {"terminated": DONE, "died": DONE & (C["reward"] > 0)},
+            {"done": ENDS, "is_terminal": FIRST},
+        ],
+    )
     def test_flags_that_contradict_each_other_are_asked_about(self, tmp_path, flags):
         path = save({**basic(C), **flags}, tmp_path / "log.parquet")
         found = inspect_table(path)
         assert found.mapping["terminal"].startswith("? ")
-        with one_line(DataError, match=r"the mapping leaves terminal open; write one of: terminal: "):
+        with one_line(
+            DataError,
+            match=r"the mapping leaves terminal open; write one of: terminal: ",
+        ):
             open_transitions(path, mapping=found.mapping)
 
     @pytest.mark.parametrize("name", ["mask", "alive", "discount", "finished_school"])
@@ -177,16 +289,24 @@ class TestFlagsOfEnds:
 
 
 class TestWithoutIds:
-    """Flags and next observations show the episodes; the rows are those of the log with ids."""
+    """Flags and next observations show the episodes; the rows are those of the log with
+    ids.
+    """
 
     @pytest.mark.parametrize("name", ["not_done", "masks", "dones", "terminals"])
     @pytest.mark.parametrize(
-        "names", [("state", "next_state"), ("obs", "obs_next"), ("s", "s2"), ("obs", "new_obs")]
+        "names",
+        [("state", "next_state"), ("obs", "obs_next"), ("s", "s2"), ("obs", "new_obs")],
     )
     def test_td3_and_its_like(self, tmp_path, name, names):
         """Without a flag of cuts, next observations show them."""
         values = (DONE if name in ("dones", "terminals") else ~DONE).astype(np.float32)
-        columns = {names[0]: C["state"], "action": C["action"], names[1]: C["next"], "reward": C["reward"]}
+        columns = {
+            names[0]: C["state"],
+            "action": C["action"],
+            names[1]: C["next"],
+            "reward": C["reward"],
+        }
         path = save({**columns, name: values.reshape(-1, 1)}, tmp_path / "log.npz")
         found = inspect_table(path)
         assert found.problems == []
@@ -198,12 +318,21 @@ class TestWithoutIds:
     @pytest.mark.parametrize("name", ["episode_starts", "is_first", "first"])
     @pytest.mark.parametrize("kind", ["bool", "float32"])
     def test_starts(self, tmp_path, name, kind):
-        columns = {"obs": C["state"], "actions": C["action"], "rewards": C["reward"], name: flag(kind, FIRST)}
+        columns = {
+            "obs": C["state"],
+            "actions": C["action"],
+            "rewards": C["reward"],
+            name: flag(kind, FIRST),
+        }
         path = save(columns, tmp_path / "log.npz")
         found = inspect_table(path)
         assert found.mapping["starts"] == name
         with one_line(
-            DataError, match="the mapping leaves last_row open; write one of: last_row: cut; last_row: term"
+            DataError,
+            match=(
+                "the mapping leaves last_row open; write one of: last_row: cut;"
+                " last_row: term"
+            ),
         ):
             open_transitions(path, mapping=found.mapping)
         log = open_transitions(path, mapping={**found.mapping, "last_row": "terminal"})
@@ -211,26 +340,54 @@ class TestWithoutIds:
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet"])
     def test_a_count_of_steps_that_begins_anew(self, tmp_path, suffix):
-        """No ids, and no time: without ids a time would order the rows of the whole table."""
-        columns = {name: column for name, column in basic(C).items() if name != "episode"} | {"done": DONE}
+        """No ids, and no time: without ids a time would order the rows of the whole
+        table.
+        """
+        columns = {
+            name: column for name, column in basic(C).items() if name != "episode"
+        } | {"done": DONE}
         path = save({**columns, "t": C["t"] + 1}, tmp_path / f"log.{suffix}")
         found = inspect_table(path)
-        assert (found.problems, found.mapping["starts"], "time" in found.mapping) == ([], "t == 1", False)
+        assert (found.problems, found.mapping["starts"], "time" in found.mapping) == (
+            [],
+            "t == 1",
+            False,
+        )
         log = open_transitions(path, mapping=found.mapping)
         assert (log.n_episodes, int(log.terminated.sum())) == (120, int(DONE.sum()))
         path = save({**columns, "is_first": FIRST}, tmp_path / f"flagged.{suffix}")
         found = inspect_table(path)
-        assert (found.problems, found.mapping["starts"], "time" in found.mapping) == ([], "is_first", False)
+        assert (found.problems, found.mapping["starts"], "time" in found.mapping) == (
+            [],
+            "is_first",
+            False,
+        )
         assert open_transitions(path, mapping=found.mapping).n_episodes == 120
 
-    def test_a_flag_of_last_rows_is_asked_about_and_every_answer_is_read(self, tmp_path):
-        path = save({**{k: v for k, v in basic(C).items() if k not in ("episode", "t")}, "is_last": ENDS},
-                    tmp_path / "log.csv")  # fmt: skip
+    def test_a_flag_of_last_rows_is_asked_about_and_every_answer_is_read(
+        self, tmp_path
+    ):
+        path = save(
+            {
+                **{k: v for k, v in basic(C).items() if k not in ("episode", "t")},
+                "is_last": ENDS,
+            },
+            tmp_path / "log.csv",
+        )
         found = inspect_table(path)
         assert found.mapping["terminal"] == "? terminal: is_last | truncated: is_last"
-        rest = {name: value for name, value in found.mapping.items() if name != "terminal"}
-        assert open_transitions(path, mapping={**rest, "terminal": "is_last"}).terminated.sum() == ENDS.sum()
-        assert not open_transitions(path, mapping={**found.mapping, "truncated": "is_last"}).terminated.any()
+        rest = {
+            name: value for name, value in found.mapping.items() if name != "terminal"
+        }
+        assert (
+            open_transitions(
+                path, mapping={**rest, "terminal": "is_last"}
+            ).terminated.sum()
+            == ENDS.sum()
+        )
+        assert not open_transitions(
+            path, mapping={**found.mapping, "truncated": "is_last"}
+        ).terminated.any()
 
 
 class TestLists:
@@ -239,7 +396,10 @@ class TestLists:
     @pytest.mark.parametrize(
         ("names", "found"),
         [
-            (("action", "observation.state", None), ("action", "observation.state")),  # LeRobot
+            (
+                ("action", "observation.state", None),
+                ("action", "observation.state"),
+            ),  # LeRobot
             (("act", "obs", "obs_next"), ("act", "obs")),  # TianShou
             (("actions", "obs", "new_obs"), ("actions", "obs")),  # RLlib
             (("a", "s", "s2"), ("a", "s")),
@@ -249,11 +409,22 @@ class TestLists:
     @pytest.mark.parametrize("first", ["action", "state"])
     def test_names(self, tmp_path, names, found, first):
         action, state, following = names
-        vectors = C["state"] * [1.0, 0.0] + np.random.default_rng(0).normal(size=(len(DONE), 2))
-        columns = {action: vectors, state: C["state"], "possible_actions": C["next"] * 0 + 1}
+        vectors = C["state"] * [1.0, 0.0] + np.random.default_rng(0).normal(
+            size=(len(DONE), 2)
+        )
+        columns = {
+            action: vectors,
+            state: C["state"],
+            "possible_actions": C["next"] * 0 + 1,
+        }
         columns = columns if first == "action" else dict(reversed(columns.items()))
         columns |= {following: C["next"]} if following else {}
-        columns |= {"rewards": C["reward"], "done": DONE, "eps_id": C["episode"], "t": C["t"]}
+        columns |= {
+            "rewards": C["reward"],
+            "done": DONE,
+            "eps_id": C["episode"],
+            "t": C["t"],
+        }
         path = save(columns, tmp_path / "log.parquet")
         mapping = inspect_table(path).mapping
         assert (mapping["action"], mapping["observations"]) == ([found[0]], [found[1]])
@@ -264,32 +435,51 @@ class TestLists:
     @pytest.mark.parametrize("name", ["terminateds", "status", "finito"])
     def test_ends_are_found_beside_a_list(self, tmp_path, name):
         values = np.where(DONE, "over", "on") if name == "status" else DONE
-        columns = {"obs": C["state"], "actions": C["action"], "rewards": C["reward"], "eps_id": C["episode"]}
+        columns = {
+            "obs": C["state"],
+            "actions": C["action"],
+            "rewards": C["reward"],
+            "eps_id": C["episode"],
+        }
         path = save(
-            {**columns, "t": C["t"], name: values, "agent": np.zeros(len(DONE))}, tmp_path / "log.parquet"
+            {**columns, "t": C["t"], name: values, "agent": np.zeros(len(DONE))},
+            tmp_path / "log.parquet",
         )
         found = inspect_table(path)
         if name == "terminateds":
             assert found.mapping["terminal"] == name
             return
         answer = "status == 'over'" if name == "status" else "finito"
-        assert found.mapping["last_row"] == f"? terminal: {answer} | last_row: cut | last_row: terminal"
+        assert (
+            found.mapping["last_row"]
+            == f"? terminal: {answer} | last_row: cut | last_row: terminal"
+        )
         told = {**found.mapping, "terminal": answer}
         assert open_transitions(path, mapping=told).terminated.sum() == DONE.sum()
 
     def test_structs_and_ragged_lists_are_named_and_the_remedy_is_right(self, tmp_path):
         rows = {
-            "mdp_id": C["episode"].astype(str), "sequence_number": C["t"], "ds": ["2019-01-01"] * len(DONE),
-            "state_features": [{"0": x, "1": y} for x, y in C["state"]], "action": C["action"].astype(str),
-            "reward": C["reward"], "action_probability": 0.5,
+            "mdp_id": C["episode"].astype(str),
+            "sequence_number": C["t"],
+            "ds": ["2019-01-01"] * len(DONE),
+            "state_features": [{"0": x, "1": y} for x, y in C["state"]],
+            "action": C["action"].astype(str),
+            "reward": C["reward"],
+            "action_probability": 0.5,
             "a": [list(range(1 + i % 3)) for i in range(len(DONE))],
-        }  # fmt: skip
+        }
         frame = pl.DataFrame(rows)
         frame.write_parquet(tmp_path / "log.parquet")
         found = inspect_table(tmp_path / "log.parquet")
-        assert (found.mapping["time"], found.mapping["action"]) == ("sequence_number", ["action"])
+        assert (found.mapping["time"], found.mapping["action"]) == (
+            "sequence_number",
+            ["action"],
+        )
         assert "observations" not in found.mapping
-        (remedy,) = (re.search(r"in polars: frame\.(unnest\('\w+'\))", each) for each in found.problems[1:])
+        (remedy,) = (
+            re.search(r"in polars: frame\.(unnest\('\w+'\))", each)
+            for each in found.problems[1:]
+        )
         assert remedy.group(1) == "unnest('state_features')"
         frame.unnest("state_features").write_parquet(tmp_path / "flat.parquet")
         again = inspect_table(tmp_path / "flat.parquet")
@@ -303,11 +493,17 @@ class TestLists:
             for key in ("obs", "actions", "rewards")
         }
         np.savez(tmp_path / "log.npz", **groups)
-        words = "one group of arrays per episode (data/demo_0, data/demo_1, data/demo_2, … (12 in all))"
-        assert_refused(run_cli("data", "inspect", tmp_path / "log.npz"), words, "episode_ids")
+        words = (
+            "one group of arrays per episode (data/demo_0, data/demo_1, data/demo_2, …"
+            " (12 in all))"
+        )
+        assert_refused(
+            run_cli("data", "inspect", tmp_path / "log.npz"), words, "episode_ids"
+        )
         (tmp_path / "log.json").write_text('{"_label_cost": -1.0}\n')
         assert_refused(
-            run_cli("data", "inspect", tmp_path / "log.json"), "every nested field a column of its own"
+            run_cli("data", "inspect", tmp_path / "log.json"),
+            "every nested field a column of its own",
         )
 
     def test_costs_are_rewards_of_the_other_sign_if_the_user_says_so(self, tmp_path):
@@ -321,7 +517,9 @@ class TestLists:
 
 
 def sums(rewards, discount=1.0, own=True):
-    """Discounted sums of the rewards that follow in each episode, with a row's own reward or without it."""
+    """Discounted sums of the rewards that follow in each episode, with a row's own
+    reward or without it.
+    """
     found = np.zeros(len(rewards))
     total = 0.0
     for i in range(len(rewards) - 1, -1, -1):
@@ -339,18 +537,31 @@ def of_episode(values, how):
 def earned():
     """The rewards of the rows before in each episode."""
     episodes = (C["reward"][C["episode"] == e] for e in range(120))
-    return np.concatenate([np.cumsum(rewards) - rewards for rewards in episodes]).round(3)
+    return np.concatenate([np.cumsum(rewards) - rewards for rewards in episodes]).round(
+        3
+    )
 
 
 class TestTheFuture:
-    """Does a column depend on what happens later? Named or not, it is no observation."""
+    """Does a column depend on what happens later?
+
+    Named or not, it is no observation.
+    """
 
     def look(self, tmp_path, suffix="csv", **more):
         path = save({**basic(C), "done": DONE, **more}, tmp_path / f"log.{suffix}")
         return inspect_table(path)
 
-    @pytest.mark.parametrize("names", [("x_tp1", "y_tp1"), ("next_x", "next_y"), ("x_after", "y_after"),
-                                       ("lead_x", "lead_y"), ("post_u", "post_v")])  # fmt: skip
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("x_tp1", "y_tp1"),
+            ("next_x", "next_y"),
+            ("x_after", "y_after"),
+            ("lead_x", "lead_y"),
+            ("post_u", "post_v"),
+        ],
+    )
     def test_next_states_are_next_observations(self, tmp_path, names):
         found = self.look(tmp_path, **dict(zip(names, C["next"].T, strict=True)))
         assert found.mapping["observations"] == ["x", "y"]
@@ -360,14 +571,21 @@ class TestTheFuture:
     @pytest.mark.parametrize("suffix", ["csv", "parquet"])
     @pytest.mark.parametrize(
         "column",
-        [sums(C["reward"]).round(3), sums(C["reward"], 0.9).round(3), sums(C["reward"], own=False).round(3),
-         sums(np.ones(len(DONE))), sums(np.ones(len(DONE)), own=False)],
-    )  # fmt: skip
+        [
+            sums(C["reward"]).round(3),
+            sums(C["reward"], 0.9).round(3),
+            sums(C["reward"], own=False).round(3),
+            sums(np.ones(len(DONE))),
+            sums(np.ones(len(DONE)), own=False),
+        ],
+    )
     def test_sums_of_what_follows_are_left_out(self, tmp_path, suffix, column):
         found = self.look(tmp_path, suffix, z=column)
         assert found.mapping["observations"] == ["x", "y"]
         (problem,) = found.problems
-        assert re.match(r"z: the sum of the (rewards|rows) that follow: left out", problem)
+        assert re.match(
+            r"z: the sum of the (rewards|rows) that follow: left out", problem
+        )
 
     @pytest.mark.parametrize(
         "column",
@@ -385,33 +603,50 @@ class TestTheFuture:
     @pytest.mark.parametrize(
         "column",
         [
-            of_episode(C["reward"], lambda r: "good" if r.sum() > 0 else "bad"),  # a label of the result
+            of_episode(
+                C["reward"], lambda r: "good" if r.sum() > 0 else "bad"
+            ),  # a label of the result
             of_episode(C["reward"], lambda r: r.sum() + 0.01 * r[0]),
             of_episode(DONE, lambda d: "left" if d[-1] else "stayed"),
         ],
     )
     def test_what_goes_with_the_result_is_asked_about(self, tmp_path, column):
         found = self.look(tmp_path, z=column)
-        assert found.mapping["observations"] == "? observations: [x, y] | observations: [x, y, z]"
+        assert (
+            found.mapping["observations"]
+            == "? observations: [x, y] | observations: [x, y, z]"
+        )
         assert "known only at the end?" in found.problems[0]
         path = tmp_path / "log.csv"
         with one_line(
-            DataError, match=r"leaves observations open; write one of: observations: \[x, y\]; obs"
+            DataError,
+            match=(
+                r"leaves observations open; write one of: observations: \[x, y\]; obs"
+            ),
         ):
             open_transitions(path, mapping=found.mapping)
         for names in (["x", "y"], ["x", "y", "z"]):
             changes = {
                 "observations": names,
-                "encode": {"z": "one-hot"} if "z" in names and column.dtype.kind == "U" else {},
+                "encode": (
+                    {"z": "one-hot"}
+                    if "z" in names and column.dtype.kind == "U"
+                    else {}
+                ),
             }
-            assert open_transitions(path, mapping={**found.mapping, **changes}).observations.shape[1] >= len(
-                names
-            )
+            assert open_transitions(
+                path, mapping={**found.mapping, **changes}
+            ).observations.shape[1] >= len(names)
 
     def test_values_of_the_next_row_without_a_name_are_asked_about(self, tmp_path):
         found = self.look(tmp_path, b=C["next"][:, 0])
-        assert found.mapping["observations"] == "? observations: [x, y] | observations: [x, y, b]"
-        assert found.problems[0].startswith("b: it is x one row later, or x is its value of before")
+        assert (
+            found.mapping["observations"]
+            == "? observations: [x, y] | observations: [x, y, b]"
+        )
+        assert found.problems[0].startswith(
+            "b: it is x one row later, or x is its value of before"
+        )
 
     @pytest.mark.parametrize("name", ["action", "reward"])
     def test_the_next_action_or_reward_is_left_out(self, tmp_path, name):
@@ -429,47 +664,68 @@ class TestTheFuture:
             {"b": np.where(FIRST, 0.0, np.roll(C["state"][:, 0], 1))},  # begins empty
             {"prev_action": np.where(FIRST, 0, np.roll(C["action"], 1))},
             {"step_of_all": C["t"] / CUT_AFTER, "step_1": C["t"] + 1.0},  # counters
-            {"age": of_episode(C["reward"], lambda r: zlib.crc32(r.tobytes()) % 80)},  # of the patient
-            {"sex": of_episode(C["reward"], lambda r: "fm"[zlib.crc32(r.tobytes()) % 2])},
+            # of the patient
+            {"age": of_episode(C["reward"], lambda r: zlib.crc32(r.tobytes()) % 80)},
+            {
+                "sex": of_episode(
+                    C["reward"], lambda r: "fm"[zlib.crc32(r.tobytes()) % 2]
+                )
+            },
             {"score": earned()},
             {"budget": 9 - earned()},  # what was not spent so far
             {"open": np.arange(len(DONE)) % 2, "closed": 1 - np.arange(len(DONE)) % 2},
             {"copy": C["state"][:, 0]},
         ],
-    )  # fmt: skip
+    )
     def test_what_is_known_before_stays(self, tmp_path, columns):
         found = self.look(tmp_path, **columns)
         assert [
-            each for each in found.problems if "later" in each or "follow" in each or "end?" in each
+            each
+            for each in found.problems
+            if "later" in each or "follow" in each or "end?" in each
         ] == []
         assert set(columns) <= set(found.mapping["observations"])
 
 
 class TestOpenKeys:
-    """What inspect is not sure of it leaves open; commands refuse it until it is answered, in every way."""
+    """What inspect is not sure of it leaves open; commands refuse it until it is
+    answered, in every way.
+    """
 
     def table(self, tmp_path):
         churned = np.where(DONE, 1, 0)
         return save({**basic(C), "left_us": churned}, tmp_path / "log.csv")
 
     def test_the_path_of_a_newcomer(self, tmp_path):
-        path, mapping = self.table(tmp_path), tmp_path / "m.yaml"
+        path = self.table(tmp_path)
+        mapping = tmp_path / "m.yaml"
         shown = succeed("data", "inspect", path, "--out", mapping)
         assert "left_us: 1: in last rows of episodes alone" in shown
         text = mapping.read_text()
         assert (
-            "# last_row is open; write one of these lines instead:\n#   terminal: left_us\n#   last_row: cut"
-            in text
+            "# last_row is open; write one of these lines instead:\n#   terminal:"
+            " left_us\n#   last_row: cut" in text
         )
         assert yaml.safe_load(text)["last_row"].startswith("?")
-        words = "leaves last_row open; write one of: terminal: left_us; last_row: cut; last_row: terminal"
+        words = (
+            "leaves last_row open; write one of: terminal: left_us; last_row: cut;"
+            " last_row: terminal"
+        )
         policy = ("--policy", "uniform", "--gamma", 0.9)
-        for command in (("data", "info", path), ("data", "validate", path), ("evaluate", path, *policy),
-                        ("select", path, "--policies", "uniform", "--gamma", 0.9),
-                        ("data", "convert", path, tmp_path / "x.npz"),
-                        ("data", "split", path, tmp_path / "a.npz", tmp_path / "b.npz")):  # fmt: skip
+        for command in (
+            ("data", "info", path),
+            ("data", "validate", path),
+            ("evaluate", path, *policy),
+            ("select", path, "--policies", "uniform", "--gamma", 0.9),
+            ("data", "convert", path, tmp_path / "x.npz"),
+            ("data", "split", path, tmp_path / "a.npz", tmp_path / "b.npz"),
+        ):
             assert_refused(run_cli(*command, "--mapping", mapping), words)
-        for answer in (("--terminal", "left_us"), ("--last-row", "cut"), ("--last-row", "terminal")):
+        for answer in (
+            ("--terminal", "left_us"),
+            ("--last-row", "cut"),
+            ("--last-row", "terminal"),
+        ):
             succeed("data", "info", path, "--mapping", mapping, *answer)
         lines = re.findall(r"^#   (.*)$", text, re.M)[1:]
         assert len(lines) == 3
@@ -487,12 +743,16 @@ class TestOpenKeys:
         ],
     )
     def test_last_rows_without_a_flag(self, tmp_path, lengths, truncated, expected):
-        n, ids = sum(lengths), np.repeat(np.arange(len(lengths)), lengths)
+        n = sum(lengths)
+        ids = np.repeat(np.arange(len(lengths)), lengths)
         generator = np.random.default_rng(0)
         columns = {
-            "id": ids, "t": np.concatenate([np.arange(each) for each in lengths]),
-            "x": generator.normal(size=n), "a": generator.integers(2, size=n), "r": generator.normal(size=n),
-        }  # fmt: skip
+            "id": ids,
+            "t": np.concatenate([np.arange(each) for each in lengths]),
+            "x": generator.normal(size=n),
+            "a": generator.integers(2, size=n),
+            "r": generator.normal(size=n),
+        }
         if truncated:
             last = np.append(ids[1:] != ids[:-1], True)
             columns["truncated"] = last & ((ids % 2 == 0) | (truncated == "all"))
@@ -501,27 +761,44 @@ class TestOpenKeys:
 
     @pytest.mark.parametrize("value", ["?", "? last_row: cut | last_row: terminal"])
     def test_by_hand(self, value):
-        given = {"observations": "x", "action": "a", "reward": "r", "episode": "id", "last_row": value}
+        given = {
+            "observations": "x",
+            "action": "a",
+            "reward": "r",
+            "episode": "id",
+            "last_row": value,
+        }
         with one_line(
-            DataError, match="leaves last_row open; write one of: last_row: cut; last_row: terminal"
+            DataError,
+            match=(
+                "leaves last_row open; write one of: last_row: cut; last_row: terminal"
+            ),
         ):
             TableMapping(**given)
-        assert TableMapping(**{**given, "observations": "?", "last_row": "cut"}).observations == (
-            "?",
-        )  # a pattern
+        assert TableMapping(
+            **{**given, "observations": "?", "last_row": "cut"}
+        ).observations == ("?",)  # a pattern
 
     def test_rewards_of_rows_without_an_action_are_proposed_to_move(self, tmp_path):
         lengths = [4] * 30
         step = np.tile(np.arange(4), 30)
         columns = {
-            "stay_id": np.repeat(np.arange(30), lengths), "step": step,
+            "stay_id": np.repeat(np.arange(30), lengths),
+            "step": step,
             "x": np.random.default_rng(0).normal(size=120),
-            "action": [None if each == 3 else ["treat", "watch"][i % 2] for i, each in enumerate(step)],
-            "reward": np.where(step == 3, np.repeat([1.0, -1.0], 60), -0.02), "done": step == 3,
-        }  # fmt: skip
-        path, mapping = write(columns, tmp_path / "log.csv"), tmp_path / "m.yaml"
+            "action": [
+                None if each == 3 else ["treat", "watch"][i % 2]
+                for i, each in enumerate(step)
+            ],
+            "reward": np.where(step == 3, np.repeat([1.0, -1.0], 60), -0.02),
+            "done": step == 3,
+        }
+        path = write(columns, tmp_path / "log.csv")
+        mapping = tmp_path / "m.yaml"
         succeed("data", "inspect", path, "--out", mapping)
         assert yaml.safe_load(mapping.read_text())["reward_row"] == "previous"
         log = open_transitions(path, mapping=mapping)
         assert log.rewards.sum() == pytest.approx(-0.02 * 90)
-        np.testing.assert_allclose(np.abs(log.rewards[log.terminated]), [1 - 0.02] * 15 + [1 + 0.02] * 15)
+        np.testing.assert_allclose(
+            np.abs(log.rewards[log.terminated]), [1 - 0.02] * 15 + [1 + 0.02] * 15
+        )

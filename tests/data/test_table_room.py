@@ -1,4 +1,6 @@
-"""Small tables that are large in memory: refused within a stated figure, whatever their size on disk."""
+"""Small tables that are large in memory: refused within a stated figure, whatever their
+size on disk.
+"""
 
 import os
 import subprocess
@@ -12,8 +14,10 @@ from tests.data.table_rows import walk, write
 
 ALLOWED = 20_000_000
 ROWS = 1_000_000  # of six numbers
-# What readers take beside: code on its first use; of text its blocks of 4 MB, read ahead and cut into fields.
-BESIDE, BESIDE_TEXT = 25_000_000, 150_000_000
+# What readers take beside: code on its first use; of text its blocks of 4 MB, read
+# ahead and cut into fields.
+BESIDE = 25_000_000
+BESIDE_TEXT = 150_000_000
 READ = """
 import sys
 import pyarrow.csv, pyarrow.parquet
@@ -43,8 +47,15 @@ for path in sys.argv[2:]:
 
 def zeros(rows=ROWS, **columns):
     """Episodes of 100 steps."""
-    nothing, steps = pa.repeat(pa.scalar(0.0), rows), np.arange(rows)
-    made = {"id": steps // 100, "t": steps % 100, "x_1": nothing, "r": nothing, "done": steps % 100 == 99}
+    nothing = pa.repeat(pa.scalar(0.0), rows)
+    steps = np.arange(rows)
+    made = {
+        "id": steps // 100,
+        "t": steps % 100,
+        "x_1": nothing,
+        "r": nothing,
+        "done": steps % 100 == 99,
+    }
     return pa.table({**made, "a": pa.repeat(pa.scalar(0), rows), **columns})
 
 
@@ -53,35 +64,57 @@ def parquet(path, table):
 
 
 def long_ids(path):
-    """A text of 10 kB in 6,000 rows, held once in the file; numbers that do not compress are beside it."""
-    numbers = {name: np.random.default_rng(0).normal(size=6000) for name in ("x_1", "r")}
-    parquet(path, zeros(6000, id=pa.array(["e" * 10_000] * 6000, pa.large_string()), **numbers))
+    """A text of 10 kB in 6,000 rows, held once in the file; numbers that do not
+    compress are beside it.
+    """
+    numbers = {
+        name: np.random.default_rng(0).normal(size=6000) for name in ("x_1", "r")
+    }
+    parquet(
+        path,
+        zeros(6000, id=pa.array(["e" * 10_000] * 6000, pa.large_string()), **numbers),
+    )
 
 
 TEXT = "text.csv.gz"
 # name of a file, what writes it, words about it at once and in pieces
 CASES = [
-    ("numbers.parquet", lambda path: parquet(path, zeros()), "convert it in pieces", "1000000 rows"),
+    (
+        "numbers.parquet",
+        lambda path: parquet(path, zeros()),
+        "convert it in pieces",
+        "1000000 rows",
+    ),
     (TEXT, lambda path: write(zeros(), path), "convert it in pieces", "1000000 rows"),
-    ("ids.parquet", long_ids, "convert it in pieces", "give its longest episodes several ids"),
+    (
+        "ids.parquet",
+        long_ids,
+        "convert it in pieces",
+        "give its longest episodes several ids",
+    ),
 ]
 
 
 def test_reading_stays_within_the_stated_figure(tmp_path):
-    small, bombs = write(walk(), tmp_path / "small.csv"), [tmp_path / name for name, *_ in CASES]
+    small = write(walk(), tmp_path / "small.csv")
+    bombs = [tmp_path / name for name, *_ in CASES]
     for bomb, (_, build, *_) in zip(bombs, CASES, strict=True):
         build(bomb)
     done = subprocess.run(
         [sys.executable, "-c", READ, str(small), *map(str, bombs)],
         env={**os.environ, "KOFFLINE_MAX_BYTES": str(ALLOWED)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.stderr == ""
     lines = iter(done.stdout.splitlines())
     for bomb, (name, _, *ways) in zip(bombs, CASES, strict=True):
         assert bomb.stat().st_size < ALLOWED / 4
         for words in ways:
-            said, peak = next(lines), int(next(lines))
+            said = next(lines)
+            peak = int(next(lines))
             assert words in said
             assert said == words or "allowed are 20 MB" in said
             assert peak < ALLOWED + (BESIDE_TEXT if name == TEXT else BESIDE), name

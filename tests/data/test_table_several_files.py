@@ -11,7 +11,13 @@ from koffline.data.table.reading import TableStream
 from koffline.errors import DataError
 from tests.refusals import one_line
 
-MAPPING = {"observations": "x", "action": "a", "reward": "r", "episode": "e", "time": "t"}
+MAPPING = {
+    "observations": "x",
+    "action": "a",
+    "reward": "r",
+    "episode": "e",
+    "time": "t",
+}
 MAPPING |= {"last_row": "terminal"}
 ROLES = (
     {"time": "u"},
@@ -43,7 +49,14 @@ def folder_of(path, *columns):
     """A folder with a Parquet file for each column, which is called u."""
     path.mkdir()
     for i, column in enumerate(columns):
-        rows = {"x": [1.0, 2.0], "a": [0, 1], "r": [1.0, 1.0], "e": [i, i], "t": [0, 1], "u": column}
+        rows = {
+            "x": [1.0, 2.0],
+            "a": [0, 1],
+            "r": [1.0, 1.0],
+            "e": [i, i],
+            "t": [0, 1],
+            "u": column,
+        }
         pa.parquet.write_table(pa.table(rows), path / f"{i}.parquet")
     return path
 
@@ -63,14 +76,19 @@ def test_columns_of_different_kinds_are_refused_in_both_orders(tmp_path, first, 
             convert_to_shards(folder, tmp_path / "shards", 10, mapping=mapping)
         assert not (tmp_path / "shards").exists()
         named += "1.parquet: column u is " in str(caught.value)
-    if first not in ("struct", "list of instants"):  # no role takes these, in whatever file
+    if first not in (
+        "struct",
+        "list of instants",
+    ):  # no role takes these, in whatever file
         assert named
 
 
 @pytest.mark.parametrize("later", ["number", "day", "text", "flag", "list of numbers"])
 def test_one_kind_in_all_files_is_read(tmp_path, later):
     """Files without values of a column may give it any type."""
-    role = {"day": "time", "text": "action", "flag": "action"}.get(later, "observations")
+    role = {"day": "time", "text": "action", "flag": "action"}.get(
+        later, "observations"
+    )
     empty = pa.nulls(2, KINDS[later].type)
     for number, other in enumerate((KINDS[later], empty)):
         folder = folder_of(tmp_path / str(number), KINDS[later], other)
@@ -84,7 +102,9 @@ def test_one_kind_in_all_files_is_read(tmp_path, later):
 
 def test_a_file_without_rows_may_have_any_types(tmp_path):
     folder = folder_of(tmp_path / "log", KINDS["number"])
-    nothing = pa.table({name: pa.nulls(0, pa.string()) for name in ("x", "a", "r", "e", "t")})
+    nothing = pa.table(
+        {name: pa.nulls(0, pa.string()) for name in ("x", "a", "r", "e", "t")}
+    )
     pa.parquet.write_table(nothing, folder / "1.parquet")
     assert len(open_transitions(folder, mapping=MAPPING)) == 2
 
@@ -98,11 +118,15 @@ def test_csv_files_that_number_or_name_the_actions(tmp_path, actions):
     with one_line(DataError) as caught:
         open_transitions(tmp_path, mapping=MAPPING)
     assert "1.csv: column a holds " in str(caught.value)
-    log = open_transitions(tmp_path, mapping={**MAPPING, "action_names": ["0", "1", "mail", "call"]})
+    log = open_transitions(
+        tmp_path, mapping={**MAPPING, "action_names": ["0", "1", "mail", "call"]}
+    )
     assert sorted(log.actions.tolist()) == [0, 1, 2, 3]
 
 
 def test_a_list_beside_a_number_as_next_observation(tmp_path):
     folder = folder_of(tmp_path / "log", KINDS["list of numbers"])
-    with pytest.raises(DataError, match="next observations must be of the same kind as observations"):
+    with pytest.raises(
+        DataError, match="next observations must be of the same kind as observations"
+    ):
         open_transitions(folder, mapping={**MAPPING, "next_observations": "u"})

@@ -1,4 +1,6 @@
-"""Times in tables: rows come in the order of the instants, whatever way these are written."""
+"""Times in tables: rows come in the order of the instants, whatever way these are
+written.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -10,31 +12,52 @@ from koffline.errors import DataError
 from tests.data.table_rows import MAPPING, walk, write
 
 NAIVE = (
-    "times in t have no UTC offset and were read as UTC; where a local clock was set back, rows of that hour "
-    "may be out of order"
+    "times in t have no UTC offset and were read as UTC; where a local clock was set"
+    " back, rows of that hour may be out of order"
 )
-UNLIKE = "no number or time like those above; write all in one way, as in 2024-01-31T12:00:00+01:00"
+UNLIKE = (
+    "no number or time like those above; write all in one way, as in"
+    " 2024-01-31T12:00:00+01:00"
+)
 # Texts in the order of time.
 ORDERED = {
-    "offsets": ["2024-01-01T23:30:00+02:00", "2024-01-01T21:40:00Z", "2024-01-01T16:50:00-05:00"],
+    "offsets": [
+        "2024-01-01T23:30:00+02:00",
+        "2024-01-01T21:40:00Z",
+        "2024-01-01T16:50:00-05:00",
+    ],
     "offsets without a colon": [
-        "2024-01-01T23:30:00+0200", "2024-01-01T21:40:00Z", "2024-01-02T00:00:00+02",
+        "2024-01-01T23:30:00+0200",
+        "2024-01-01T21:40:00Z",
+        "2024-01-02T00:00:00+02",
     ],
     "a clock set back": [
-        "2024-10-27T02:30:00+02:00", "2024-10-27T02:10:00+01:00", "2024-10-27T02:30:00+01:00",
+        "2024-10-27T02:30:00+02:00",
+        "2024-10-27T02:10:00+01:00",
+        "2024-10-27T02:30:00+01:00",
     ],
-    "fractions": ["2024-01-01T12:00:00Z", "2024-01-01T12:00:00.5Z", "2024-01-01T12:00:00.500001Z"],
-    "nanoseconds": ["2024-01-01T12:00:00.000000001Z", "2024-01-01T12:00:00.000000002Z", "2024-01-01T12:01Z"],
+    "fractions": [
+        "2024-01-01T12:00:00Z",
+        "2024-01-01T12:00:00.5Z",
+        "2024-01-01T12:00:00.500001Z",
+    ],
+    "nanoseconds": [
+        "2024-01-01T12:00:00.000000001Z",
+        "2024-01-01T12:00:00.000000002Z",
+        "2024-01-01T12:01Z",
+    ],
     "dates": ["2024-01-31", "2024-02-01", "2024-10-01"],
     "dates and times": ["2024-01-31", "2024-01-31 00:00:00.25", "2024-01-31T00:30"],
     "numbers": ["9", "10.5", "1e3"],
     "spaces around": [" 2024-01-02T03:03", "2024-01-02T03:04 ", " 2024-01-02T03:05 "],
-}  # fmt: skip
+}
 WITHOUT_OFFSET = {"dates and times", "spaces around"}
 
 
 def rewards(path, stream):
-    """In the order of rows, with the notes; ``stream``: by pieces of at least 2 rows."""
+    """In the order of rows, with the notes; ``stream``: by pieces of at least 2
+    rows.
+    """
     if not stream:
         log = open_transitions(path, mapping=MAPPING)
         return log.rewards.tolist(), log.metadata.notes
@@ -48,7 +71,12 @@ def rewards(path, stream):
 def test_texts_are_ordered_as_times(tmp_path, kind, order):
     texts = [ORDERED[kind][i] for i in order]
     # two episodes whose rows alternate
-    columns = walk((3, 3), (True, True), id=["e", "f"] * 3, t=[text for text in texts for _ in "ef"])
+    columns = walk(
+        (3, 3),
+        (True, True),
+        id=["e", "f"] * 3,
+        t=[text for text in texts for _ in "ef"],
+    )
     columns["r"] = [10.0 * episode + i for i in order for episode in (1, 2)]
     columns["done"] = [i // 2 == order.index(2) for i in range(6)]
     for ending, stream in (("csv", False), ("arrow", True)):
@@ -60,47 +88,82 @@ def test_texts_are_ordered_as_times(tmp_path, kind, order):
 @pytest.mark.parametrize(
     ("times", "words"),
     [
-        (["2024-01-01T00:00Z", "2024-01-01T01:00", "9"], f"holds '2024-01-01T01:00' in row 2, {UNLIKE}"),
+        (
+            ["2024-01-01T00:00Z", "2024-01-01T01:00", "9"],
+            f"holds '2024-01-01T01:00' in row 2, {UNLIKE}",
+        ),
         (["1", "2", "2024-03-01"], f"holds '2024-03-01' in row 3, {UNLIKE}"),
         (["2024-01-01", "23:59", "00:10"], f"holds '23:59' in row 2, {UNLIKE}"),
-        (["2024-01-01", "2024-02-30", "2024-03-01"], f"holds '2024-02-30' in row 2, {UNLIKE}"),
-        (["2024-01-01", "2300-01-01", "2024-03-01"], f"holds '2300-01-01' in row 2, {UNLIKE}"),
         (
-            ["2024-01-01T12:00:00+02:00", "2024-01-01T10:00:00Z", "2024-01-01T10:00:01Z"],
-            "1 row has the time of another row of their episode (first: episode 'e0', t 2024-01-01 "
-            "10:00:00.000000000+00:00); name a finer time column, or drop doubles (--drop-duplicates exact, "
-            "first or last)",
+            ["2024-01-01", "2024-02-30", "2024-03-01"],
+            f"holds '2024-02-30' in row 2, {UNLIKE}",
+        ),
+        (
+            ["2024-01-01", "2300-01-01", "2024-03-01"],
+            f"holds '2300-01-01' in row 2, {UNLIKE}",
+        ),
+        (
+            [
+                "2024-01-01T12:00:00+02:00",
+                "2024-01-01T10:00:00Z",
+                "2024-01-01T10:00:01Z",
+            ],
+            (
+                "1 row has the time of another row of their episode (first: episode"
+                " 'e0', t 2024-01-01 10:00:00.000000000+00:00); name a finer time"
+                " column, or drop doubles (--drop-duplicates exact, first or last)"
+            ),
         ),
     ],
     ids=["naive below", "numbers", "of day", "no date", "too far", "one instant"],
-)  # fmt: skip
+)
 def test_what_is_refused(tmp_path, monkeypatch, times, words):
-    monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)  # rows are counted through batches
+    monkeypatch.setattr(
+        "koffline.data.table.rows.BATCH_ROWS", 2
+    )  # rows are counted through batches
     for ending, stream in (("csv", False), ("parquet", True)):
         path = write(walk((3,), (True,), t=times), tmp_path / f"log.{ending}")
         with pytest.raises(DataError) as caught:
             rewards(path, stream)
-        assert str(caught.value).removeprefix(f"{path}: ").removeprefix("column t ") == words
+        assert (
+            str(caught.value).removeprefix(f"{path}: ").removeprefix("column t ")
+            == words
+        )
 
 
 def test_times_rise_across_pieces_without_episodes(tmp_path, monkeypatch):
-    """In one record the order is judged on the instants, to the nanosecond, also between two batches."""
+    """In one record the order is judged on the instants, to the nanosecond, also
+    between two batches.
+    """
     monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)
-    times = [f"2024-10-27T0{2 - (i > 1)}:59:59.00000000{i}+0{2 - (i > 1)}:00" for i in range(4)]
+    times = [
+        f"2024-10-27T0{2 - (i > 1)}:59:59.00000000{i}+0{2 - (i > 1)}:00"
+        for i in range(4)
+    ]
     path = write(walk((4,), (True,), t=times), tmp_path / "log.csv")
     mapping = {**MAPPING, "episode": None}
-    found = np.concatenate([each.rewards for each in TableStream(path, mapping, piece_rows=1)])
+    found = np.concatenate(
+        [each.rewards for each in TableStream(path, mapping, piece_rows=1)]
+    )
     assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert open_transitions(path, mapping=mapping).rewards.tolist() == found.tolist()
 
 
 @pytest.mark.parametrize(
     ("kind", "is_naive"),
-    [(pa.timestamp("us"), True), (pa.timestamp("ns", "Europe/Berlin"), False), (pa.date32(), False)],
+    [
+        (pa.timestamp("us"), True),
+        (pa.timestamp("ns", "Europe/Berlin"), False),
+        (pa.date32(), False),
+    ],
     ids=str,
 )
 def test_types_are_ordered_by_the_same_rule(tmp_path, kind, is_naive):
-    times = pa.array([3, 1, 2]).cast(pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+    times = (
+        pa.array([3, 1, 2])
+        .cast(pa.int32() if kind == pa.date32() else pa.int64())
+        .cast(kind)
+    )
     columns = walk((3,), (True,), t=times, done=[True, False, False])
     found, notes = rewards(write(columns, tmp_path / "log.parquet"), False)
     assert found == [2.0, 3.0, 1.0]

@@ -1,11 +1,19 @@
-"""The record: what it adopts and refuses, its digest, returns, and what is selected from it."""
+"""The record: what it adopts and refuses, its digest, returns, and what is selected
+from it.
+"""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koffline.data.transitions import REQUIRED_COLUMNS, Continuous, Discrete, Metadata, Transitions
+from koffline.data.transitions import (
+    REQUIRED_COLUMNS,
+    Continuous,
+    Discrete,
+    Metadata,
+    Transitions,
+)
 from koffline.errors import DataError
 from tests.data.logs import drawn_logs, roll_out, small
 from tests.refusals import one_line
@@ -14,13 +22,28 @@ from tests.refusals import one_line
 class TestConstruction:
     def test_fitting_arrays_are_adopted_and_the_callers_stay_writable(self):
         observations = np.zeros((4, 3), dtype=np.float32)
-        actions, rewards, flags = np.zeros((4, 2)), np.zeros(4, dtype=np.float32), np.zeros(4, dtype=bool)
+        actions = np.zeros((4, 2))
+        rewards = np.zeros(4, dtype=np.float32)
+        flags = np.zeros(4, dtype=bool)
         ids = np.zeros(4, dtype=np.int64)
         log = Transitions(
-            observations, actions, rewards, observations, flags, flags, Continuous(2), episode_ids=ids
+            observations,
+            actions,
+            rewards,
+            observations,
+            flags,
+            flags,
+            Continuous(2),
+            episode_ids=ids,
         )
         given = (observations, actions, rewards, flags, ids)
-        adopted = (log.observations, log.actions, log.rewards, log.terminated, log.episode_ids)
+        adopted = (
+            log.observations,
+            log.actions,
+            log.rewards,
+            log.terminated,
+            log.episode_ids,
+        )
         for given_array, kept in zip(given, adopted, strict=True):
             assert np.shares_memory(given_array, kept)
             assert given_array.flags.writeable
@@ -31,29 +54,74 @@ class TestConstruction:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS}, "no rows"),
-            ({"rewards": [1.0, 2.0, 3.0]}, "rewards has 3 rows, observations 4; re-export"),
-            ({"rewards": [1.0, np.nan, np.inf, 0.0]}, "rewards holds nan in row 1, no finite number"),
+            (
+                {name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS},
+                "no rows",
+            ),
+            (
+                {"rewards": [1.0, 2.0, 3.0]},
+                "rewards has 3 rows, observations 4; re-export",
+            ),
+            (
+                {"rewards": [1.0, np.nan, np.inf, 0.0]},
+                "rewards holds nan in row 1, no finite number",
+            ),
             ({"rewards": ["a", "b", "c", "d"]}, "rewards has dtype <U1; give numbers"),
             ({"observations": np.zeros(4)}, r"observations.reshape\(-1, 1\)"),
-            ({"observations": np.full((4, 3), np.inf)}, r"observations holds inf in row 0 at \[0\]"),
-            ({"next_observations": np.zeros((4, 2))}, r"next_observations has shape \(4, 2\)"),
-            ({"terminated": [0, 2, 0, 0]}, "terminated holds 2 in row 1, neither true nor false"),
-            ({"actions": [0, 1, 2, 0]}, r"holds 2 in row 2, outside Discrete\(2\); declare the space"),
-            ({"actions": [0, -1, 1, 0]}, r"actions holds -1 in row 1, outside Discrete\(2\)"),
-            ({"actions": [0.0, 0.5, 1.0, 0.0]}, "actions holds 0.5 in row 1, no whole number"),
-            ({"actions": np.zeros(4), "action_space": Continuous(1)}, r"actions.reshape\(-1, 1\)"),
             (
-                {"actions": [[0, 0], [0, 0], [0, 1.5], [0, 0]], "action_space": Continuous(2, -1, 1)},
+                {"observations": np.full((4, 3), np.inf)},
+                r"observations holds inf in row 0 at \[0\]",
+            ),
+            (
+                {"next_observations": np.zeros((4, 2))},
+                r"next_observations has shape \(4, 2\)",
+            ),
+            (
+                {"terminated": [0, 2, 0, 0]},
+                "terminated holds 2 in row 1, neither true nor false",
+            ),
+            (
+                {"actions": [0, 1, 2, 0]},
+                r"holds 2 in row 2, outside Discrete\(2\); declare the space",
+            ),
+            (
+                {"actions": [0, -1, 1, 0]},
+                r"actions holds -1 in row 1, outside Discrete\(2\)",
+            ),
+            (
+                {"actions": [0.0, 0.5, 1.0, 0.0]},
+                "actions holds 0.5 in row 1, no whole number",
+            ),
+            (
+                {"actions": np.zeros(4), "action_space": Continuous(1)},
+                r"actions.reshape\(-1, 1\)",
+            ),
+            (
+                {
+                    "actions": [[0, 0], [0, 0], [0, 1.5], [0, 0]],
+                    "action_space": Continuous(2, -1, 1),
+                },
                 r"1.5 in row 2 at \[1\], outside",
             ),
             ({"action_space": None}, r"declare koffline.Discrete\(n\)"),
-            ({"weights": [1.0, -1.0, 1.0, 1.0]}, "weights holds -1 in row 1, negative; give"),
+            (
+                {"weights": [1.0, -1.0, 1.0, 1.0]},
+                "weights holds -1 in row 1, negative; give",
+            ),
             ({"weights": [0.0] * 4}, "weights are all 0"),
-            ({"behavior_log_probabilities": [-1, -1, 0.5, -1]}, "0.5 in row 2, a probability above 1"),
+            (
+                {"behavior_log_probabilities": [-1, -1, 0.5, -1]},
+                "0.5 in row 2, a probability above 1",
+            ),
             ({"episode_ids": [0, 1, 0, 0]}, "row 2 returns to episode 0 .*order_rows"),
-            ({"episode_ids": [0, 0, 1, 1], "steps": [0, 1, 0, 2]}, "row 3 has step 2, expected 1"),
-            ({"episode_ids": [0, 0, 0, 0]}, "row 1 is terminated but its episode goes on in row 2"),
+            (
+                {"episode_ids": [0, 0, 1, 1], "steps": [0, 1, 0, 2]},
+                "row 3 has step 2, expected 1",
+            ),
+            (
+                {"episode_ids": [0, 0, 0, 0]},
+                "row 1 is terminated but its episode goes on in row 2",
+            ),
         ],
     )
     def test_each_failure_is_one_line_with_its_remedy(self, changes, words):
@@ -104,8 +172,12 @@ def test_returns_to_go_against_a_loop(drawn, gamma):
     expected = np.zeros(len(log))
     for start, length in zip(log.episode_starts, log.episode_lengths, strict=True):
         for i in range(length):
-            expected[start + i] = sum(gamma ** (t - i) * log.rewards[start + t] for t in range(i, length))
-    np.testing.assert_allclose(log.returns_to_go(gamma), expected, rtol=1e-12, atol=1e-12)
+            expected[start + i] = sum(
+                gamma ** (t - i) * log.rewards[start + t] for t in range(i, length)
+            )
+    np.testing.assert_allclose(
+        log.returns_to_go(gamma), expected, rtol=1e-12, atol=1e-12
+    )
 
 
 class TestSelection:
@@ -123,9 +195,13 @@ class TestSelection:
         np.testing.assert_array_equal(again.weights, [4, 5, 6, 4, 5, 6, 13, 14])
         assert not again.rewards.flags.writeable
         mask = np.array([False, True, False, False, True])
-        np.testing.assert_array_equal(log.select_episodes(mask).rewards, log.rewards[[4, 5, 6, 13, 14]])
+        np.testing.assert_array_equal(
+            log.select_episodes(mask).rewards, log.rewards[[4, 5, 6, 13, 14]]
+        )
 
-    @pytest.mark.parametrize("rows", [[], [15], [-1], [0.5], np.zeros(15, dtype=bool), [[0]]])
+    @pytest.mark.parametrize(
+        "rows", [[], [15], [-1], [0.5], np.zeros(15, dtype=bool), [[0]]]
+    )
     def test_selections_must_fit(self, rows):
         with pytest.raises(DataError, match="selection"):
             roll_out().transitions().select(rows)

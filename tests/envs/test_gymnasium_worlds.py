@@ -20,7 +20,8 @@ def test_gymnasium_has_no_complaints(identifier):
 
 
 @pytest.mark.parametrize(
-    ("identifier", "action"), [("koffline/PuddleWorld-v0", 2), ("koffline/NoisyMountainCar-v0", 1)]
+    ("identifier", "action"),
+    [("koffline/PuddleWorld-v0", 2), ("koffline/NoisyMountainCar-v0", 1)],
 )
 def test_the_limit_truncates(identifier, action):
     """Going nowhere: into the wall, at the bottom of the valley."""
@@ -38,7 +39,9 @@ PENDULUM = "InvertedPendulum-v5"
 def play_noisy(env: gymnasium.Env, seed: int, steps: int = 20) -> np.ndarray:
     observations = [env.reset(seed=seed)[0]]
     for _ in range(steps):
-        observation, _, terminated, truncated, _ = env.step(np.zeros(env.action_space.shape, np.float32))
+        observation, _, terminated, truncated, _ = env.step(
+            np.zeros(env.action_space.shape, np.float32)
+        )
         observations.append(observation)
         if terminated or truncated:
             break
@@ -50,9 +53,11 @@ def noisy(noise: float) -> gymnasium.Env:
 
 
 def test_noise_follows_the_seed_and_without_it_all_is_the_environments_own() -> None:
-    env, plain = noisy(0.05), play_noisy(make_env(PENDULUM), 3)
+    env = noisy(0.05)
+    plain = play_noisy(make_env(PENDULUM), 3)
     np.testing.assert_array_equal(play_noisy(noisy(0.0), 3), plain)
-    first, other = play_noisy(env, 3), play_noisy(env, 4)
+    first = play_noisy(env, 3)
+    other = play_noisy(env, 4)
     np.testing.assert_array_equal(first, play_noisy(env, 3))
     np.testing.assert_array_equal(first[0], plain[0])
     assert not np.array_equal(first[1], plain[1])
@@ -60,9 +65,14 @@ def test_noise_follows_the_seed_and_without_it_all_is_the_environments_own() -> 
 
 
 def test_the_next_state_scatters_as_much_as_it_should() -> None:
-    """From a fixed state: the spread of what comes next is that of the pushes, sent through one step."""
-    noise, rest, action = 0.02, np.zeros(2), np.zeros(1, np.float32)
-    env, plain = noisy(noise), make_env(PENDULUM)
+    """From a fixed state: the spread of what comes next is that of the pushes, sent
+    through one step.
+    """
+    noise = 0.02
+    rest = np.zeros(2)
+    action = np.zeros(1, np.float32)
+    env = noisy(noise)
+    plain = make_env(PENDULUM)
     env.reset(seed=0)
     plain.reset(seed=0)
     ends = []
@@ -84,11 +94,31 @@ def test_the_next_state_scatters_as_much_as_it_should() -> None:
 @pytest.mark.parametrize(
     ("identifier", "settings", "message"),
     [
-        ("koffline/PuddleWorld-v0", {"noise": -0.1}, "noise is -0.1; give a number that is not negative"),
-        ("koffline/PuddleWorld-v0", {"nose": 0.1}, "unexpected keyword argument 'nose'"),
-        (NOISY_MUJOCO, {"environment": "CartPole-v1"}, "transition_noise needs an environment of MuJoCo"),
-        (NOISY_MUJOCO, {"environment": PENDULUM, "transition_noise": -0.1}, "transition_noise is -0.1"),
-        (NOISY_MUJOCO, {"environment": "Pendlum-v1"}, "the environment 'Pendlum-v1': there is none"),
+        (
+            "koffline/PuddleWorld-v0",
+            {"noise": -0.1},
+            "noise is -0.1; give a number that is not negative",
+        ),
+        (
+            "koffline/PuddleWorld-v0",
+            {"nose": 0.1},
+            "unexpected keyword argument 'nose'",
+        ),
+        (
+            NOISY_MUJOCO,
+            {"environment": "CartPole-v1"},
+            "transition_noise needs an environment of MuJoCo",
+        ),
+        (
+            NOISY_MUJOCO,
+            {"environment": PENDULUM, "transition_noise": -0.1},
+            "transition_noise is -0.1",
+        ),
+        (
+            NOISY_MUJOCO,
+            {"environment": "Pendlum-v1"},
+            "the environment 'Pendlum-v1': there is none",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(identifier, settings, message) -> None:

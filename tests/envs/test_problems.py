@@ -1,4 +1,6 @@
-"""The benchmark's evaluation problems: consistent logs, policies that fit, truths that are kept and right."""
+"""The benchmark's evaluation problems: consistent logs, policies that fit, truths that
+are kept and right.
+"""
 
 from dataclasses import replace
 
@@ -32,8 +34,12 @@ def test_log_is_consistent(name):
         assert len(column) == 200
         assert np.all(np.isfinite(column))
     same = log.episode_ids[1:] == log.episode_ids[:-1]
-    np.testing.assert_array_equal(log.observations[1:][same], log.next_observations[:-1][same])
-    np.testing.assert_array_equal(log.terminated | log.truncated, ~np.append(same, False))
+    np.testing.assert_array_equal(
+        log.observations[1:][same], log.next_observations[:-1][same]
+    )
+    np.testing.assert_array_equal(
+        log.terminated | log.truncated, ~np.append(same, False)
+    )
     assert log.steps.max() < 30
     assert np.isfinite(problem.truth.value)
     assert np.isfinite(problem.at_starts.value)
@@ -43,7 +49,8 @@ def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
     spec = small("chain")
     first = spec(seed=0, n_rows=100)
     kept = {path: path.stat().st_mtime_ns for path in own_cache.iterdir()}
-    again, other_seed = spec(seed=0, n_rows=100), spec(seed=1, n_rows=100)
+    again = spec(seed=0, n_rows=100)
+    other_seed = spec(seed=1, n_rows=100)
     assert first.truth == again.truth == other_seed.truth
     assert first.at_starts == again.at_starts != other_seed.at_starts
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
@@ -53,14 +60,21 @@ def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_on")])
 def test_on_policy_returns_agree_with_the_truth(name):
-    """Where the log is the target's own and most episodes end, its mean return is close to the value."""
+    """Where the log is the target's own and most episodes end, its mean return is close
+    to the value.
+    """
     problem = replace(ALL[name], n_starts=300)(n_rows=20_000)
-    log, truth = problem.transitions(), problem.truth
+    log = problem.transitions()
+    truth = problem.truth
     returns = log.returns(problem.spec.gamma)
-    error = np.hypot(returns.std(ddof=1) / np.sqrt(log.n_episodes), truth.standard_error)
+    error = np.hypot(
+        returns.std(ddof=1) / np.sqrt(log.n_episodes), truth.standard_error
+    )
     assert log.terminated.sum() > 0.9 * log.n_episodes
     # four standard errors, and one per cent for the few cut by the time limit
-    assert returns.mean() == pytest.approx(truth.value, abs=4 * error + 0.01 * abs(truth.value))
+    assert returns.mean() == pytest.approx(
+        truth.value, abs=4 * error + 0.01 * abs(truth.value)
+    )
 
 
 @pytest.mark.parametrize("name", EXACT_PROBLEMS)
@@ -75,5 +89,7 @@ def test_rollouts_of_the_policy_reach_the_value(name):
     policy = problem.policy
     player = policy.probabilities if isinstance(policy, DiscretePolicy) else policy
     value = monte_carlo_value(case.world, player, case.gamma, start, generator)
-    assert value.value == pytest.approx(problem.value, abs=4 * value.standard_error)  # four standard errors
+    assert value.value == pytest.approx(
+        problem.value, abs=4 * value.standard_error
+    )  # four standard errors
     assert value.standard_error < 0.2 * abs(problem.value)

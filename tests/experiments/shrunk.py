@@ -10,17 +10,26 @@ from koffline.experiments.cells import Scale, TrainingSettings
 from koffline.experiments.problem import ProblemSettings
 
 TINY = TrainingSettings(
-    learning_rates=(0.003, 0.001, 0.0003), seeds=2, epochs=4, batch_size=50, hidden=(4,), probe_every=1
+    learning_rates=(0.003, 0.001, 0.0003),
+    seeds=2,
+    epochs=4,
+    batch_size=50,
+    hidden=(4,),
+    probe_every=1,
 )
 WORLD = ("puddle_world",)
 KEPT = ("U", "mixture 0.5", "L_KV", "V of 50 rows")
 
 
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are drawn and not rendered: that takes longer than all else, and has tests of its own."""
+    """Figures are drawn and not rendered: that takes longer than all else, and has
+    tests of its own.
+    """
 
     images = dict.fromkeys(("png", "svg"), b" " * 600)
-    monkeypatch.setattr("koffline.experiments.reproduce.images_of", lambda figure: images)
+    monkeypatch.setattr(
+        "koffline.experiments.reproduce.images_of", lambda figure: images
+    )
 
 
 def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,15 +37,21 @@ def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "WORLDS", dict.fromkeys(evaluation.WORLDS, WORLD))
     monkeypatch.setattr(ablation, "WORLDS", WORLD)
     monkeypatch.setattr(
-        Scale, "problem", lambda self, world: ProblemSettings(world, None, (), 120, 40, 2, self.seed)
+        Scale,
+        "problem",
+        lambda self, world: ProblemSettings(world, None, (), 120, 40, 2, self.seed),
     )
     monkeypatch.setattr(Scale, "training", lambda self, world: TINY)
     monkeypatch.setattr(choices, "LOGS", 2)
     monkeypatch.setattr(choices, "CHAPTERS", choices.CHAPTERS[:1])
     monkeypatch.setattr(choices, "_TEMPERATURES", (1.0, math.inf))
     small = replace(figure_toy.ToySettings(), seeds=2, tuples=300, iterations=60)
-    monkeypatch.setattr(figure_toy, "ToySettings", lambda **changes: replace(small, **changes))
+    monkeypatch.setattr(
+        figure_toy, "ToySettings", lambda **changes: replace(small, **changes)
+    )
     whole = ablation.variants
     monkeypatch.setattr(
-        ablation, "variants", lambda *of: [v for v in whole(*of) if v[0] == "statistic" and v[1] in KEPT]
+        ablation,
+        "variants",
+        lambda *of: [v for v in whole(*of) if v[0] == "statistic" and v[1] in KEPT],
     )

@@ -3,16 +3,30 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from koffline.experiments.cells import Cell, CellResult, Run, Scale, TrainingSettings, write_cell
+from koffline.experiments.cells import (
+    Cell,
+    CellResult,
+    Run,
+    Scale,
+    TrainingSettings,
+    write_cell,
+)
 from koffline.experiments.evaluation import OBJECTIVES
 from koffline.experiments.problem import Metrics, ProblemSettings
 from koffline.experiments.results import read_result
 
 PROBLEM = ProblemSettings("cart_pole", rows=100, held_out_rows=30, truth_repeats=2)
 TINY = TrainingSettings(
-    learning_rates=(0.003, 0.001), seeds=2, epochs=12, batch_size=50, hidden=(6,), probe_every=3
+    learning_rates=(0.003, 0.001),
+    seeds=2,
+    epochs=12,
+    batch_size=50,
+    hidden=(6,),
+    probe_every=3,
 )
-CELLS = {method: Cell(PROBLEM, method, OBJECTIVES[method], TINY) for method in ("td0", "rg")}
+CELLS = {
+    method: Cell(PROBLEM, method, OBJECTIVES[method], TINY) for method in ("td0", "rg")
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +46,14 @@ def beside(run, tmp_path):
 
 
 def test_an_interrupted_cell_continues_and_ends_the_same(beside):
-    cell = Cell(PROBLEM, "sbeed", OBJECTIVES["sbeed"], TrainingSettings((0.003,), 2, 20, 50, (6,), 5))
-    path, whole = beside / f"{cell.name}.npz", beside / "whole.npz"
+    cell = Cell(
+        PROBLEM,
+        "sbeed",
+        OBJECTIVES["sbeed"],
+        TrainingSettings((0.003,), 2, 20, 50, (6,), 5),
+    )
+    path = beside / f"{cell.name}.npz"
+    whole = beside / "whole.npz"
     write_cell(whole, cell)
     stop = mock.patch.object(Metrics, "held_out_loss", side_effect=KeyboardInterrupt)
     with stop, pytest.raises(KeyboardInterrupt):
@@ -52,7 +72,9 @@ def test_best_rates_and_divergence(run):
     result = read_result(run.path(CELLS["td0"]), CellResult)
     assert 0.0 < result.value_variance < 0.3
     finals = result.final("mse_paper")
-    np.testing.assert_allclose(finals, result.curve["mse_paper"][-5:].mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(
+        finals, result.curve["mse_paper"][-5:].mean(axis=0), rtol=1e-6
+    )
     assert result.best_by_truth("paper") == finals.mean(axis=1).argmin()
     assert result.best_without_truth() == result.held_out.mean(axis=1).argmin()
     assert not result.diverged().any()
@@ -64,7 +86,12 @@ def test_best_rates_and_divergence(run):
 
 
 def test_divergence_is_a_result(beside):
-    cell = Cell(PROBLEM, "td0", OBJECTIVES["td0"], TrainingSettings((1e30, 0.001), 2, 12, 50, (6,), 3))
+    cell = Cell(
+        PROBLEM,
+        "td0",
+        OBJECTIVES["td0"],
+        TrainingSettings((1e30, 0.001), 2, 12, 50, (6,), 3),
+    )
     write_cell(beside / "cell.npz", cell)
     result = read_result(beside / "cell.npz", CellResult)
     assert (result.diverged_at[0] >= 0).all()

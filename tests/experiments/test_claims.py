@@ -12,7 +12,9 @@ SEEDS = 10
 
 
 def result_of(error, swing=1.0, diverged=False):
-    """One learning rate, ten seeds around an error; late errors swing up by a factor."""
+    """One learning rate, ten seeds around an error; late errors swing up by a
+    factor.
+    """
     generator = np.random.default_rng(int(error * 1000))
     late = error * (1.0 + 0.05 * generator.standard_normal(SEEDS))
     curve = np.tile(late, (30, 1, 1)).astype(np.float32)
@@ -40,17 +42,36 @@ def verdicts(cells, correlations=()):
 
 
 def fabricated(**puddle):
-    errors = {"td0": 3.0, "fvi": 3.0, "rg": 3.0, "gtd2": 3.0, "sbeed": 3.0, "kloss": 1.0} | puddle
+    errors = {
+        "td0": 3.0,
+        "fvi": 3.0,
+        "rg": 3.0,
+        "gtd2": 3.0,
+        "sbeed": 3.0,
+        "kloss": 1.0,
+    } | puddle
     worlds = ("puddle_world", "cart_pole", "gymnasium_pole", "mountain_car")
-    return {(world, method): result_of(error) for world in worlds for method, error in errors.items()}
+    return {
+        (world, method): result_of(error)
+        for world in worlds
+        for method, error in errors.items()
+    }
 
 
 def against(found, other):
-    return next(c for c in found if c.world == "puddle_world" and c.measured.startswith(f"MSE of {other} /"))
+    return next(
+        c
+        for c in found
+        if c.world == "puddle_world" and c.measured.startswith(f"MSE of {other} /")
+    )
 
 
-@pytest.mark.parametrize(("error", "verdict"), [(3.0, "holds"), (0.4, "does not hold"), (1.0, "undecided")])
-def test_larger_errors_of_others_make_a_claim_hold_and_smaller_ones_break_it(error, verdict):
+@pytest.mark.parametrize(
+    ("error", "verdict"), [(3.0, "holds"), (0.4, "does not hold"), (1.0, "undecided")]
+)
+def test_larger_errors_of_others_make_a_claim_hold_and_smaller_ones_break_it(
+    error, verdict
+):
     judged = verdicts(fabricated(rg=error, sbeed=error))
     assert against(judged, "SBEED").verdict == verdict
     found = against(judged, "RG")
@@ -64,13 +85,19 @@ def test_oscillation_is_counted_per_run():
     cells = fabricated()
     cells["puddle_world", "td0"] = result_of(3.0, swing=5.0)
     found = [c for c in verdicts(cells) if "oscillating" in c.sentence]
-    judged = {c.measured.split(" of ")[2].split(" whose")[0]: (c.number.value, c.verdict) for c in found}
+    judged = {
+        c.measured.split(" of ")[2].split(" whose")[0]: (c.number.value, c.verdict)
+        for c in found
+    }
     assert judged == {"FVI": (0.0, "does not hold"), "TD(0)": (1.0, "holds")}
 
 
 def test_divergence_of_the_kernel_loss_is_counted():
     cells = fabricated()
-    assert next(c for c in verdicts(cells) if "convergent" in c.sentence).verdict == "holds"
+    assert (
+        next(c for c in verdicts(cells) if "convergent" in c.sentence).verdict
+        == "holds"
+    )
     cells["cart_pole", "kloss"] = result_of(1.0, diverged=True)
     broken = next(c for c in verdicts(cells) if "convergent" in c.sentence)
     assert (broken.number.value, broken.verdict) == (SEEDS, "does not hold")
@@ -87,21 +114,47 @@ def test_divergence_of_the_kernel_loss_is_counted():
     ],
 )
 def test_proxies_are_judged_by_the_interval(loss, low, high, verdict):
-    correlation = Correlation("puddle_world", loss, "mse", "own", Interval((low + high) / 2, low, high), 99)
-    found = [c for c in verdicts(fabricated(), [correlation]) if "rank correlation" in c.measured]
+    correlation = Correlation(
+        "puddle_world", loss, "mse", "own", Interval((low + high) / 2, low, high), 99
+    )
+    found = [
+        c
+        for c in verdicts(fabricated(), [correlation])
+        if "rank correlation" in c.measured
+    ]
     assert [c.verdict for c in found] == [verdict]
 
 
 def toy_row(method, error, diverged=0):
     ends = Interval() if error is None else Interval(error, 0.9 * error, 1.1 * error)
-    return Row("chain", method, 0.5, 10, "exact", Interval(), diverged=diverged, weight_error=ends)
+    return Row(
+        "chain",
+        method,
+        0.5,
+        10,
+        "exact",
+        Interval(),
+        diverged=diverged,
+        weight_error=ends,
+    )
 
 
 def test_toy_claims():
-    rows = [toy_row("kloss", 0.01), toy_row("rg", 0.16), toy_row("td0", None, 10), toy_row("fvi", None, 9)]
+    rows = [
+        toy_row("kloss", 0.01),
+        toy_row("rg", 0.16),
+        toy_row("td0", None, 10),
+        toy_row("fvi", None, 9),
+    ]
     found = list(claims.toy_claims(rows, {"lstd_weight_error": 0.01}))
-    assert [claim.verdict for claim in found] == ["holds", "does not hold", "holds", "holds"]
-    rows[0], rows[1] = toy_row("kloss", 0.3), toy_row("rg", 0.011)
+    assert [claim.verdict for claim in found] == [
+        "holds",
+        "does not hold",
+        "holds",
+        "holds",
+    ]
+    rows[0] = toy_row("kloss", 0.3)
+    rows[1] = toy_row("rg", 0.011)
     found = list(claims.toy_claims(rows, {"lstd_weight_error": 0.01}))
     assert [found[0].verdict, found[3].verdict] == ["does not hold", "does not hold"]
 

@@ -40,7 +40,9 @@ def puddle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Call:
-    return lambda *arguments: run_cli("reproduce", *arguments, "--quiet", "--out", tmp_path)
+    return lambda *arguments: run_cli(
+        "reproduce", *arguments, "--quiet", "--out", tmp_path
+    )
 
 
 def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
@@ -51,13 +53,24 @@ def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
     assert "seconds" in json.loads((puddle / "figure-puddle.run.json").read_text())
     rows = content["rows"]
     assert len(rows) == 6 * 3 * 2
-    assert {row["method"] for row in rows} == {"td0", "fvi", "rg", "gtd2", "sbeed", "kloss"}
-    assert all(low <= value <= high for value, low, high in (row["mse"] for row in rows))
+    assert {row["method"] for row in rows} == {
+        "td0",
+        "fvi",
+        "rg",
+        "gtd2",
+        "sbeed",
+        "kloss",
+    }
+    assert all(
+        low <= value <= high for value, low, high in (row["mse"] for row in rows)
+    )
     with h5py.File(puddle / "figure-puddle.curves.h5") as file:
         assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
 
 
-def test_cells_are_shared_found_again_and_missed_in_one_line(run, puddle, tmp_path, monkeypatch):
+def test_cells_are_shared_found_again_and_missed_in_one_line(
+    run, puddle, tmp_path, monkeypatch
+):
     shutil.copytree(puddle, tmp_path, dirs_exist_ok=True)
     first = read_results(tmp_path / "figure-puddle.json")
     assert run("claims").exit_code == 0
@@ -73,7 +86,9 @@ def test_cells_are_shared_found_again_and_missed_in_one_line(run, puddle, tmp_pa
     assert_refused(run("figure-puddle"), "puddle_world-rg")
 
 
-def test_files_of_others_and_of_another_scale_are_left_alone(run: Call, tmp_path: Path) -> None:
+def test_files_of_others_and_of_another_scale_are_left_alone(
+    run: Call, tmp_path: Path
+) -> None:
     (tmp_path / "figure-toy.md").write_text("precious")
     assert_refused(run("figure-toy"), "figure-toy.md exists already")
     assert (tmp_path / "figure-toy.md").read_text() == "precious"
@@ -90,17 +105,31 @@ def test_files_of_others_and_of_another_scale_are_left_alone(run: Call, tmp_path
 
 def test_mujoco_leaves_everything_it_promises(run, tmp_path, fake_stack):
     assert run("figure-mujoco", "--quick").exit_code == 0
-    for suffix in (".json", ".png", ".svg", ".md", ".curves.h5", "-sampled.png", "-paper.png"):
+    for suffix in (
+        ".json",
+        ".png",
+        ".svg",
+        ".md",
+        ".curves.h5",
+        "-sampled.png",
+        "-paper.png",
+    ):
         assert (tmp_path / f"figure-mujoco{suffix}").stat().st_size > 500
     content = json.loads((tmp_path / "figure-mujoco.json").read_text())
     assert content["extra"]["not_run"] == []
-    assert len(content["returns"]) == len(CRITICS) * (6 + len(NOISE)) + len(PAPER_CRITICS) * 6
+    assert (
+        len(content["returns"])
+        == len(CRITICS) * (6 + len(NOISE)) + len(PAPER_CRITICS) * 6
+    )
     with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
         assert file["Ant final/kloss/return"].shape == (2, 4)
     made = fake_stack.made
     assert run("figure-mujoco", "--quick").exit_code == 0
     assert fake_stack.made == made
-    assert json.loads((tmp_path / "figure-mujoco.json").read_text())["returns"] == content["returns"]
+    assert (
+        json.loads((tmp_path / "figure-mujoco.json").read_text())["returns"]
+        == content["returns"]
+    )
 
 
 def test_bad_requests_are_one_line(run: Call) -> None:
@@ -108,32 +137,61 @@ def test_bad_requests_are_one_line(run: Call) -> None:
     assert_refused(run("figure-toy", "--only", "Ant"), "only figure-mujoco has")
 
 
-def test_mujoco_with_the_real_learner(run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few hundred steps of the pendulum, with noise and without: what is measured has the right form."""
+def test_mujoco_with_the_real_learner(
+    run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few hundred steps of the pendulum, with noise and without: what is measured has
+    the right form.
+    """
     pytest.importorskip("mujoco")
-    monkeypatch.setitem(mujoco.BUDGETS, "InvertedPendulum", mujoco.Budget(200, 100, 0, 950.0))
+    monkeypatch.setitem(
+        mujoco.BUDGETS, "InvertedPendulum", mujoco.Budget(200, 100, 0, 950.0)
+    )
     monkeypatch.setattr(mujoco, "SEEDS", 2)
-    done = run("figure-mujoco", "--only", "InvertedPendulum", "--part", "final", "--part", "noise")
+    done = run(
+        "figure-mujoco",
+        "--only",
+        "InvertedPendulum",
+        "--part",
+        "final",
+        "--part",
+        "noise",
+    )
     assert done.exit_code == 0, done.output
     rows = read_results(tmp_path / "figure-mujoco.json").returns
     assert {row.noise for row in rows} == {0.0, *NOISE}
     assert len(rows) == len(CRITICS) * (1 + len(NOISE))
     assert all(1.0 <= row.final.value <= 1000.0 for row in rows)
     with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
-        np.testing.assert_array_equal(file["InvertedPendulum final/kloss/steps"], [0, 100, 200])
-        names = (f"InvertedPendulum {part}/kloss/return" for part in ("final", f"noise {NOISE[0]:g}"))
+        np.testing.assert_array_equal(
+            file["InvertedPendulum final/kloss/steps"], [0, 100, 200]
+        )
+        names = (
+            f"InvertedPendulum {part}/kloss/return"
+            for part in ("final", f"noise {NOISE[0]:g}")
+        )
         clean, noisy = (file[name][:, 0] for name in names)
-    assert not np.array_equal(clean, noisy)  # the same policies before anything was learned
+    assert not np.array_equal(
+        clean, noisy
+    )  # the same policies before anything was learned
 
 
 def test_the_scales_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    full, quick = Scale(), Scale(quick=True)
+    full = Scale()
+    quick = Scale(quick=True)
     settings = full.training("mountain_car")
-    assert (settings.epochs, settings.seeds, settings.batch_size, settings.hidden) == (3000, 10, 150, (80,))
+    assert (settings.epochs, settings.seeds, settings.batch_size, settings.hidden) == (
+        3000,
+        10,
+        150,
+        (80,),
+    )
     assert settings.learning_rates == (0.003, 0.001, 0.0003)
     assert full.problem("puddle_world").rows == 5000
     assert quick.training("mountain_car").epochs == 150
     cells = [cell for *_, cell in ablation.variants("ablation", full)]
     assert len({cell.name for cell in cells}) == len(set(cells))
-    assert cells[0].name == "puddle_world-kloss-c3fd3af8c268"  # cells lie in folders of users
+    assert (
+        cells[0].name == "puddle_world-kloss-c3fd3af8c268"
+    )  # cells lie in folders of users

@@ -1,4 +1,6 @@
-"""Tables and figures of the committed results, and of what they do not hold: divergence, single seeds."""
+"""Tables and figures of the committed results, and of what they do not hold:
+divergence, single seeds.
+"""
 
 from collections.abc import Iterator
 from functools import cache
@@ -40,13 +42,18 @@ def committed(name: str) -> tuple[Results, Curves]:
     return read_results(FOLDER / f"{name}.json"), curves
 
 
-# Its hours are still being computed: its name leaves this set with the commit of its results.
+# Its hours are still being computed: its name leaves this set with the commit of its
+# results.
 NOT_COMMITTED = {"choices"}
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in NOT_COMMITTED])
+@pytest.mark.parametrize(
+    "name", [name for name in EXPERIMENTS if name not in NOT_COMMITTED]
+)
 def test_the_committed_tables_are_those_of_the_committed_numbers(name: str) -> None:
-    assert table_text(committed(name)[0]) == (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    assert table_text(committed(name)[0]) == (FOLDER / f"{name}.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_no_committed_result_is_left_out() -> None:
@@ -55,11 +62,15 @@ def test_no_committed_result_is_left_out() -> None:
 
 def lines_of(axes: Axes, method: str, stroke: str = "-") -> list[Line2D]:
     look = COLOURS[method], stroke
-    lines = [line for line in axes.lines if (line.get_color(), line.get_linestyle()) == look]
+    lines = [
+        line for line in axes.lines if (line.get_color(), line.get_linestyle()) == look
+    ]
     return [line for line in lines if len(line.get_xdata()) > 1]
 
 
-def best_of(name: str, world: str, method: str, curve: str, truth: str = "monte_carlo") -> np.ndarray:
+def best_of(
+    name: str, world: str, method: str, curve: str, truth: str = "monte_carlo"
+) -> np.ndarray:
     """The curve (T, S) at the learning rate that the rows call the best."""
     results, curves = committed(name)
     (row,) = results.select(world=world, method=method, truth=truth, best_by_truth=True)
@@ -72,16 +83,24 @@ def test_puddle_shows_means_at_the_best_rates_and_where_a_seed_diverged() -> Non
     lost = dict(curves["puddle_world/fvi"])
     lost["mse_monte_carlo"] = lost["mse_monte_carlo"].copy()
     lost["mse_monte_carlo"][40:, :, 3] = np.nan
-    puddle = EXPERIMENTS["figure-puddle"].draw(results, {**curves, "puddle_world/fvi": lost})
+    puddle = EXPERIMENTS["figure-puddle"].draw(
+        results, {**curves, "puddle_world/fvi": lost}
+    )
     (solid,) = lines_of(puddle.axes[0], "fvi")
-    np.testing.assert_array_equal(np.isfinite(solid.get_ydata()), np.arange(len(lost["epochs"])) < 40)
+    np.testing.assert_array_equal(
+        np.isfinite(solid.get_ydata()), np.arange(len(lost["epochs"])) < 40
+    )
     marks = [line for line in puddle.axes[0].lines if line.get_marker() == "X"]
-    assert [(line.get_color(), *line.get_xdata()) for line in marks] == [(COLOURS["fvi"], lost["epochs"][40])]
+    assert [(line.get_color(), *line.get_xdata()) for line in marks] == [
+        (COLOURS["fvi"], lost["epochs"][40])
+    ]
     for panel, name in ((0, "mse_monte_carlo"), (1, "bellman_error")):
         expected = best_of("figure-puddle", "puddle_world", "kloss", name).mean(axis=1)
         (line,) = lines_of(puddle.axes[panel], "kloss")
         np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-5)
-    paper = best_of("figure-puddle", "puddle_world", "rg", "mse_paper", "paper").mean(axis=1)
+    paper = best_of("figure-puddle", "puddle_world", "rg", "mse_paper", "paper").mean(
+        axis=1
+    )
     (dashed,) = lines_of(puddle.axes[0], "rg", "--")
     np.testing.assert_allclose(dashed.get_ydata(), paper, rtol=1e-5)
 
@@ -89,18 +108,28 @@ def test_puddle_shows_means_at_the_best_rates_and_where_a_seed_diverged() -> Non
 def test_mujoco_shows_interquartile_means() -> None:
     results, curves = committed("figure-mujoco")
     figure = EXPERIMENTS["figure-mujoco"].draw(results, curves)
-    panel = next(axes for axes in figure.axes if axes.get_title("left").endswith(") Inverted Pendulum"))
+    panel = next(
+        axes
+        for axes in figure.axes
+        if axes.get_title("left").endswith(") Inverted Pendulum")
+    )
     lines = [line for line in panel.lines if len(line.get_xdata()) > 2]
-    there = [critic for critic in CRITICS if f"InvertedPendulum final/{critic}" in curves]
+    there = [
+        critic for critic in CRITICS if f"InvertedPendulum final/{critic}" in curves
+    ]
     assert len(there) >= 4
     for critic, line in zip(there, lines, strict=True):
-        values = np.sort(curves[f"InvertedPendulum final/{critic}"]["return"].astype(float), axis=0)[1:-1]
+        values = np.sort(
+            curves[f"InvertedPendulum final/{critic}"]["return"].astype(float), axis=0
+        )[1:-1]
         np.testing.assert_allclose(line.get_ydata(), values.mean(axis=0))
 
 
 def test_a_figure_has_two_images_that_are_the_same_every_time() -> None:
     results, curves = committed("figure-toy")
     some: Curves = {key: curves[key] for key in ("chain/td0", "chain/kloss")}
-    first, second = (images_of(EXPERIMENTS["figure-toy"].draw(results, some)) for _ in range(2))
+    first, second = (
+        images_of(EXPERIMENTS["figure-toy"].draw(results, some)) for _ in range(2)
+    )
     assert first.keys() == {"png", "svg"}
     assert first == second

@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.experiments.figure_toy import LinearKernelLoss, ToySettings, descend, draw_log, weight_errors
+from koffline.experiments.figure_toy import (
+    LinearKernelLoss,
+    ToySettings,
+    descend,
+    draw_log,
+    weight_errors,
+)
 from koffline.kernel_loss import state_value_residual
 from koffline.kernels import Linear
 from koffline.objectives import KernelLoss
@@ -19,7 +25,9 @@ def run() -> dict[str, dict[str, np.ndarray]]:
 
 def test_the_linear_time_loss_is_the_kernel_loss() -> None:
     log = draw_log(ToySettings(seeds=2, tuples=40))
-    residual = torch.randn(2, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    residual = torch.randn(
+        2, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     grams = Linear().gram(log.features)
     ours = LinearKernelLoss(log.features).compute_gradients(residual, log.discount)
     theirs = KernelLoss(Linear()).compute_gradients(residual, log.discount, grams)
@@ -36,17 +44,26 @@ def test_a_step_follows_the_gradient(method: str) -> None:
     settings = ToySettings(seeds=1, tuples=30, iterations=1, learning_rate=0.3)
     log = draw_log(settings)
     weights = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    value, following = log.features[0] @ weights, log.next_features[0] @ weights
+    value = log.features[0] @ weights
+    following = log.next_features[0] @ weights
     following = following.detach() if method == "td0" else following
     residual = state_value_residual(log.reward[0], log.discount[0], value, following)
     gram = log.features[0] @ log.features[0].T
-    loss = residual @ gram @ residual / 30**2 if method == "kloss" else residual.square().mean()
+    loss = (
+        residual @ gram @ residual / 30**2
+        if method == "kloss"
+        else residual.square().mean()
+    )
     (gradient,) = torch.autograd.grad(loss, weights)
     expected = weights.detach() - 0.3 * gradient
-    assert descend(method, log, settings)["weights"][0] == pytest.approx(expected.numpy(), rel=1e-12)
+    assert descend(method, log, settings)["weights"][0] == pytest.approx(
+        expected.numpy(), rel=1e-12
+    )
 
 
-def test_td0_and_fvi_diverge_and_say_when(run: dict[str, dict[str, np.ndarray]]) -> None:
+def test_td0_and_fvi_diverge_and_say_when(
+    run: dict[str, dict[str, np.ndarray]],
+) -> None:
     for descent in (run["td0"], run["fvi"]):
         assert np.all(descent["diverged_at"] > 0)
         for seed, step in enumerate(descent["diverged_at"]):
@@ -57,7 +74,9 @@ def test_td0_and_fvi_diverge_and_say_when(run: dict[str, dict[str, np.ndarray]])
 
 
 @pytest.mark.parametrize("method", ["gtd2", "sbeed", "kloss"])
-def test_three_methods_reach_lstd(run: dict[str, dict[str, np.ndarray]], method: str) -> None:
+def test_three_methods_reach_lstd(
+    run: dict[str, dict[str, np.ndarray]], method: str
+) -> None:
     """GTD2 is the slowest: 1e-4 after some 600 iterations."""
     lstd = draw_log(SETTINGS).least_squares().numpy()
     assert run[method]["weights"] == pytest.approx(lstd, abs=1e-4)
@@ -68,7 +87,8 @@ def test_rg_settles_at_its_own_minimum(run: dict[str, dict[str, np.ndarray]]) ->
     change = log.features - log.discount.unsqueeze(-1) * log.next_features
     solution = torch.linalg.lstsq(change, log.reward.unsqueeze(-1)).solution.squeeze(-1)
     assert run["rg"]["weights"] == pytest.approx(solution.numpy(), abs=1e-9)
-    # The minimum over infinitely many tuples is 0.179 away from w*; LSTD's is w* itself.
+    # The minimum over infinitely many tuples is 0.179 away from w*; LSTD's is w*
+    # itself.
     errors = weight_errors(log.least_squares().numpy())
     assert np.all(run["rg"]["weight_error"][-1] > 3 * errors)
     assert np.all(errors < 0.06)

@@ -1,4 +1,6 @@
-"""``python -m tests.faults.shrunk_reproduce reproduce …``: the command with experiments of seconds."""
+"""``python -m tests.faults.shrunk_reproduce reproduce …``: the command with experiments
+of seconds.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Full disks, places that cannot be written, signals: one line, and nothing is lost or half-written."""
+"""Full disks, places that cannot be written, signals: one line, and nothing is lost or
+half-written.
+"""
 
 import contextlib
 import os
@@ -20,7 +22,9 @@ from tests.train.small_runs import make_log
 
 @contextlib.contextmanager
 def full_after(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond ``size`` bytes, as on a disk that is full (EFBIG)."""
+    """No file of this process may grow beyond ``size`` bytes, as on a disk that is full
+    (EFBIG).
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -46,12 +50,25 @@ def log(tmp_path, monkeypatch):
 @pytest.mark.parametrize("room", [100, 4096])
 @pytest.mark.parametrize(
     "target",
-    ["new.hdf5", "new.npz", "new.parquet", "new.csv", "new.arrow", "dump", "shards", "minari:a/b-v0"],
+    [
+        "new.hdf5",
+        "new.npz",
+        "new.parquet",
+        "new.csv",
+        "new.arrow",
+        "dump",
+        "shards",
+        "minari:a/b-v0",
+    ],
 )
-def test_a_full_disk_while_converting_leaves_what_was_there(log, target, room, monkeypatch):
+def test_a_full_disk_while_converting_leaves_what_was_there(
+    log, target, room, monkeypatch
+):
     """Closing a file that HDF5 could not write used to end the process."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(log.parent / "minari"))
-    more = {"dump": ["--format", "d3rlpy"], "shards": ["--shard-rows", "10000"]}.get(target, [])
+    more = {"dump": ["--format", "d3rlpy"], "shards": ["--shard-rows", "10000"]}.get(
+        target, []
+    )
     if not more and not target.startswith("minari:"):
         write_transitions(make_log(), log.with_name(target))
     before = content(log.parent)
@@ -64,9 +81,13 @@ def test_a_full_disk_while_converting_leaves_what_was_there(log, target, room, m
 
 def test_a_full_disk_while_converting_in_a_process_of_its_own(log):
     """HDF5 may end the process also when it closes its files at the end."""
-    command = f"ulimit -f 8; {sys.executable} -m koffline data convert log.hdf5 minari:a/b-v0"
+    command = (
+        f"ulimit -f 8; {sys.executable} -m koffline data convert log.hdf5 minari:a/b-v0"
+    )
     environment = {**os.environ, "MINARI_DATASETS_PATH": str(log.parent / "minari")}
-    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -87,23 +108,52 @@ def test_a_full_disk_while_training_keeps_the_epochs_that_had_ended(log):
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "File too large" in done.stderr
     assert run_cli("train", "c.yaml", "--out", "a", "--resume").exit_code == 0
-    same = {name for name in content(Path("whole")) if name.startswith(("model_", "critic_loss"))}
-    whole, again = content(Path("whole")), content(Path("a"))
+    same = {
+        name
+        for name in content(Path("whole"))
+        if name.startswith(("model_", "critic_loss"))
+    }
+    whole = content(Path("whole"))
+    again = content(Path("a"))
     assert {name: whole[name] for name in same} == {name: again[name] for name in same}
 
 
-@pytest.mark.parametrize("place", ["/proc/koffline/out", "log.hdf5/out", "/dev/null/out"])
+@pytest.mark.parametrize(
+    "place", ["/proc/koffline/out", "log.hdf5/out", "/dev/null/out"]
+)
 @pytest.mark.parametrize(
     "command",
     [
         ("evaluate", "log.hdf5", "--policy", "uniform", "--gamma", "0.9"),
-        ("select", "log.hdf5", "--policies", "uniform", "epsilon:0.1:uniform", "--gamma", "0.9"),
-        ("diagnose", "log.hdf5", "--policy", "uniform", "--model", "fqe", "--gamma", "0.9"),
+        (
+            "select",
+            "log.hdf5",
+            "--policies",
+            "uniform",
+            "epsilon:0.1:uniform",
+            "--gamma",
+            "0.9",
+        ),
+        (
+            "diagnose",
+            "log.hdf5",
+            "--policy",
+            "uniform",
+            "--model",
+            "fqe",
+            "--gamma",
+            "0.9",
+        ),
     ],
     ids=lambda command: command[0],
 )
-def test_a_place_that_cannot_be_written_is_said_before_any_work(log, monkeypatch, command, place):
-    monkeypatch.setattr("koffline.data.sources.open_transitions", lambda *_, **__: pytest.fail("work began"))
+def test_a_place_that_cannot_be_written_is_said_before_any_work(
+    log, monkeypatch, command, place
+):
+    monkeypatch.setattr(
+        "koffline.data.sources.open_transitions",
+        lambda *_, **__: pytest.fail("work began"),
+    )
     before = content(log.parent)
     assert_refused(run_cli(*command, "--out", place))
     assert content(log.parent) == before
@@ -129,15 +179,36 @@ main()
 def test_a_termination_cleans_up(log, number, ears):
     log.with_name("new.npz").write_text("what was there")
     before = content(log.parent)
-    words = ["data", "convert", "log.hdf5", "new.npz", "--force", ears, str(int(number))]
-    done = subprocess.run([sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.lstrip()) == (130, "interrupted; nothing was written\n")
+    words = [
+        "data",
+        "convert",
+        "log.hdf5",
+        "new.npz",
+        "--force",
+        ears,
+        str(int(number)),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.lstrip()) == (
+        130,
+        "interrupted; nothing was written\n",
+    )
     assert content(log.parent) == before
 
 
 def test_an_interrupt_while_modules_are_imported_is_quiet():
-    hit = "lambda event, words: words[:1] == ('click',) and signal.raise_signal(signal.SIGINT)"
-    code = f"import signal, sys; sys.addaudithook({hit}); from koffline.__main__ import main; main()"
+    hit = (
+        "lambda event, words: words[:1] == ('click',) and"
+        " signal.raise_signal(signal.SIGINT)"
+    )
+    code = (
+        f"import signal, sys; sys.addaudithook({hit}); from koffline.__main__ import"
+        " main; main()"
+    )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=hear_interrupts)
+    done = subprocess.run(
+        command, capture_output=True, text=True, preexec_fn=hear_interrupts
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -1,4 +1,6 @@
-"""Ctrl-C at any moment of a long command: the line says what is there, and its remedy works."""
+"""Ctrl-C at any moment of a long command: the line says what is there, and its remedy
+works.
+"""
 
 import re
 import shlex
@@ -26,17 +28,51 @@ setattr(owner, name, hit)
 main()
 """
 TRAIN = "train train.yaml --out {out} --quiet"
-ONLINE = "online --set env=Pendulum-v1 --set steps=200 --set critic=td0 --seed-count 1 --out {out} --quiet"
+ONLINE = (
+    "online --set env=Pendulum-v1 --set steps=200 --set critic=td0 --seed-count 1 --out"
+    " {out} --quiet"
+)
 SWEEP = "sweep train.yaml --seeds 1 --metric td_error --out {out} --quiet"
-BUILD = "build rollouts --env CartPole-v1 --policy uniform --episodes 4 --out {out}.npz --quiet"
+BUILD = (
+    "build rollouts --env CartPole-v1 --policy uniform --episodes 4 --out {out}.npz"
+    " --quiet"
+)
 MOMENTS = {  # the command, where the interrupt comes, what is said
-    "train, before the run": (TRAIN, "koffline.train.prepare _record", "no epoch had ended; begin again"),
-    "train, first epoch": (TRAIN, "koffline.train.run _train_epoch", "no epoch had ended; begin again"),
-    "train, last epoch": (TRAIN, "koffline.train.run now", "the epochs that had ended are in my run; go on"),
-    "online, before the run": (ONLINE, "koffline.online.run start_run", "nothing was finished"),
-    "online, running": (ONLINE, "koffline.online.run _train_all", "go on with koffline online --resume"),
-    "sweep, before the runs": (SWEEP, "koffline.train.sweep _name_runs", "nothing was finished"),
-    "build, before an episode": (BUILD, "koffline.builders.rollouts RolloutPlayer.play", "no episodes were"),
+    "train, before the run": (
+        TRAIN,
+        "koffline.train.prepare _record",
+        "no epoch had ended; begin again",
+    ),
+    "train, first epoch": (
+        TRAIN,
+        "koffline.train.run _train_epoch",
+        "no epoch had ended; begin again",
+    ),
+    "train, last epoch": (
+        TRAIN,
+        "koffline.train.run now",
+        "the epochs that had ended are in my run; go on",
+    ),
+    "online, before the run": (
+        ONLINE,
+        "koffline.online.run start_run",
+        "nothing was finished",
+    ),
+    "online, running": (
+        ONLINE,
+        "koffline.online.run _train_all",
+        "go on with koffline online --resume",
+    ),
+    "sweep, before the runs": (
+        SWEEP,
+        "koffline.train.sweep _name_runs",
+        "nothing was finished",
+    ),
+    "build, before an episode": (
+        BUILD,
+        "koffline.builders.rollouts RolloutPlayer.play",
+        "no episodes were",
+    ),
 }
 
 
@@ -49,7 +85,9 @@ def test_an_interrupt_names_what_is_there(words, moment, said, tmp_path):
     )
     line = words.format(out="'my run'")
     hit = [sys.executable, "-c", HIT, *moment.split(), *shlex.split(line)]
-    done = subprocess.run(hit, cwd=tmp_path, capture_output=True, text=True, preexec_fn=hear_interrupts)
+    done = subprocess.run(
+        hit, cwd=tmp_path, capture_output=True, text=True, preexec_fn=hear_interrupts
+    )
     assert (done.returncode, done.stdout) == (130, ""), done.stderr
     assert done.stderr.startswith(f"interrupted; {said}")
     assert done.stderr.count("\n") == 1

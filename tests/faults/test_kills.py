@@ -1,4 +1,6 @@
-"""SIGKILL at random moments; docs/results/faults.json has a larger campaign over all commands."""
+"""SIGKILL at random moments; docs/results/faults.json has a larger campaign over all
+commands.
+"""
 
 import random
 
@@ -11,9 +13,12 @@ from scripts.faults import kill_in_a_row, main, reference_of
 CASES = {case.name: case for case in all_cases()}
 
 
-@pytest.mark.parametrize("name", [pytest.param("build", marks=pytest.mark.slow), "convert"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("build", marks=pytest.mark.slow), "convert"]
+)
 def test_killed_commands_lose_nothing(tmp_path, name):
-    case, generator = CASES[name], random.Random(0)
+    case = CASES[name]
+    generator = random.Random(0)
     reference = reference_of(case, tmp_path / "whole")
     assert reference.results
     kills = kill_in_a_row(case, reference, tmp_path / "killed", 2, generator)

@@ -1,4 +1,6 @@
-"""Streams that are full or lack characters, names that are no UTF-8, deleted folders: no traceback."""
+"""Streams that are full or lack characters, names that are no UTF-8, deleted folders:
+no traceback.
+"""
 
 import json
 import os
@@ -122,14 +124,25 @@ def test_a_full_disk_behind_stderr_stops_no_work(folder):
 
 
 @pytest.mark.parametrize(
-    "words", ["data info {}/log.hdf5", "evaluate {}/log.hdf5 --policy uniform --gamma .9"]
+    "words",
+    ["data info {}/log.hdf5", "evaluate {}/log.hdf5 --policy uniform --gamma .9"],
 )
 def test_a_deleted_folder_is_one_line_and_the_help_works(folder, words):
     script = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
     start = ["sh", "-c", script, "sh", KOFFLINE]
-    done = subprocess.run([*start, *words.format(folder).split()], cwd=folder, capture_output=True, text=True)
-    remedy = "error: the current folder was deleted; change into another one (cd); see 'koffline --help'\n"
+    done = subprocess.run(
+        [*start, *words.format(folder).split()],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    remedy = (
+        "error: the current folder was deleted; change into another one (cd); see"
+        " 'koffline --help'\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", remedy)
     for option in ("--help", "--version"):
-        done = subprocess.run([*start, option], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(
+            [*start, option], cwd=folder, capture_output=True, text=True
+        )
         assert (done.returncode, done.stderr) == (0, "")

@@ -41,14 +41,19 @@ def in_a_folder(path: Path) -> Path:
     folder.mkdir()
     path.rename(folder / path.name)
     roles = {"terminals": "terminated", "timeouts": "truncated"}
-    columns = {roles.get(key, key): Column(key, str(a.dtype), a.shape[1:]) for key, a in FLAT.items()}
+    columns = {
+        roles.get(key, key): Column(key, str(a.dtype), a.shape[1:])
+        for key, a in FLAT.items()
+    }
     shard = ShardInfo(str(folder / path.name), 4, 0)
     write_manifest(folder, LazyTransitions((shard,), Discrete(2), columns, Metadata()))
     return folder
 
 
 def other_file(path: Path) -> Path:
-    """Another HDF5 file of the reader, which holds what is none of the log's business."""
+    """Another HDF5 file of the reader, which holds what is none of the log's
+    business.
+    """
     other = path.with_name("private.hdf5")
     with h5py.File(other, "w") as file:
         file["rewards"] = np.full(4, SECRET)
@@ -115,7 +120,9 @@ def gzip_twice(path: Path) -> None:
 
 def one_huge_chunk(path: Path) -> None:
     with flat(path, lacking="rewards") as file:
-        file.create_dataset("rewards", (4,), "f8", maxshape=(None,), chunks=(2**28,), compression="gzip")
+        file.create_dataset(
+            "rewards", (4,), "f8", maxshape=(None,), chunks=(2**28,), compression="gzip"
+        )
 
 
 def same_data_many_times(path: Path) -> None:
@@ -132,7 +139,8 @@ def same_data_many_times(path: Path) -> None:
                 if f"{name}_{i}" in file:
                     del file[f"{name}_{i}"]
             file[f"observations_{i}"], file[f"actions_{i}"] = file["big"], file["big"]
-            file[f"rewards_{i}"], file[f"terminated_{i}"] = np.zeros((2**17, 1), np.int8), False
+            file[f"rewards_{i}"] = np.zeros((2**17, 1), np.int8)
+            file[f"terminated_{i}"] = False
 
 
 def a_missing_filter(path: Path) -> None:
@@ -141,7 +149,13 @@ def a_missing_filter(path: Path) -> None:
         plan.set_chunk((4,))
         plan.set_shuffle()
         plan.set_filter(32001, h5py.h5z.FLAG_OPTIONAL, ())
-        h5py.h5d.create(file.id, b"rewards", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple((4,)), plan)
+        h5py.h5d.create(
+            file.id,
+            b"rewards",
+            h5py.h5t.NATIVE_DOUBLE,
+            h5py.h5s.create_simple((4,)),
+            plan,
+        )
         file["rewards"].id.write_direct_chunk((0,), b"packed")
 
 
@@ -153,7 +167,9 @@ def a_description_without_end(path: Path) -> None:
 def a_chunk_without_its_checksum(path: Path) -> None:
     """Found by fuzzing: HDF5 subtracts the checksum's 4 bytes from 2, and reads on."""
     with flat(path, lacking="rewards") as file:
-        rewards = file.create_dataset("rewards", (4,), "f8", chunks=(4,), fletcher32=True)
+        rewards = file.create_dataset(
+            "rewards", (4,), "f8", chunks=(4,), fletcher32=True
+        )
         rewards.id.write_direct_chunk((0,), b"\0\0")
 
 
@@ -168,13 +184,18 @@ HDF5: dict[Callable[[Path], None], str] = {
     gzip_twice: "declares 872 MB and has",
     one_huge_chunk: "takes 2.15 GB in memory, 20 MB are allowed",
     same_data_many_times: "in memory, 20 MB are allowed",
-    a_missing_filter: "rewards uses HDF5 filter 32001, which this library lacks; rewrite it with gzip",
+    a_missing_filter: (
+        "rewards uses HDF5 filter 32001, which this library lacks; rewrite it with gzip"
+    ),
     a_description_without_end: "description is damaged",
 }
 # The same as shards of a folder, where the reader says something else.
 SHARDS = HDF5 | {
     one_huge_column: "declares 550 GB and has",
-    one_huge_chunk: "rewards can only be read 2.15 GB at a time; write it again with chunks of at most",
+    one_huge_chunk: (
+        "rewards can only be read 2.15 GB at a time; write it again with chunks of at"
+        " most"
+    ),
     same_data_many_times: "observations is missing",
     hard_link_loop: "rewards is missing",
 }
@@ -198,8 +219,12 @@ def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byte
 
 def flat_members(**spoilt: bytes) -> dict[str, bytes]:
     """The members of a readable log, some replaced."""
-    columns = {"observations": np.ones((4, 2)), "actions": np.zeros(4, int), "rewards": np.ones(4),
-               "terminals": np.ones(4, bool)}  # fmt: skip
+    columns = {
+        "observations": np.ones((4, 2)),
+        "actions": np.zeros(4, int),
+        "rewards": np.ones(4),
+        "terminals": np.ones(4, bool),
+    }
     members = {}
     for name, values in columns.items():
         content = io.BytesIO()
@@ -210,5 +235,9 @@ def flat_members(**spoilt: bytes) -> dict[str, bytes]:
 
 def bomb(declared: int) -> bytes:
     """Four rows of zeros in a thousandth of the bytes."""
-    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': (4, {declared // 4})}}"
-    return archive(flat_members(observations=npy(header, bytes(declared))), zipfile.ZIP_DEFLATED)
+    header = (
+        f"{{'descr': '|u1', 'fortran_order': False, 'shape': (4, {declared // 4})}}"
+    )
+    return archive(
+        flat_members(observations=npy(header, bytes(declared))), zipfile.ZIP_DEFLATED
+    )

@@ -1,4 +1,6 @@
-"""Memory and time: hostile files are read in a process that may take 256 MB more, and soon be done."""
+"""Memory and time: hostile files are read in a process that may take 256 MB more, and
+soon be done.
+"""
 
 import subprocess
 import sys
@@ -38,9 +40,13 @@ print("done")
 
 def test_bombs_are_refused_in_256_megabytes_without_a_byte_on_disk(tmp_path: Path):
     paths = []
-    for build in (hostile.gzip_twice, hostile.one_huge_column,
-                  hostile.one_huge_chunk, hostile.same_data_many_times,
-                  hostile.a_description_without_end):  # fmt: skip
+    for build in (
+        hostile.gzip_twice,
+        hostile.one_huge_column,
+        hostile.one_huge_chunk,
+        hostile.same_data_many_times,
+        hostile.a_description_without_end,
+    ):
         (tmp_path / build.__name__).mkdir()
         for name in ("whole.hdf5", "shard.hdf5"):
             build(tmp_path / build.__name__ / name)
@@ -51,14 +57,23 @@ def test_bombs_are_refused_in_256_megabytes_without_a_byte_on_disk(tmp_path: Pat
     paths[-1].write_bytes(hostile.bomb(2**28))
     done = subprocess.run(
         [sys.executable, "-c", READ, *map(str, paths)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
 BUILDERS = {
-    "dump": (lambda path: write_transitions(seeds.log(), path, "d3rlpy"), open_transitions),
-    "minari": (lambda path: write_transitions(seeds.log(), path, "minari"), open_transitions),
+    "dump": (
+        lambda path: write_transitions(seeds.log(), path, "d3rlpy"),
+        open_transitions,
+    ),
+    "minari": (
+        lambda path: write_transitions(seeds.log(), path, "minari"),
+        open_transitions,
+    ),
     "shards": (seeds.shard_folder, open_transitions),
     "checkpoint": (
         lambda path: path.write_bytes(seeds.checkpoint_seeds()[0]),
@@ -73,5 +88,7 @@ def test_every_format_keeps_to_the_figure(tmp_path: Path, kind, monkeypatch):
     build, read = BUILDERS[kind]
     build(tmp_path / "input")
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", "100")
-    with pytest.raises(KofflineError, match=r"input.* it takes .*B in memory, 100 B are allowed"):
+    with pytest.raises(
+        KofflineError, match=r"input.* it takes .*B in memory, 100 B are allowed"
+    ):
         read(tmp_path / "input")

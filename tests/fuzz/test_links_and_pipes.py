@@ -1,4 +1,6 @@
-"""Links, pipes and devices are looked at before they are opened: nothing outside is touched, nobody waits."""
+"""Links, pipes and devices are looked at before they are opened: nothing outside is
+touched, nobody waits.
+"""
 
 import contextlib
 import os
@@ -42,12 +44,15 @@ LOG = Transitions(
     episode_ids=np.arange(12) // 3,
     steps=np.arange(12) % 3,
 )
-LONG_AGO = 1_000_000_000.0  # seconds; a file that was accessed so long ago gets a new access time when read
+# seconds; a file that was accessed so long ago gets a new access time when read
+LONG_AGO = 1_000_000_000.0
 
 
 @contextlib.contextmanager
 def never_opened(path: Path) -> Iterator[None]:
-    """Check by the access time that a file was not read; skip where the file system keeps none."""
+    """Check by the access time that a file was not read; skip where the file system
+    keeps none.
+    """
     os.utime(path, (LONG_AGO, LONG_AGO))
     path.read_bytes()
     if path.stat().st_atime == LONG_AGO:
@@ -117,7 +122,10 @@ def test_links_out_of_a_folder_are_refused_unopened(
     name: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copy(Path(__file__).parents[2] / "configs" / "kloss_dqn.yaml", tmp_path / "configs.yaml")
+    shutil.copy(
+        Path(__file__).parents[2] / "configs" / "kloss_dqn.yaml",
+        tmp_path / "configs.yaml",
+    )
     make, part = FOLDERS[name]
     folder = make(tmp_path / "log-v0")
     outside = linked(folder, part)
@@ -132,7 +140,9 @@ def test_links_out_of_a_folder_are_refused_unopened(
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("link", ["columns", "num_episodes", "episode_0", "observations", "rewards"])
+@pytest.mark.parametrize(
+    "link", ["columns", "num_episodes", "episode_0", "observations", "rewards"]
+)
 def test_links_inside_hdf5_are_refused_unopened(link: str, tmp_path: Path) -> None:
     path = tmp_path / "log.hdf5"
     other = tmp_path / "other.hdf5"
@@ -144,7 +154,10 @@ def test_links_inside_hdf5_are_refused_unopened(link: str, tmp_path: Path) -> No
         if link == "num_episodes":
             file["columns"] = 1
         file[link] = h5py.ExternalLink(str(other), "rewards")
-    with never_opened(other), pytest.raises(KofflineError, match="link to another file"):
+    with (
+        never_opened(other),
+        pytest.raises(KofflineError, match="link to another file"),
+    ):
         open_transitions(path)
 
 
@@ -157,7 +170,11 @@ def test_data_kept_in_other_files_is_refused_unopened(
     attack(path)
     others = [other for other in tmp_path.iterdir() if other != path]
     assert others
-    mapping = {"action": "actions", "reward": "rewards", "observations": ["observations"]}
+    mapping = {
+        "action": "actions",
+        "reward": "rewards",
+        "observations": ["observations"],
+    }
     with never_opened(others[0]), pytest.raises(KofflineError):
         open_transitions(path, mapping=mapping if as_table else None)
 
@@ -175,28 +192,44 @@ def endless(path: Path) -> None:
 
 
 SPACE = Discrete(2)
-# What may name a file, by the file's name. Each refuses it, or does as if there were nothing.
+# What may name a file, by the file's name. Each refuses it, or does as if there were
+# nothing.
 READS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "log": ("log", open_transitions),
     "log at a URL": ("log", lambda path: open_transitions(f"file://{path}")),
     "CSV": ("log.csv", open_transitions),
     "packed CSV": ("log.csv.gz", open_transitions),
-    "Parquet at a URL": ("log.parquet", lambda path: open_transitions(f"file://{path}")),
+    "Parquet at a URL": (
+        "log.parquet",
+        lambda path: open_transitions(f"file://{path}"),
+    ),
     "Arrow": ("log.arrow", open_transitions),
-    "table in pieces": ("log.csv", lambda path: list(TableStream(path, {"action": "a", "reward": "r"}))),
+    "table in pieces": (
+        "log.csv",
+        lambda path: list(TableStream(path, {"action": "a", "reward": "r"})),
+    ),
     "folder of tables": ("part.csv", lambda path: open_transitions(path.parent)),
     "pattern": ("part.csv", lambda path: open_transitions(path.with_name("*.csv"))),
     "manifest of shards": ("manifest.json", lambda path: open_transitions(path.parent)),
-    "manifest at a URL": ("manifest.json", lambda path: open_transitions(f"file://{path.parent}", lazy=True)),
+    "manifest at a URL": (
+        "manifest.json",
+        lambda path: open_transitions(f"file://{path.parent}", lazy=True),
+    ),
     "Minari metadata": ("metadata.json", lambda path: open_transitions(path.parent)),
     "start states": ("starts.npy", lambda path: read_initial_states(str(path))),
-    "mapping": ("mapping.yaml", lambda path: open_transitions(path.parent / "log.csv", mapping=path)),
+    "mapping": (
+        "mapping.yaml",
+        lambda path: open_transitions(path.parent / "log.csv", mapping=path),
+    ),
     "settings": ("settings.yaml", read_yaml),
     "policy": ("policy.npz", lambda path: load_policy(path, SPACE, (2,))),
     "TorchScript": ("policy.pt", read_torchscript),
     "ONNX": ("policy.onnx", load_onnx),
     "model": ("model.d3", load),
-    "record beside a model": ("run.json", lambda path: training_rows(path.with_name("model.d3"))),
+    "record beside a model": (
+        "run.json",
+        lambda path: training_rows(path.with_name("model.d3")),
+    ),
     "record of a run": ("run.json", lambda path: read_record(path.parent)),
     "checkpoint": ("checkpoint.pt", lambda path: read_checkpoint(path, "")),
     "sums": ("sums", read_sums),
@@ -210,7 +243,9 @@ ABSENT = {"record beside a model", "sums", "result of a stack", "cell"}
 
 @pytest.mark.parametrize("make", [pipe, device, endless])
 @pytest.mark.parametrize("what", READS)
-def test_pipes_and_devices_are_never_read(what: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_pipes_and_devices_are_never_read(
+    what: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
     name, read = READS[what]
     if what == "mapping":
         (tmp_path / "log.csv").write_text("x,a,r\n1,0,1\n")

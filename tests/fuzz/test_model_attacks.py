@@ -19,12 +19,21 @@ from tests.refusals import one_line
 from tests.test_policies_files import scripted
 
 BOMBS = {
-    "bytes that are not there": (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x3fx.", "truncated or corrupt"),
-    "a loop": (b"\x80\x04]\x94h\x00a.", "does not hold a d3rlpy model (torch, config, version) but a list"),
+    "bytes that are not there": (
+        b"\x80\x04\x8e" + b"\xff" * 7 + b"\x3fx.",
+        "truncated or corrupt",
+    ),
+    "a loop": (
+        b"\x80\x04]\x94h\x00a.",
+        "does not hold a d3rlpy model (torch, config, version) but a list",
+    ),
     "an old import": (b"\x80\x02(ios\nsystem\n.", "asks to import os.system"),
-    "a number of any length": (b"\x80\x02L" + b"9" * 10_000 + b"L\n.", "truncated or corrupt"),
+    "a number of any length": (
+        b"\x80\x02L" + b"9" * 10_000 + b"L\n.",
+        "truncated or corrupt",
+    ),
     "too little on the stack": (b"\x80\x04s.", "truncated or corrupt"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
@@ -42,7 +51,11 @@ def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path):
     with zipfile.ZipFile(buffer) as source:
         members = {name: source.read(name) for name in source.namelist()}
     name = next(name for name in members if name.endswith("data.pkl"))
-    claims = members[name].replace(b"K\x04tq", b"M\x00\x40tq").replace(b"K\x04\x85", b"M\x00\x40\x85")
+    claims = (
+        members[name]
+        .replace(b"K\x04tq", b"M\x00\x40tq")
+        .replace(b"K\x04\x85", b"M\x00\x40\x85")
+    )
     assert claims != members[name]
     (tmp_path / "c.pt").write_bytes(archive({**members, name: claims}))
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -54,7 +67,9 @@ def external_onnx(path: Path, nested: bool) -> None:
     from onnx import TensorProto, helper
 
     path.with_name("private.bin").write_bytes(np.full(4, 777.0, np.float32).tobytes())
-    weights = helper.make_tensor("w", TensorProto.FLOAT, [2, 2], np.ones(4, np.float32).tobytes(), raw=True)
+    weights = helper.make_tensor(
+        "w", TensorProto.FLOAT, [2, 2], np.ones(4, np.float32).tobytes(), raw=True
+    )
     weights.ClearField("raw_data")
     weights.data_location = TensorProto.EXTERNAL
     for key, value in (("location", "private.bin"), ("offset", "0"), ("length", "16")):
@@ -62,12 +77,20 @@ def external_onnx(path: Path, nested: bool) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])
     p = helper.make_tensor_value_info("p", TensorProto.FLOAT, ["n", 2])
     if nested:
-        branch = helper.make_graph([helper.make_node("Constant", [], ["c"], value=weights)], "b", [], [])
-        node = helper.make_node("If", ["x"], ["p"], then_branch=branch, else_branch=branch)
+        branch = helper.make_graph(
+            [helper.make_node("Constant", [], ["c"], value=weights)], "b", [], []
+        )
+        node = helper.make_node(
+            "If", ["x"], ["p"], then_branch=branch, else_branch=branch
+        )
         graph = helper.make_graph([node], "policy", [x], [p])
     else:
-        graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["p"])], "p", [x], [p], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["p"])], "p", [x], [p], [weights]
+        )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
     path.write_bytes(model.SerializeToString())
 
 
@@ -79,9 +102,13 @@ def test_onnx_models_cannot_name_other_files(tmp_path: Path, nested):
     if not nested:
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(path), providers=["CPUExecutionProvider"]
+        )
         read = session.run(None, {"x": np.ones((1, 2), np.float32)})[0]
-        assert read.max() == 2 * 777.0, "the file beside it must be readable, else nothing is proven"
+        assert read.max() == 2 * 777.0, (
+            "the file beside it must be readable, else nothing is proven"
+        )
     with pytest.raises(PolicyError, match="keeps numbers in another file"):
         load_policy(path, Discrete(2), (2,))
 
@@ -89,13 +116,19 @@ def test_onnx_models_cannot_name_other_files(tmp_path: Path, nested):
 def test_what_runs_code_says_so_once(tmp_path: Path, caplog, monkeypatch):
     say_it_runs_code.cache_clear()
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_policy_that_runs.py").write_text("def act(x):\n    return x[:, 0] * 0\n")
+    (tmp_path / "my_policy_that_runs.py").write_text(
+        "def act(x):\n    return x[:, 0] * 0\n"
+    )
     scripted(torch.nn.Linear(2, 2), tmp_path / "policy.pt")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             load_policy("my_policy_that_runs:act", Discrete(2), (2,))
             with pytest.raises(PolicyError):  # its numbers are no probabilities
-                load_policy(tmp_path / "policy.pt", Discrete(2), (2,)).probabilities(np.ones((1, 2)))
+                load_policy(tmp_path / "policy.pt", Discrete(2), (2,)).probabilities(
+                    np.ones((1, 2))
+                )
     said = [record.getMessage() for record in caplog.records]
-    assert [text for text in said if "runs the Python module my_policy_that_runs" in text] == said[:1]
+    assert [
+        text for text in said if "runs the Python module my_policy_that_runs" in text
+    ] == said[:1]
     assert [text for text in said if "is a TorchScript program" in text] == said[1:]

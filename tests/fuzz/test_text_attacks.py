@@ -48,12 +48,23 @@ def test_hostile_settings_are_one_line(tmp_path: Path, attack):
 
 
 SPACES = {
-    "a box larger than memory": {"type": "Box", "dtype": "float32", "shape": [10**6] * 2, "low": 0},
-    "a box of code": {"type": "Box", "dtype": "object", "shape": [1], "low": [0], "high": [1]},
+    "a box larger than memory": {
+        "type": "Box",
+        "dtype": "float32",
+        "shape": [10**6] * 2,
+        "low": 0,
+    },
+    "a box of code": {
+        "type": "Box",
+        "dtype": "object",
+        "shape": [1],
+        "low": [0],
+        "high": [1],
+    },
     "a count without end": {"type": "Discrete", "n": 10**400, "start": 0},
     "an unknown kind": {"type": "os.system"},
     "a list": [],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -61,7 +72,9 @@ def test_hostile_minari_spaces_are_one_line(tmp_path: Path, name):
     seeds.minari_folder(tmp_path / "log-v0")
     path = tmp_path / "log-v0/data/metadata.json"
     described = json.loads(path.read_text())
-    path.write_text(json.dumps(described | {"observation_space": json.dumps(SPACES[name])}))
+    path.write_text(
+        json.dumps(described | {"observation_space": json.dumps(SPACES[name])})
+    )
     with one_line(DataError, match="observation_space"):
         open_transitions(tmp_path / "log-v0")
 

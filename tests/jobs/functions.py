@@ -67,7 +67,9 @@ def slow_later(shared: Any, item: int) -> int:
 
 
 def sums(shared: np.ndarray, item: int) -> np.ndarray:
-    """float64 sums of a part of the rows: their last bits tell the order in which they were added."""
+    """float64 sums of a part of the rows: their last bits tell the order in which they
+    were added.
+    """
     part = np.array_split(shared, 5)[item]
     return part.T @ part
 
@@ -81,7 +83,9 @@ def surroundings(shared: Any, item: int) -> tuple[int, str]:
 def refuse_third(kind: str, item: int) -> int:
     if item == 2:
         raise (
-            DataError("the shard is damaged; copy it again") if kind == "data" else RareError("odd; mend it")
+            DataError("the shard is damaged; copy it again")
+            if kind == "data"
+            else RareError("odd; mend it")
         )
     return item
 
@@ -113,7 +117,10 @@ def main() -> None:
     """A driver for the tests of interrupts: one job that ends, two that do not."""
     folder = Path(sys.argv[1])
     jobs = [Job("short", write, ("done",), folder / "short")]
-    jobs += [Job(f"long{i}", write_pid_and_wait, (str(folder),), folder / f"long{i}") for i in range(2)]
+    jobs += [
+        Job(f"long{i}", write_pid_and_wait, (str(folder),), folder / f"long{i}")
+        for i in range(2)
+    ]
     try:
         run_jobs(jobs, workers=2)
     except KeyboardInterrupt:

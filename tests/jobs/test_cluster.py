@@ -1,4 +1,6 @@
-"""Passes on a Ray cluster of two nodes: the same numbers as here, and what happens to workers that die."""
+"""Passes on a Ray cluster of two nodes: the same numbers as here, and what happens to
+workers that die.
+"""
 
 import os
 from collections.abc import Iterator
@@ -25,12 +27,18 @@ _STORE = 80_000_000
 
 @contextmanager
 def two_nodes(cores: int = 1) -> Iterator[Any]:
-    """A Ray cluster on this machine: each node has its own scheduler, workers and object store."""
+    """A Ray cluster on this machine: each node has its own scheduler, workers and
+    object store.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": cores, "object_store_memory": _STORE, "include_dashboard": False}
+    node = {
+        "num_cpus": cores,
+        "object_store_memory": _STORE,
+        "include_dashboard": False,
+    }
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
         cluster.add_node(num_cpus=cores, object_store_memory=_STORE)
@@ -59,21 +67,34 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_passes_over_shards_are_those_of_this_process(address: str, shards: Path) -> None:
+def test_passes_over_shards_are_those_of_this_process(
+    address: str, shards: Path
+) -> None:
     settings = PassSettings(ray=address)
     log = open_transitions(f"file://{shards}", lazy=True)
     assert len(log.shards) == 5
     assert summarise(log, settings) == summarise(log)
     assert inspect_log(log, settings) == inspect_log(log)
-    there, here = sample_units(log, 50, 1, settings=settings), sample_units(log, 50, 1)
+    there = sample_units(log, 50, 1, settings=settings)
+    here = sample_units(log, 50, 1)
     assert there.transitions.sha256 == here.transitions.sha256
 
 
-@pytest.mark.parametrize("estimator", ["lstdq", "wis", pytest.param("kloss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "estimator", ["lstdq", "wis", pytest.param("kloss", marks=pytest.mark.slow)]
+)
 def test_estimates_are_those_of_this_process(address, shards, estimator, monkeypatch):
-    monkeypatch.setattr("koffline.ope.working_log._ROWS_TOGETHER", 1)  # so that there are sums to be added
+    monkeypatch.setattr(
+        "koffline.ope.working_log._ROWS_TOGETHER", 1
+    )  # so that there are sums to be added
     log = open_transitions(shards, lazy=True)
-    quick = {"steps": 60, "full_replicas": 2, "instruments": 200, "feature_source": "random", "features": 32}
+    quick = {
+        "steps": 60,
+        "full_replicas": 2,
+        "instruments": 200,
+        "feature_source": "random",
+        "features": 32,
+    }
     here, there = (
         evaluate(log, "uniform", 0.9, estimator=estimator, stream=stream, **quick)
         for stream in (StreamSettings(), StreamSettings(ray=address))
@@ -99,5 +120,7 @@ def test_a_node_that_is_lost_does_not_end_the_pass(tmp_path: Path) -> None:
         for value in PassSettings(ray=cluster.address).map(functions.slowly, range(12)):
             heard.append(value)
             if len(heard) == 2:
-                cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+                cluster.remove_node(
+                    next(iter(cluster.worker_nodes)), allow_graceful=False
+                )
     assert [item for item, _ in heard] == list(range(12))

@@ -1,4 +1,6 @@
-"""Small stacks of runs that differ in everything that may differ, and all that can be seen of them."""
+"""Small stacks of runs that differ in everything that may differ, and all that can be
+seen of them.
+"""
 
 import contextlib
 
@@ -7,7 +9,13 @@ import numpy as np
 from koffline.online.config import CRITICS, OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
 
-SMALL = {"hidden": (6, 5), "batch_size": 4, "learning_starts": 5, "capacity": 12, "evaluation_episodes": 1}
+SMALL = {
+    "hidden": (6, 5),
+    "batch_size": 4,
+    "learning_starts": 5,
+    "capacity": 12,
+    "evaluation_episodes": 1,
+}
 ENVIRONMENTS = ["Pendulum-v1", "CartPole-v1"]
 
 
@@ -42,9 +50,16 @@ def iterate(stack, count):
 
 def agent_arrays(agent):
     """Every number of an agent by name."""
-    found = {name: np.asarray(getattr(agent, name)) for name in ("mean", "std", "kl_coef", "entropy_coef")}
+    found = {
+        name: np.asarray(getattr(agent, name))
+        for name in ("mean", "std", "kl_coef", "entropy_coef")
+    }
     for prefix, stack in (("", agent.online), ("target_", agent.target)):
-        networks = {"policy": stack.policy.flat, "log_std": stack.log_std, "value": stack.value.flat}
+        networks = {
+            "policy": stack.policy.flat,
+            "log_std": stack.log_std,
+            "value": stack.value.flat,
+        }
         found |= {prefix + name: part.numpy() for name, part in networks.items()}
     return found
 
@@ -52,10 +67,14 @@ def agent_arrays(agent):
 def everything(stack):
     """What a user can see of every run; taking it twice would empty the metrics."""
     found = []
-    evaluations, metrics = stack.evaluate(), stack.take_metrics()
+    evaluations = stack.evaluate()
+    metrics = stack.take_metrics()
     for run in range(len(stack.runs)):
         held = vars(stack.replay.held(run))
-        numbers = {**agent_arrays(stack.agent(run)), **{f"replay.{k}": v for k, v in held.items()}}
+        numbers = {
+            **agent_arrays(stack.agent(run)),
+            **{f"replay.{k}": v for k, v in held.items()},
+        }
         numbers |= {f"evaluation.{k}": v[run] for k, v in evaluations.items()}
         numbers |= {f"metrics.{k}": v[run] for k, v in metrics.items()}
         found.append(numbers)
@@ -67,14 +86,18 @@ def check_same(left, right, **tolerance):
     assert left.keys() == right.keys()
     for name in left:
         if tolerance and left[name].dtype.kind == "f":
-            np.testing.assert_allclose(left[name], right[name], err_msg=name, **tolerance)
+            np.testing.assert_allclose(
+                left[name], right[name], err_msg=name, **tolerance
+            )
         else:
             np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
 def forward(network, inputs):
     """The outputs of the only network of a stack, by their definition."""
-    *below, (top, bias) = [(w[0].numpy(), b[0, 0].numpy()) for w, b in network.layers(network.flat)]
+    *below, (top, bias) = [
+        (w[0].numpy(), b[0, 0].numpy()) for w, b in network.layers(network.flat)
+    ]
     for weight, shift in below:
         inputs = np.tanh(inputs @ weight + shift)
     return inputs @ top + bias

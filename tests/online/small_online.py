@@ -1,4 +1,6 @@
-"""Small configs, and what of two runs must be equal, for the tests of koffline online."""
+"""Small configs, and what of two runs must be equal, for the tests of koffline
+online.
+"""
 
 import csv
 from pathlib import Path
@@ -20,12 +22,16 @@ SMALL = {
 
 
 def small(**changes: Any) -> dict[str, Any]:
-    """A run of 40 iterations; checkpoints between evaluations, a replay that overflows."""
+    """A run of 40 iterations; checkpoints between evaluations, a replay that
+    overflows.
+    """
     return {**SMALL, **changes}
 
 
 def check_equal(left: Path, right: Path) -> None:
-    """Logs, models and replays of two runs are the same, and nothing half-written is left."""
+    """Logs, models and replays of two runs are the same, and nothing half-written is
+    left.
+    """
     logs = [
         {path.relative_to(out): path.read_bytes() for path in out.glob("seed_*/*.csv")}
         for out in (left, right)  # everything logged but the clock
@@ -37,8 +43,13 @@ def check_equal(left: Path, right: Path) -> None:
     for model in models:
         assert (left / model).read_bytes() == (right / model).read_bytes(), model
         replay = model.with_name("replay.hdf5")
-        assert open_transitions(left / replay).sha256 == open_transitions(right / replay).sha256
-    assert [path.name for path in right.rglob("*") if path.name.endswith((".tmp", ".part"))] == []
+        assert (
+            open_transitions(left / replay).sha256
+            == open_transitions(right / replay).sha256
+        )
+    assert [
+        path.name for path in right.rglob("*") if path.name.endswith((".tmp", ".part"))
+    ] == []
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -14,12 +14,17 @@ from koffline.online.networks import AgentStack, InputMoments, Networks, Shape
 from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 
-STATE, ACTIONS, HIDDEN, LONGEST = 3, 2, (7, 5), 10
+STATE = 3
+ACTIONS = 2
+HIDDEN = (7, 5)
+LONGEST = 10
 
 
 def make_config(settings, **others):
     """The library's settings of a naive run. windows_per_path 0 (all) unless given."""
-    shared = {name: value for name, value in asdict(settings).items() if name != "kl_coef"}
+    shared = {
+        name: value for name, value in asdict(settings).items() if name != "kl_coef"
+    }
     own = {"hidden": HIDDEN, "path_length": LONGEST, "windows_per_path": 0}
     return OnlineConfig("none", **{**shared, **own, **others})
 
@@ -27,7 +32,9 @@ def make_config(settings, **others):
 def make_agents(count, discrete=False):
     """Naive agents that differ in everything, also in how they standardise."""
     return [
-        reference.Agent(STATE, ACTIONS, discrete, seed=run, mean=0.1 * run, std=1.0 + 0.2 * run)
+        reference.Agent(
+            STATE, ACTIONS, discrete, seed=run, mean=0.1 * run, std=1.0 + 0.2 * run
+        )
         for run in range(count)
     ]
 
@@ -37,7 +44,10 @@ def make_learner(agents, configs):
     space = Discrete(ACTIONS) if agents[0].discrete else Continuous(ACTIONS)
     shape = Shape(STATE, space, HIDDEN)
     seeds = [(0, 0)] * len(agents)
-    stacks = [AgentStack.initialise(shape, seeds, dtype=torch.float64) for _ in ("online", "slow")]
+    stacks = [
+        AgentStack.initialise(shape, seeds, dtype=torch.float64)
+        for _ in ("online", "slow")
+    ]
     for run, agent in enumerate(agents):
         fill(stacks[0], run, agent.policy, agent.log_std, agent.value)
         fill(stacks[1], run, agent.slow_policy, agent.slow_log_std, agent.slow_value)
@@ -52,7 +62,9 @@ def fill(stack, run, policy, log_std, value):
     with torch.no_grad():
         for network, module in ((stack.policy, policy), (stack.value, value)):
             layers = [part for part in module if isinstance(part, torch.nn.Linear)]
-            for (weight, bias), layer in zip(network.layers(network.flat), layers, strict=True):
+            for (weight, bias), layer in zip(
+                network.layers(network.flat), layers, strict=True
+            ):
                 weight[run].copy_(layer.weight.T)
                 bias[run, 0].copy_(layer.bias)
         if log_std is not None:
@@ -60,7 +72,9 @@ def fill(stack, run, policy, log_std, value):
 
 
 def flat_row(gradients, value_gradients):
-    """Gradients of policy parameters (and log_std), then of value parameters, as one row lies."""
+    """Gradients of policy parameters (and log_std), then of value parameters, as one
+    row lies.
+    """
     *networks, log_std = gradients if len(gradients) % 2 else (*gradients, None)
     parts = [part.T if part.ndim == 2 else part for part in networks]
     parts += [] if log_std is None else [log_std]
@@ -72,11 +86,18 @@ def stack_paths(per_run):
     """Naive paths of K runs, equally many each, as one record (K, B, …)."""
     whole = [[pad(path) for path in paths] for paths in per_run]
     names = vars(whole[0][0])
-    return Paths(**{n: np.stack([[getattr(path, n) for path in paths] for paths in whole]) for n in names})
+    return Paths(
+        **{
+            n: np.stack([[getattr(path, n) for path in paths] for paths in whole])
+            for n in names
+        }
+    )
 
 
 def pad(path, filler=9.0):
-    """One path in arrays of the longest length; what lies past its end must never be read."""
+    """One path in arrays of the longest length; what lies past its end must never be
+    read.
+    """
     length = len(path)
     observations = np.full((LONGEST + 1, STATE), filler)
     actions = np.zeros((LONGEST, *path.actions.shape[1:]), dtype=path.actions.dtype)
@@ -84,27 +105,44 @@ def pad(path, filler=9.0):
     if actions.dtype.kind == "f":
         actions[:] = filler
     observations[: length + 1] = path.observations
-    actions[:length], rewards[:length] = path.actions, path.rewards
-    number, zero = np.array(length), np.array(0)
-    terminated, truncated = np.array(path.terminated), np.array(path.truncated)
-    return Paths(observations, actions, rewards, number, terminated, truncated, zero, zero, zero)
+    actions[:length] = path.actions
+    rewards[:length] = path.rewards
+    number = np.array(length)
+    zero = np.array(0)
+    terminated = np.array(path.terminated)
+    truncated = np.array(path.truncated)
+    return Paths(
+        observations, actions, rewards, number, terminated, truncated, zero, zero, zero
+    )
 
 
 def draw(runs, discrete=False, seed=0):
     """Naive paths of each run."""
     rng = np.random.default_rng(seed)
-    return [reference.random_paths(rng, STATE, ACTIONS, discrete, LONGEST) for _ in range(runs)]
+    return [
+        reference.random_paths(rng, STATE, ACTIONS, discrete, LONGEST)
+        for _ in range(runs)
+    ]
 
 
 def prepare(agents, settings, per_run, starts=None, **others):
-    """Learner, mini-batch and coefficients; every window of every path, or one each at starts (K, B)."""
-    learner, moments = make_learner(agents, [make_config(one, **others) for one in settings])
+    """Learner, mini-batch and coefficients; every window of every path, or one each at
+    starts (K, B).
+    """
+    learner, moments = make_learner(
+        agents, [make_config(one, **others) for one in settings]
+    )
     paths = stack_paths(per_run)
     if starts is None:
-        batch = learner.windows.sample(paths, [np.random.default_rng(0)] * len(agents), moments)
+        batch = learner.windows.sample(
+            paths, [np.random.default_rng(0)] * len(agents), moments
+        )
     else:
         batch = learner.windows.cut(paths, np.asarray(starts)[..., None], moments)
-    numbers = [[one.kl_coef for one in settings], [one.entropy_coef for one in settings]]
+    numbers = [
+        [one.kl_coef for one in settings],
+        [one.entropy_coef for one in settings],
+    ]
     return learner, batch, torch.tensor(numbers, dtype=torch.float64).unsqueeze(2)
 
 
@@ -113,4 +151,9 @@ def compute(agents, settings, per_run, starts=None, **others):
     learner, batch, coefficients = prepare(agents, settings, per_run, starts, **others)
     residual = Residual(learner.networks, learner._slow, batch, coefficients).windows
     diagnostics = learner.compute_gradient(batch, coefficients)
-    return SimpleNamespace(gradient=learner.gradient, residual=residual, diagnostics=diagnostics), batch
+    return (
+        SimpleNamespace(
+            gradient=learner.gradient, residual=residual, diagnostics=diagnostics
+        ),
+        batch,
+    )

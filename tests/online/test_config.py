@@ -1,4 +1,6 @@
-"""Online configs, and ``koffline online`` as it is typed: what is wrong is one line, with exit code 2."""
+"""Online configs, and ``koffline online`` as it is typed: what is wrong is one line,
+with exit code 2.
+"""
 
 import subprocess
 import sys
@@ -23,8 +25,14 @@ def test_configs_load(path):
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        ("max_divergance=1", "max_divergance is unknown; did you mean 'max_divergence'?"),
-        ("environment_options=1", "environment_options is unknown; did you mean 'env_options'"),
+        (
+            "max_divergance=1",
+            "max_divergance is unknown; did you mean 'max_divergence'?",
+        ),
+        (
+            "environment_options=1",
+            "environment_options is unknown; did you mean 'env_options'",
+        ),
         ("n_environments=1", "n_environments is unknown; did you mean 'num_envs'"),
         ("gamma=.nan", "gamma is nan: input should be a finite number"),
         ("gamma=yes", "gamma is true: a yes or no is no value here"),
@@ -33,7 +41,10 @@ def test_configs_load(path):
         ("num_envs=3", "no multiple of num_envs 3"),
         ("batch_size=1", "the kernel loss compares pairs"),
         ("memory=1", "memory is 1: input should be less than 1"),
-        ("streaming=true steps_per_iteration=1", "steps_per_iteration is 1; the kernel loss compares pairs"),
+        (
+            "streaming=true steps_per_iteration=1",
+            "steps_per_iteration is 1; the kernel loss compares pairs",
+        ),
         ("critic=memory standardise=false", "its kernel needs standardised inputs"),
     ],
 )
@@ -53,7 +64,12 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     done = run_cli("online", config, "--seed-count", 2, "--quiet")
     assert (done.exit_code, done.stderr) == (0, ""), done.output
-    for words in ("CartPole-v1, kloss: 200 steps per seed", "IQM", "95% interval", "best 1 of 2"):
+    for words in (
+        "CartPole-v1, kloss: 200 steps per seed",
+        "IQM",
+        "95% interval",
+        "best 1 of 2",
+    ):
         assert words in done.stdout
     remedy = "go on with it by --resume runs/CartPole-v1-kloss"
     assert_refused(run_cli("online", config, "--seed-count", 2), remedy)
@@ -68,31 +84,67 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
         (["--resume", "nowhere"], "--resume nowhere: there is no such folder"),
     ],
 )
-def test_what_is_refused_begins_nothing(arguments, message, config, tmp_path, monkeypatch):
+def test_what_is_refused_begins_nothing(
+    arguments, message, config, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert_refused(run_cli("online", config, *arguments), message)
     assert not (tmp_path / "runs").exists()
 
 
 def test_streaming_keeps_no_replay(config, tmp_path):
-    succeed("online", config, "--streaming", "--seed-count", 1, "--quiet", "--out", tmp_path / "run")
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["streaming"] is True
+    succeed(
+        "online",
+        config,
+        "--streaming",
+        "--seed-count",
+        1,
+        "--quiet",
+        "--out",
+        tmp_path / "run",
+    )
+    assert (
+        yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["streaming"]
+        is True
+    )
     assert (tmp_path / "run" / "seed_0" / "model.d3").exists()
     assert not (tmp_path / "run" / "seed_0" / "replay.hdf5").exists()
 
 
 def test_misspelt_settings_are_told_without_torch():
-    """The config is read before anything heavy is imported; d3rlpy knows what algorithms take."""
-    code = "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
+    """The config is read before anything heavy is imported; d3rlpy knows what
+    algorithms take.
+    """
+    code = (
+        "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch'"
+        " in sys.modules)"
+    )
     for words, said in (
-        ("online --env CartPole-v1", "there is no option '--env'; it is a setting: --set env=VALUE"),
-        ("online configs/online/swimmer.yaml --set stepz=3", "stepz is unknown; did you mean 'steps'?"),
-        ("train configs/sac.yaml --set train.n_stepz=1", "n_stepz is unknown; did you mean 'n_steps'?"),
-        ("select README.md --policies uniform ./README.md --estimator klos", "did you mean 'kloss'?"),
+        (
+            "online --env CartPole-v1",
+            "there is no option '--env'; it is a setting: --set env=VALUE",
+        ),
+        (
+            "online configs/online/swimmer.yaml --set stepz=3",
+            "stepz is unknown; did you mean 'steps'?",
+        ),
+        (
+            "train configs/sac.yaml --set train.n_stepz=1",
+            "n_stepz is unknown; did you mean 'n_steps'?",
+        ),
+        (
+            "select README.md --policies uniform ./README.md --estimator klos",
+            "did you mean 'kloss'?",
+        ),
         ("select README.md --policies uniform a.d3", "'a.d3': there is no such file"),
-        ("diagnose README.md --policy uniform --model klos", "there is no such file; did you mean 'kloss'?"),
+        (
+            "diagnose README.md --policy uniform --model klos",
+            "there is no such file; did you mean 'kloss'?",
+        ),
     ):
         command = [sys.executable, "-c", code, *words.split()]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        )
         assert said in done.stderr
         assert (done.returncode, done.stdout.strip()) == (2, "False")

@@ -11,7 +11,9 @@ from koffline.online.networks import Shape
 from koffline.online.paths import PathReplay, Paths, draw_ages
 from tests.online.reference_trust_pcl import successive_inclusion
 
-LENGTH, STATE, ACTION = 3, 2, 1
+LENGTH = 3
+STATE = 2
+ACTION = 1
 
 
 def numbered(numbers, actions=ACTION):
@@ -20,7 +22,8 @@ def numbered(numbers, actions=ACTION):
     shape = (len(n), LENGTH) if actions is None else (len(n), LENGTH, actions)
     here = n.reshape(-1, 1, 1)
     return Paths(
-        observations=np.arange(LENGTH + 1)[:, None] * 0.125 + np.tile(here, (1, LENGTH + 1, STATE)),
+        observations=np.arange(LENGTH + 1)[:, None] * 0.125
+        + np.tile(here, (1, LENGTH + 1, STATE)),
         actions=np.broadcast_to(n.reshape(-1, *(1,) * (len(shape) - 1)), shape) + 0,
         rewards=np.tile(n[:, None] + 0.5, (1, LENGTH)),
         lengths=1 + n % LENGTH,
@@ -35,9 +38,13 @@ def numbered(numbers, actions=ACTION):
 def numbers_of(paths):
     """The number of every path, after checking that no column belongs to another."""
     n = paths.first_steps // 10
-    expected = numbered(n.reshape(-1), None if paths.actions.ndim == n.ndim + 1 else ACTION)
+    expected = numbered(
+        n.reshape(-1), None if paths.actions.ndim == n.ndim + 1 else ACTION
+    )
     for name, column in vars(paths).items():
-        np.testing.assert_array_equal(column.reshape(getattr(expected, name).shape), getattr(expected, name))
+        np.testing.assert_array_equal(
+            column.reshape(getattr(expected, name).shape), getattr(expected, name)
+        )
     return n
 
 
@@ -58,11 +65,15 @@ def generators(count, seed=0):
 )
 def test_each_run_keeps_its_last_paths_in_order(capacity, appended, discrete):
     replay = make_replay(3, capacity, None if discrete else ACTION)
-    kept, count = [[], [], []], 0
+    kept = [[], [], []]
+    count = 0
     for runs in appended:
         numbers = list(range(count, count + len(runs)))
         count += len(runs)
-        replay.append(np.asarray(runs, dtype=np.int64), numbered(numbers, None if discrete else ACTION))
+        replay.append(
+            np.asarray(runs, dtype=np.int64),
+            numbered(numbers, None if discrete else ACTION),
+        )
         for run, number in zip(runs, numbers, strict=True):
             kept[run].append(number)
     for run, numbers in enumerate(kept):
@@ -84,13 +95,21 @@ CASES = [
 
 @pytest.mark.parametrize(("size", "count", "recency", "inversion"), CASES)
 def test_draws_follow_successive_sampling(size, count, recency, inversion):
-    """Both ways of drawing, against the exact law of ordered draws (chi-square at a fixed seed)."""
+    """Both ways of drawing, against the exact law of ordered draws (chi-square at a
+    fixed seed).
+    """
     weights = np.exp(-recency * np.arange(size))
-    assert (weights.sum() > 3.3 * count) == inversion, "the case does not take the way it is meant for"
-    runs, rounds = 500, 60
+    assert (weights.sum() > 3.3 * count) == inversion, (
+        "the case does not take the way it is meant for"
+    )
+    runs = 500
+    rounds = 60
     sources = generators(runs)
     ages = np.concatenate(
-        [draw_ages(sources, np.full(runs, size), count, [recency] * runs) for _ in range(rounds)]
+        [
+            draw_ages(sources, np.full(runs, size), count, [recency] * runs)
+            for _ in range(rounds)
+        ]
     )
     exact = successive_inclusion(weights.tolist(), count)
     assert sum(exact.values()) == pytest.approx(1.0)
@@ -104,11 +123,16 @@ def test_draws_follow_successive_sampling(size, count, recency, inversion):
 @pytest.mark.parametrize("capacity", [6, 10])
 def test_a_path_is_drawn_by_its_age(capacity):
     """Through the ring: the newest is drawn most often, what was overwritten never."""
-    runs, rounds, recency = 60, 100, 0.5
-    replay, sources = make_replay(runs, capacity), generators(runs, seed=2)
+    runs = 60
+    rounds = 100
+    recency = 0.5
+    replay = make_replay(runs, capacity)
+    sources = generators(runs, seed=2)
     for number in range(10):  # the ring has gone round
         replay.append(np.arange(runs), numbered([number] * runs))
-    drawn = np.stack([numbers_of(replay.sample(sources, 1, [recency] * runs)) for _ in range(rounds)])
+    drawn = np.stack(
+        [numbers_of(replay.sample(sources, 1, [recency] * runs)) for _ in range(rounds)]
+    )
     oldest = 10 - capacity
     weights = np.exp(recency * (np.arange(oldest, 10) - 9))
     assert drawn.min() >= oldest

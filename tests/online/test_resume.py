@@ -1,4 +1,6 @@
-"""A killed online run that goes on equals one that was never killed; checkpoints that cannot be used."""
+"""A killed online run that goes on equals one that was never killed; checkpoints that
+cannot be used.
+"""
 
 import errno
 import os
@@ -24,9 +26,13 @@ def whole(tmp_path_factory):
     return train(small(), tmp_path_factory.mktemp("whole") / "run", 2).out
 
 
-@pytest.mark.parametrize("also_after", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    "also_after", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
-    config = small(steps=40, learning_starts=2, evaluation_interval=20, checkpoint_interval=20)
+    config = small(
+        steps=40, learning_starts=2, evaluation_interval=20, checkpoint_interval=20
+    )
     reference = train(config, tmp_path / "whole", 1).out
     for number in range(1, 60):
         folder = tmp_path / f"hit_{number}"
@@ -38,7 +44,8 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
             check_equal(reference, folder)
         else:
             break
-    # Record, config, 2 evaluations with their logs, 2 checkpoints and models, replay, result, summary, figure
+    # Record, config, 2 evaluations with their logs, 2 checkpoints and models, replay,
+    # result, summary, figure
     assert number >= 14
 
 
@@ -99,20 +106,27 @@ def test_another_run_is_refused(changes, options, message, whole):
 
 @pytest.mark.parametrize("damage", ["cut", "junk"])
 def test_damaged_checkpoints(damage, tmp_path, caplog, monkeypatch):
-    """The older one takes over; without any the run cannot go on, and nothing is touched."""
+    """The older one takes over; without any the run cannot go on, and nothing is
+    touched.
+    """
     killed = hit_run(tmp_path, monkeypatch, checkpoint_interval=100)
     older, newer = checkpoints(killed / "checkpoints" / "seeds_0-1")
     kept = older.read_bytes()
     for path in (older, newer):
         path.write_bytes({"cut": path.read_bytes()[:-1000], "junk": b"junk"}[damage])
     before = contents_of(killed)
-    with pytest.raises(ConfigError, match="is damaged and no older one can be read; the run cannot go on"):
+    with pytest.raises(
+        ConfigError,
+        match="is damaged and no older one can be read; the run cannot go on",
+    ):
         train(resume=killed)
     assert contents_of(killed) == before
     older.write_bytes(kept)
     train(resume=killed)
     assert f"checkpoint {newer} is damaged; going on from the one before" in caplog.text
-    check_equal(train(small(checkpoint_interval=100), tmp_path / "whole", 2).out, killed)
+    check_equal(
+        train(small(checkpoint_interval=100), tmp_path / "whole", 2).out, killed
+    )
 
 
 def test_a_full_disk_at_a_checkpoint(whole, tmp_path, monkeypatch):
@@ -127,9 +141,15 @@ def test_a_full_disk_at_a_checkpoint(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
         written = "step_000000300.pt cannot be written (No space left on device)"
-        with one_line(ConfigError, written, "150.pt before it is intact: free the disk, then --resume"):
+        with one_line(
+            ConfigError,
+            written,
+            "150.pt before it is intact: free the disk, then --resume",
+        ):
             train(small(), tmp_path / "run", 2)
-    kept = [path.name for path in (tmp_path / "run").rglob("*.p*") if "step" in path.name]
+    kept = [
+        path.name for path in (tmp_path / "run").rglob("*.p*") if "step" in path.name
+    ]
     assert kept == ["step_000000150.pt"]
     train(resume=tmp_path / "run")
     check_equal(whole, tmp_path / "run")
@@ -152,10 +172,21 @@ main()
 
 def test_ctrl_c_says_how_to_go_on(whole, tmp_path):
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(small()))
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "small.yaml"), str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=hear_interrupts)
+    command = [
+        sys.executable,
+        "-c",
+        INTERRUPTED,
+        str(tmp_path / "small.yaml"),
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, preexec_fn=hear_interrupts
+    )
     assert done.returncode == 130
-    assert done.stderr.strip() == f"interrupted; go on with koffline online --resume {tmp_path / 'run'}"
+    assert (
+        done.stderr.strip()
+        == f"interrupted; go on with koffline online --resume {tmp_path / 'run'}"
+    )
     newest_one = checkpoints(tmp_path / "run" / "checkpoints" / "seeds_0-1")[-1]
     assert newest_one.name == "step_000000150.pt"
     train(resume=tmp_path / "run")

@@ -1,4 +1,6 @@
-"""An online run: what its directory holds, seeds in stacks and processes and in a few numbers, divergence."""
+"""An online run: what its directory holds, seeds in stacks and processes and in a few
+numbers, divergence.
+"""
 
 import json
 import math
@@ -27,9 +29,15 @@ def test_what_a_run_leaves(tmp_path):
         evaluations = rows(folder / "evaluation.csv")
         assert [row["step"] for row in evaluations] == ["100", "200", "300", "400"]
         # CartPole pays 1 per step.
-        assert all(1.0 <= float(row["return"]) == float(row["length"]) for row in evaluations)
+        assert all(
+            1.0 <= float(row["return"]) == float(row["length"]) for row in evaluations
+        )
         metrics = rows(folder / "metrics.csv")
-        unknown = [name for name, value in metrics[-1].items() if not math.isfinite(float(value))]
+        unknown = [
+            name
+            for name, value in metrics[-1].items()
+            if not math.isfinite(float(value))
+        ]
         assert unknown in ([], ["policy_std"])  # discrete actions have none
         model = koffline.load(folder / "model.d3")
         assert model.predict(np.zeros((2, 4), dtype=np.float32)).shape == (2,)
@@ -43,11 +51,23 @@ def test_what_a_run_leaves(tmp_path):
     assert kept == ["step_000000300.pt", "step_000000400.pt"]
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["env"], summary["critic"]) == ("CartPole-v1", "kloss")
-    assert (summary["seeds"], summary["steps"], summary["diverged"]) == ([3, 4], 400, {})
-    last = [float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"]) for seed in (3, 4)]
-    assert (summary["best_1_of_2"], summary["interval"]) == (max(last), [min(last), max(last)])
+    assert (summary["seeds"], summary["steps"], summary["diverged"]) == (
+        [3, 4],
+        400,
+        {},
+    )
+    last = [
+        float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"])
+        for seed in (3, 4)
+    ]
+    assert (summary["best_1_of_2"], summary["interval"]) == (
+        max(last),
+        [min(last), max(last)],
+    )
     assert summary["return"]["per_seed"] == {"3": last[0], "4": last[1]}
-    assert not {"seconds", "steps_per_second"} & set(summary)  # the same run, the same bytes
+    assert not {"seconds", "steps_per_second"} & set(
+        summary
+    )  # the same run, the same bytes
     assert json.loads((out / "run.json").read_text())["finished"]
 
 
@@ -59,8 +79,12 @@ def test_seeds_may_be_trained_in_several_processes(tmp_path):
     for seed, single in enumerate(alone):
         name = f"seed_{seed}"
         for file in ("evaluation.csv", "metrics.csv"):
-            assert (both.out / name / file).read_bytes() == (single.out / name / file).read_bytes()
-    again = train(None, resume=tmp_path / "both")  # with another number of workers: the same stacks
+            assert (both.out / name / file).read_bytes() == (
+                single.out / name / file
+            ).read_bytes()
+    again = train(
+        None, resume=tmp_path / "both"
+    )  # with another number of workers: the same stacks
     assert again == both
 
 
@@ -83,7 +107,11 @@ def test_divergence_of_one_seed(tmp_path, caplog, monkeypatch):
     assert "seed 1 diverged by step 200" in caplog.text
     folders = [tmp_path / "run" / f"seed_{k}" for k in range(3)]
     assert [len(rows(folder / "evaluation.csv")) for folder in folders] == [4, 1, 4]
-    assert [(folder / "replay.hdf5").exists() for folder in folders] == [True, False, True]
+    assert [(folder / "replay.hdf5").exists() for folder in folders] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_divergence_of_all_seeds_ends_the_run(tmp_path, monkeypatch):
@@ -98,13 +126,17 @@ FINAL = (10.0, 60.0, 30.0, 40.0, 50.0, 20.0)
 
 
 def summary_of(diverged=None, out=Path("run"), **known):
-    """Of returns that rise evenly to their last value in three evaluations; sampled ones are half of them.
+    """Of returns that rise evenly to their last value in three evaluations; sampled
+    ones are half of them.
 
     known: how many evaluations some seeds have.
     """
     logs = {
         f"seed_{seed}/evaluation.csv": [
-            {"step": 100 * k, **dict(zip(COLUMNS, (final * k / 3, 7.0, final * k / 6), strict=True))}
+            {
+                "step": 100 * k,
+                **dict(zip(COLUMNS, (final * k / 3, 7.0, final * k / 6), strict=True)),
+            }
             for k in range(1, 1 + known.get(f"seed_{seed}", 3))
         ]
         for seed, final in enumerate(FINAL)
@@ -136,12 +168,18 @@ def test_a_diverged_seed_is_infinitely_bad(tmp_path):
     assert summary.curves["return"][0].per_seed[1] == FINAL[1] / 3
     write_summary(summary)
     content = json.loads((tmp_path / "summary.json").read_text())
-    assert (content["iqm"], content["best_5_of_6"], content["diverged"]) == (25.0, 30.0, {"1": 200})
+    assert (content["iqm"], content["best_5_of_6"], content["diverged"]) == (
+        25.0,
+        30.0,
+        {"1": 200},
+    )
     assert content["return"]["per_seed"]["1"] is None
 
 
 def test_where_all_seeds_diverged_none_has_a_last_return():
-    summary = summary_of(dict.fromkeys(range(6), 200), **{f"seed_{seed}": 1 for seed in range(6)})
+    summary = summary_of(
+        dict.fromkeys(range(6), 200), **{f"seed_{seed}": 1 for seed in range(6)}
+    )
     assert summary.points == (100, 200)
     assert summary.last["return"].per_seed == (-math.inf,) * 6
     assert summary.curves["return"][0].per_seed == tuple(final / 3 for final in FINAL)

@@ -26,11 +26,16 @@ COLUMNS = (
 )
 
 
-def discrete_log(n: int = 60, length: int = 10, **changes: object) -> koffline.Transitions:
-    """Episodes of `length` steps, every second one terminated, the others cut by a time limit."""
+def discrete_log(
+    n: int = 60, length: int = 10, **changes: object
+) -> koffline.Transitions:
+    """Episodes of `length` steps, every second one terminated, the others cut by a time
+    limit.
+    """
     generator = np.random.default_rng(3)
     steps = np.arange(n) % length
-    last, episode = steps == length - 1, np.arange(n) // length
+    last = steps == length - 1
+    episode = np.arange(n) // length
     states = generator.normal(size=(n, 2))
     columns: dict[str, object] = {
         "observations": states,
@@ -49,8 +54,13 @@ def discrete_log(n: int = 60, length: int = 10, **changes: object) -> koffline.T
 
 def continuous_log() -> koffline.Transitions:
     """Fifty rows without episodes."""
-    actions, space = np.random.default_rng(4).uniform(-1.0, 1.0, (50, 1)), koffline.Continuous(1, -1.0, 1.0)
-    alone = {"terminated": np.zeros(50, bool), "truncated": np.zeros(50, bool), "episode_ids": None}
+    actions = np.random.default_rng(4).uniform(-1.0, 1.0, (50, 1))
+    space = koffline.Continuous(1, -1.0, 1.0)
+    alone = {
+        "terminated": np.zeros(50, bool),
+        "truncated": np.zeros(50, bool),
+        "episode_ids": None,
+    }
     return discrete_log(50, actions=actions, action_space=space, steps=None, **alone)
 
 
@@ -58,16 +68,22 @@ def facts_of(log: koffline.Transitions, gamma: float) -> LogFacts:
     return log_facts(LogPart(log, np.arange(log.n_episodes)), gamma)
 
 
-SOFT = DiscretePolicy(3, lambda s: softmax(np.stack([s[:, 0], s[:, 1], 0.0 * s[:, 0]], axis=1), axis=1))
+SOFT = DiscretePolicy(
+    3, lambda s: softmax(np.stack([s[:, 0], s[:, 1], 0.0 * s[:, 0]], axis=1), axis=1)
+)
 NOISY = ContinuousPolicy(
     1,
     lambda s: np.tanh(s[:, :1]),
-    lambda s, generator: np.clip(np.tanh(s[:, :1]) + 0.2 * generator.normal(size=(len(s), 1)), -1.0, 1.0),
+    lambda s, generator: np.clip(
+        np.tanh(s[:, :1]) + 0.2 * generator.normal(size=(len(s), 1)), -1.0, 1.0
+    ),
 )
 
 
 def prepared(kind: str, gamma: float = 0.9, draws: int = 3) -> EvaluationProblem:
-    log, policy = (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
+    log, policy = (
+        (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
+    )
     return prepare_problem(log, policy, gamma, draws, np.random.default_rng(0))
 
 
@@ -82,27 +98,40 @@ def stack(problem: EvaluationProblem, replicas: int = 2) -> tuple[StackedMLP, ob
 def plain_hidden(network: StackedMLP, replica: int, inputs: np.ndarray) -> np.ndarray:
     """Last hidden units (B, h) of one network, layer by layer in numpy."""
     for weight, bias in network.layers(network.flat)[:-1]:
-        inputs = np.maximum(inputs @ weight[replica].numpy() + bias[replica].numpy(), 0.0)
+        inputs = np.maximum(
+            inputs @ weight[replica].numpy() + bias[replica].numpy(), 0.0
+        )
     return inputs
 
 
 def plain_q(network: StackedMLP, replica: int, inputs: np.ndarray) -> np.ndarray:
     """Outputs (B, n) of one network."""
     weight, bias = network.layers(network.flat)[-1]
-    return plain_hidden(network, replica, inputs) @ weight[replica].numpy() + bias[replica].numpy()
+    return (
+        plain_hidden(network, replica, inputs) @ weight[replica].numpy()
+        + bias[replica].numpy()
+    )
 
 
 def uneven_log(kind: str, episodes: int = 60, seed: int = 8) -> koffline.Transitions:
-    """Weighted episodes of 1 … 12 steps, ``discrete`` with the behaviour's chances; or ``rows`` alone."""
+    """Weighted episodes of 1 … 12 steps, ``discrete`` with the behaviour's chances; or
+    ``rows`` alone.
+    """
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, 13, episodes)
-    n, starts = int(lengths.sum()), np.cumsum(lengths) - lengths
+    n = int(lengths.sum())
+    starts = np.cumsum(lengths) - lengths
     last = np.isin(np.arange(n), starts + lengths - 1)
     terminated = last & (generator.random(n) < 0.5)
-    states, discrete = generator.normal(size=(n, 2)), kind == "discrete"
+    states = generator.normal(size=(n, 2))
+    discrete = kind == "discrete"
     return koffline.Transitions(
         observations=states,
-        actions=generator.integers(3, size=n) if discrete else generator.uniform(-1, 1, (n, 1)),
+        actions=(
+            generator.integers(3, size=n)
+            if discrete
+            else generator.uniform(-1, 1, (n, 1))
+        ),
         rewards=states[:, 0] + generator.normal(size=n),
         next_observations=0.8 * states + 0.3 * generator.normal(size=(n, 2)),
         terminated=terminated,
@@ -110,26 +139,38 @@ def uneven_log(kind: str, episodes: int = 60, seed: int = 8) -> koffline.Transit
         steps=None if kind == "rows" else np.arange(n) - np.repeat(starts, lengths),
         weights=np.repeat(generator.uniform(0.5, 2.0, episodes), lengths),
         behavior_log_probabilities=np.full(n, np.log(1.0 / 3.0)) if discrete else None,
-        action_space=koffline.Discrete(3) if discrete else koffline.Continuous(1, -1.0, 1.0),
+        action_space=(
+            koffline.Discrete(3) if discrete else koffline.Continuous(1, -1.0, 1.0)
+        ),
     )
 
 
-def mortal_log(rows_after: bool, episodes: int = 3000, most: int = 3) -> koffline.Transitions:
-    """One is paid a step and the world ends after any with probability 0.2, whatever is done: worth 1/0.28.
+def mortal_log(
+    rows_after: bool, episodes: int = 3000, most: int = 3
+) -> koffline.Transitions:
+    """One is paid a step and the world ends after any with probability 0.2, whatever is
+    done: worth 1/0.28.
 
-    Recording stops after ``most`` steps. Without ``rows_after`` the last row of a cut episode is lost, as to
-    a reader that finds no next observation.
+    Recording stops after ``most`` steps. Without ``rows_after`` the last row of a cut
+    episode is lost, as to a reader that finds no next observation.
     """
     generator = np.random.default_rng(5)
     lengths = np.minimum(generator.geometric(0.2, episodes), most + 1)  # most + 1: cut
-    ended, kept = lengths <= most, np.minimum(lengths, most)
+    ended = lengths <= most
+    kept = np.minimum(lengths, most)
     kept = np.where(ended, kept, most if rows_after else most - 1)
     last = np.cumsum(kept) - 1
     flags = np.zeros((2, last[-1] + 1), dtype=bool)
-    flags[0, last], flags[1, last] = ended, ~ended
+    flags[0, last] = ended
+    flags[1, last] = ~ended
     states = generator.normal(size=(2, len(flags[0]), 1))
     return koffline.Transitions(
-        states[0], generator.integers(2, size=len(flags[0])), np.ones(len(flags[0])), states[1], *flags,
-        episode_ids=np.repeat(np.arange(episodes), kept), action_space=koffline.Discrete(2),
+        states[0],
+        generator.integers(2, size=len(flags[0])),
+        np.ones(len(flags[0])),
+        states[1],
+        *flags,
+        episode_ids=np.repeat(np.arange(episodes), kept),
+        action_space=koffline.Discrete(2),
         metadata=Metadata(lost_last_rows=not rows_after),
-    )  # fmt: skip
+    )

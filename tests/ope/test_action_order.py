@@ -1,4 +1,6 @@
-"""The order of named actions: natural, said for every policy that returns an array, and doubted if wrong."""
+"""The order of named actions: natural, said for every policy that returns an array, and
+doubted if wrong.
+"""
 
 import json
 import warnings
@@ -37,9 +39,16 @@ def table(path, rows: int = 3000, names=BANNERS, seed: int = 0):
     """A log of banners; each has its own chance of a click."""
     generator = np.random.default_rng(seed)
     states = generator.normal(size=(rows, 2))
-    actions = (generator.random((rows, 1)) >= logger(states).cumsum(axis=1)[:, :-1]).sum(axis=1)
+    actions = (
+        generator.random((rows, 1)) >= logger(states).cumsum(axis=1)[:, :-1]
+    ).sum(axis=1)
     clicks = generator.random(rows) < np.linspace(0.05, 0.95, COUNT)[actions]
-    columns = {"x_0": states[:, 0], "x_1": states[:, 1], "a": [names[a] for a in actions], "r": clicks * 1}
+    columns = {
+        "x_0": states[:, 0],
+        "x_1": states[:, 1],
+        "a": [names[a] for a in actions],
+        "r": clicks * 1,
+    }
     frame = pl.DataFrame(columns)
     frame.write_parquet(path) if path.suffix == ".parquet" else frame.write_csv(path)
     return path
@@ -56,19 +65,26 @@ def table(path, rows: int = 3000, names=BANNERS, seed: int = 0):
         (["1e3", "nan", "20"], in_natural_order(["20", "nan", "1e3"])),
     ],
 )
-def test_natural_order_is_that_of_numbers_and_does_not_depend_on_the_order_given(given, expected) -> None:
+def test_natural_order_is_that_of_numbers_and_does_not_depend_on_the_order_given(
+    given, expected
+) -> None:
     assert in_natural_order(given) == in_natural_order(reversed(given)) == expected
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
-def test_tables_files_and_shards_number_actions_in_natural_order(name, tmp_path) -> None:
+def test_tables_files_and_shards_number_actions_in_natural_order(
+    name, tmp_path
+) -> None:
     path = table(tmp_path / name)
     log = open_transitions(path, mapping=MAPPING)
     assert log.metadata.extra["action_names"] == BANNERS
     assert any("natural order" in note for note in log.metadata.notes)
     for target in ("copy.hdf5", "copy.npz", "copy.parquet"):
         write_transitions(log, tmp_path / target)
-        assert open_transitions(tmp_path / target).metadata.extra["action_names"] == BANNERS
+        assert (
+            open_transitions(tmp_path / target).metadata.extra["action_names"]
+            == BANNERS
+        )
     shards = convert_to_shards(path, tmp_path / "shards", 500, mapping=MAPPING)
     assert shards.metadata.extra["action_names"] == BANNERS
     np.testing.assert_array_equal(shards.load().actions, log.actions)
@@ -79,11 +95,15 @@ def test_several_files_share_one_natural_order(tmp_path) -> None:
     folder.mkdir()
     table(folder / "part_2.parquet", rows=40, seed=2)
     table(folder / "part_10.parquet", rows=400, seed=3)
-    assert open_transitions(folder, mapping=MAPPING).metadata.extra["action_names"] == BANNERS
+    assert (
+        open_transitions(folder, mapping=MAPPING).metadata.extra["action_names"]
+        == BANNERS
+    )
 
 
 def test_an_order_that_a_mapping_or_a_file_fixes_is_kept(tmp_path) -> None:
-    path, letters = table(tmp_path / "log.csv"), sorted(BANNERS)
+    path = table(tmp_path / "log.csv")
+    letters = sorted(BANNERS)
     log = open_transitions(path, mapping={**MAPPING, "action_names": letters})
     write_transitions(log, tmp_path / "kept.hdf5")
     for each in (log, open_transitions(tmp_path / "kept.hdf5")):
@@ -92,7 +112,9 @@ def test_an_order_that_a_mapping_or_a_file_fixes_is_kept(tmp_path) -> None:
 
 
 def test_inspect_lists_actions_in_natural_order(tmp_path) -> None:
-    found = json.loads(succeed("data", "inspect", table(tmp_path / "log.csv", rows=400), "--json"))
+    found = json.loads(
+        succeed("data", "inspect", table(tmp_path / "log.csv", rows=400), "--json")
+    )
     assert found["mapping"]["action_names"] == BANNERS
 
 
@@ -103,12 +125,16 @@ class Net(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    return open_transitions(table(tmp_path_factory.mktemp("log") / "log.csv"), mapping=MAPPING)
+    return open_transitions(
+        table(tmp_path_factory.mktemp("log") / "log.csv"), mapping=MAPPING
+    )
 
 
 def _torchscript(folder):
     with warnings.catch_warnings():  # torch's own
-        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", message=".*torch.jit.*", category=DeprecationWarning
+        )
         torch.jit.script(Net()).save(str(folder / "net.pt"))
     return folder / "net.pt"
 
@@ -129,24 +155,45 @@ def _npz(folder):
         _torchscript,
     ],
 )
-def test_a_note_says_the_order_for_every_policy_that_returns_an_array(make, log, tmp_path) -> None:
+def test_a_note_says_the_order_for_every_policy_that_returns_an_array(
+    make, log, tmp_path
+) -> None:
     policy = make(tmp_path)
-    policy = as_policy(policy, log.action_space, log.observation_shape, features=log.metadata.features)
+    policy = as_policy(
+        policy, log.action_space, log.observation_shape, features=log.metadata.features
+    )
     note = f"array columns are read as: {', '.join(BANNERS)}"
     assert policy.notes.count(note) == 1
-    again = as_policy(policy, log.action_space, log.observation_shape, features=log.metadata.features)
+    again = as_policy(
+        policy, log.action_space, log.observation_shape, features=log.metadata.features
+    )
     assert again.notes == policy.notes
-    uniform = load_policy("uniform", log.action_space, log.observation_shape, log.metadata.features)
+    uniform = load_policy(
+        "uniform", log.action_space, log.observation_shape, log.metadata.features
+    )
     assert note not in uniform.notes
 
 
 def test_the_order_stands_in_the_report_and_in_the_json(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "banner_policy.py").write_text(
-        "import numpy as np\ndef first(states):\n    return np.eye(12)[np.zeros(len(states), int)]\n"
+        "import numpy as np\ndef first(states):\n    return"
+        " np.eye(12)[np.zeros(len(states), int)]\n"
     )
-    options = ("--observations=x_*", "--action=a", "--reward=r", "--one-step", "--set=steps=20")
-    command = ("evaluate", table(tmp_path / "log.csv"), *options, "--policy", "banner_policy:first")
+    options = (
+        "--observations=x_*",
+        "--action=a",
+        "--reward=r",
+        "--one-step",
+        "--set=steps=20",
+    )
+    command = (
+        "evaluate",
+        table(tmp_path / "log.csv"),
+        *options,
+        "--policy",
+        "banner_policy:first",
+    )
     said = json.loads(succeed(*command, "--json", "--out", tmp_path / "out"))
     assert said["diagnostics"]["action_names"] == BANNERS
     assert f"array columns are read as: {', '.join(BANNERS)}" in said["notes"]
@@ -158,7 +205,13 @@ def test_the_order_stands_in_the_report_and_in_the_json(tmp_path, monkeypatch) -
     ("policy", "is_doubted"),
     [
         (by_letters, True),
-        (lambda states: by_letters(states) ** 2 / (by_letters(states) ** 2).sum(axis=1, keepdims=True), True),
+        (
+            lambda states: (
+                by_letters(states) ** 2
+                / (by_letters(states) ** 2).sum(axis=1, keepdims=True)
+            ),
+            True,
+        ),
         (logger, False),
         (lambda states: np.roll(logger(states), 1, axis=1), False),
         (lambda states: logger(states)[:, ::-1], False),
@@ -173,13 +226,17 @@ def test_a_policy_in_the_order_of_letters_is_doubted_and_the_remedy_mends_it(
     log = open_transitions(path, mapping=MAPPING)
     options = {**QUICK, "hidden_units": (8,), "instruments": 40}
     found = koffline.evaluate(log, policy, **options)
-    reasons = [reason.text for reason in found.verdict.reasons if reason.kind == "actions"]
+    reasons = [
+        reason.text for reason in found.verdict.reasons if reason.kind == "actions"
+    ]
     assert bool(reasons) == is_doubted
     if not is_doubted:
         return
     assert "the order of letters (banner_0, banner_1, banner_10" in reasons[0]
     assert "list that order as action_names" in reasons[0]
-    mended = open_transitions(path, mapping={**MAPPING, "action_names": sorted(BANNERS)})
+    mended = open_transitions(
+        path, mapping={**MAPPING, "action_names": sorted(BANNERS)}
+    )
     again = koffline.evaluate(mended, policy, **options)
     assert not again.verdict.because("actions")
 
@@ -190,7 +247,9 @@ def test_a_policy_in_the_order_of_letters_is_doubted_and_the_remedy_mends_it(
 
 
 def test_agreement_is_the_sum_of_covariances_by_hand() -> None:
-    """Seven actions in reverse; each row's policy is sure of the logged action, misnumbered."""
+    """Seven actions in reverse; each row's policy is sure of the logged action,
+    misnumbered.
+    """
     names = [f"x{number}" for number in (1, 2, 3, 4, 5, 6, 10)]
     letters = sorted(names)  # x1 x10 x2 …: six of seven move
     actions = np.tile(np.arange(7), 50)

@@ -1,4 +1,6 @@
-"""What the policy that wrote a log is worth, and the uplift over it: against answers known exactly."""
+"""What the policy that wrote a log is worth, and the uplift over it: against answers
+known exactly.
+"""
 
 import dataclasses
 
@@ -22,7 +24,9 @@ def test_complete_episodes_say_it_by_their_returns() -> None:
     log = discrete_log()
     ended = np.arange(len(log)) % 10 == 9
     weights = np.repeat([1.0, 2.0, 1.0, 1.0, 3.0, 1.0], 10)
-    log = log.replace(terminated=ended, truncated=np.zeros(len(log), bool), weights=weights)
+    log = log.replace(
+        terminated=ended, truncated=np.zeros(len(log), bool), weights=weights
+    )
     log = log.with_metadata(log.metadata.with_notes("it assumed something"))
     found = koffline.evaluate(log, "uniform", 0.9, **QUICK)
     assert found.notes == ("it assumed something",)
@@ -34,7 +38,9 @@ def test_complete_episodes_say_it_by_their_returns() -> None:
 
 
 def test_a_return_goes_on_after_the_cut() -> None:
-    """Reward about one for ever: worth ten, whatever is done; ten logged steps show 6.5 of it."""
+    """Reward about one for ever: worth ten, whatever is done; ten logged steps show 6.5
+    of it.
+    """
     log = discrete_log(600).replace(
         rewards=1.0 + 0.01 * (-1.0) ** np.arange(600),
         terminated=np.zeros(600, bool),
@@ -48,7 +54,9 @@ def test_a_return_goes_on_after_the_cut() -> None:
 
 
 def test_replicas_are_not_clipped_one_by_one() -> None:
-    """The values whose difference is the uplift both go beyond what is possible, or neither."""
+    """The values whose difference is the uplift both go beyond what is possible, or
+    neither.
+    """
     settings = EvaluationSettings(gamma=0.9, **QUICK)
     with open_workspace(discrete_log(), "uniform", settings) as workspace:
         fitted = workspace.fitted
@@ -63,16 +71,23 @@ def test_replicas_are_not_clipped_one_by_one() -> None:
 def test_the_uplift_is_that_of_the_exact_values(name: str) -> None:
     case = EXACT_PROBLEMS[name]
     assert isinstance(case, FiniteCase)
-    problem, behavior = case(1, 4000), case.world.mdp.policy_value(case.behavior, case.gamma)
-    found = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, **SMALL)
+    problem = case(1, 4000)
+    behavior = case.world.mdp.policy_value(case.behavior, case.gamma)
+    found = koffline.evaluate(
+        problem.transitions, problem.policy, problem.gamma, **SMALL
+    )
     assert found.uplift.interval.holds(problem.value - behavior)
     assert found.uplift.behavior_interval.holds(behavior)
-    assert abs(found.behavior_value - behavior) < abs(found.diagnostics["logged_return"] - behavior)
+    assert abs(found.behavior_value - behavior) < abs(
+        found.diagnostics["logged_return"] - behavior
+    )
 
 
 def test_noise_that_both_share_cancels() -> None:
     problem = EXACT_PROBLEMS["linear_on"](2)
-    found = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, **SMALL)
+    found = koffline.evaluate(
+        problem.transitions, problem.policy, problem.gamma, **SMALL
+    )
     assert found.uplift.interval.holds(0.0)
     assert found.uplift.interval.width < 0.6 * found.interval.width
 
@@ -80,11 +95,17 @@ def test_noise_that_both_share_cancels() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["chain_off", "chain_off_limited", "grid_off_limited"])
 def test_uplift_intervals_hold_the_uplift_in_most_logs(name: str) -> None:
-    """At 95 % fewer than 33 of 40 logs would come up less than once in a thousand times."""
-    case, held = EXACT_PROBLEMS[name], 0
+    """At 95 % fewer than 33 of 40 logs would come up less than once in a thousand
+    times.
+    """
+    case = EXACT_PROBLEMS[name]
+    held = 0
     for seed in range(40):
-        problem, behavior = case(seed, 2000), case.world.mdp.policy_value(case.behavior, case.gamma)
-        found = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, seed=seed, **SMALL)
+        problem = case(seed, 2000)
+        behavior = case.world.mdp.policy_value(case.behavior, case.gamma)
+        found = koffline.evaluate(
+            problem.transitions, problem.policy, problem.gamma, seed=seed, **SMALL
+        )
         held += found.uplift.interval.holds(problem.value - behavior)
     assert held >= 33
 
@@ -92,8 +113,18 @@ def test_uplift_intervals_hold_the_uplift_in_most_logs(name: str) -> None:
 def test_nothing_is_said_of_actions_that_are_not_known() -> None:
     log = discrete_log()
     starts = np.zeros((4, 2))
-    assert koffline.evaluate(log, "uniform", 0.9, initial_observations=starts, **QUICK).uplift is None
-    assert koffline.evaluate(continuous_log(), lambda s: 0.0 * s[:, :1], 0.9, **QUICK).uplift is None
+    assert (
+        koffline.evaluate(
+            log, "uniform", 0.9, initial_observations=starts, **QUICK
+        ).uplift
+        is None
+    )
+    assert (
+        koffline.evaluate(
+            continuous_log(), lambda s: 0.0 * s[:, :1], 0.9, **QUICK
+        ).uplift
+        is None
+    )
 
 
 def _interval(low: float, high: float) -> Interval:
@@ -103,28 +134,51 @@ def _interval(low: float, high: float) -> Interval:
 @pytest.mark.parametrize(
     ("uplift", "coverage", "words"),
     [
-        (None, 0.97, "The policy is worth 10.0 ± 1.0 (95% interval); coverage is good (97%)."),
+        (
+            None,
+            0.97,
+            "The policy is worth 10.0 ± 1.0 (95% interval); coverage is good (97%).",
+        ),
         (
             Uplift(3.0, _interval(2.5, 3.5), 7.0, None),
             0.97,
-            "10.0 ± 1.0, 3.00 ± 0.50 more than the policy that wrote the log (95% intervals); coverage is",
+            (
+                "10.0 ± 1.0, 3.00 ± 0.50 more than the policy that wrote the log (95%"
+                " intervals); coverage is"
+            ),
         ),
-        (Uplift(-3.0, _interval(-5.0, -2.0), 13.0, None), 0.97, "3.0 (2.0 to 5.0) less than the policy"),
-        (Uplift(0.2, _interval(-0.2, 0.6), 9.8, None), 0.97, "not clearly more or less (0.20 ± 0.40) than"),
+        (
+            Uplift(-3.0, _interval(-5.0, -2.0), 13.0, None),
+            0.97,
+            "3.0 (2.0 to 5.0) less than the policy",
+        ),
+        (
+            Uplift(0.2, _interval(-0.2, 0.6), 9.8, None),
+            0.97,
+            "not clearly more or less (0.20 ± 0.40) than",
+        ),
         (None, 0.7, f"take it with care: {describe_coverage(0.7)}."),
     ],
 )
-def test_the_verdict_has_a_sentence(uplift: Uplift | None, coverage: float, words: str) -> None:
+def test_the_verdict_has_a_sentence(
+    uplift: Uplift | None, coverage: float, words: str
+) -> None:
     found: PointEstimate = dataclasses.replace(FOUND, uplift=uplift)
     near = Coverage(coverage, np.zeros(0), np.zeros(0))
     assert words in judge(found, LIMITS, near, 10.0, ROBUST).sentence
 
 
 @pytest.mark.parametrize(("rows_after", "most"), [(True, 3), (False, 4)])
-def test_ends_of_the_world_are_not_too_frequent_where_recording_stops(rows_after: bool, most: int) -> None:
-    """At a stop only rows where the world ended are left, or have no need of a next action."""
+def test_ends_of_the_world_are_not_too_frequent_where_recording_stops(
+    rows_after: bool, most: int
+) -> None:
+    """At a stop only rows where the world ended are left, or have no need of a next
+    action.
+    """
     log = mortal_log(rows_after, most=most)
-    found = koffline.evaluate(log, lambda states: np.full((len(states), 2), 0.5), 0.9, **QUICK)
+    found = koffline.evaluate(
+        log, lambda states: np.full((len(states), 2), 0.5), 0.9, **QUICK
+    )
     assert found.value == pytest.approx(1 / 0.28, rel=0.05)
     assert found.behavior_value == pytest.approx(1 / 0.28, rel=0.05)
     assert abs(found.uplift.value) < 0.1

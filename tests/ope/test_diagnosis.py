@@ -1,4 +1,6 @@
-"""A diagnosis finds the error that was put into exact values, and nothing in the exact ones."""
+"""A diagnosis finds the error that was put into exact values, and nothing in the exact
+ones.
+"""
 
 import json
 
@@ -23,7 +25,9 @@ def exact(states, actions):
 
 def wrong(states, actions):
     """Too high by one in one state, for one action."""
-    return exact(states, actions) + ((CASE.world.states_of(states) == 5) & (actions == 1))
+    return exact(states, actions) + (
+        (CASE.world.states_of(states) == 5) & (actions == 1)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +36,34 @@ def problem():
 
 
 def test_an_error_in_one_place_is_found_there(problem) -> None:
-    found = diagnose(wrong, problem.transitions, problem.policy, problem.gamma, draws=199)
+    found = diagnose(
+        wrong, problem.transitions, problem.policy, problem.gamma, draws=199
+    )
     assert found.test.rejects
     assert found.test.kernel_ratio > 2.0
     assert found.regions[0].is_significant
-    above = next(region for region in found.regions if region.mean_residual < 0.0)  # before it: below
+    above = next(
+        region for region in found.regions if region.mean_residual < 0.0
+    )  # before it: below
     assert above.is_significant
     assert above.action == 1
     assert np.linalg.norm(above.center - CASE.world.coordinates[5]) < 0.2
-    assert min(found.maps, key=lambda one: float(np.nanmin(one.values.mean))).action == 1
+    assert (
+        min(found.maps, key=lambda one: float(np.nanmin(one.values.mean))).action == 1
+    )
     assert any("not known which rows" in sentence for sentence in found.warnings)
 
 
 def test_exact_values_are_left_alone_and_worth_what_they_are(problem) -> None:
-    found = diagnose(exact, problem.transitions, problem.policy, problem.gamma, draws=99)
+    found = diagnose(
+        exact, problem.transitions, problem.policy, problem.gamma, draws=99
+    )
     assert not found.test.rejects
     assert 0.2 < found.test.kernel_ratio < 2.0
     assert not any(region.is_significant for region in found.regions)
-    assert found.value == pytest.approx(problem.value_at_starts, abs=0.02)  # up to the jitter's cells
+    assert found.value == pytest.approx(
+        problem.value_at_starts, abs=0.02
+    )  # up to the jitter's cells
     record = json.loads(found.to_json())
     assert record["test"]["rejects"] is False
     assert record["residual_by_step"]["mean"] == found.by_step.mean.tolist()
@@ -57,7 +71,9 @@ def test_exact_values_are_left_alone_and_worth_what_they_are(problem) -> None:
 
 def test_bins_by_hand() -> None:
     numbers = np.array([3.0, 1.0, 2.0, 0.0] * 8)
-    residuals = np.where(numbers < 2.0, -1.0, 2.0) + np.tile([0.5, 0.5, 0.5, 0.5, -0.5, -0.5, -0.5, -0.5], 4)
+    residuals = np.where(numbers < 2.0, -1.0, 2.0) + np.tile(
+        [0.5, 0.5, 0.5, 0.5, -0.5, -0.5, -0.5, -0.5], 4
+    )
     found = make_profile(numbers, residuals, np.ones(32))
     np.testing.assert_allclose(found.center, [0.0, 1.0, 2.0, 3.0])
     np.testing.assert_allclose(found.mean, [-1.0, -1.0, 2.0, 2.0])
@@ -66,15 +82,22 @@ def test_bins_by_hand() -> None:
 
 
 def test_the_truth_is_not_rejected_where_recording_stops() -> None:
-    """At the stop only rows where the world ended are left; their residuals have another mean."""
+    """At the stop only rows where the world ended are left; their residuals have
+    another mean.
+    """
     log = mortal_log(rows_after=False)
 
     def truth(states, actions):
         return np.full(len(states), 1 / 0.28)
 
     parts = cross_fit(log, lambda rows: truth)
-    for test in (diagnose(truth, log, "uniform", 0.9).test, diagnose(parts, log, "uniform", 0.9).test):
+    for test in (
+        diagnose(truth, log, "uniform", 0.9).test,
+        diagnose(parts, log, "uniform", 0.9).test,
+    ):
         assert not test.rejects
     for q in (truth, parts):
         assert not koffline.bellman_test(q, log, "uniform", 0.9).rejects
-    assert diagnose(lambda states, actions: np.full(len(states), 3.0), log, "uniform", 0.9).test.rejects
+    assert diagnose(
+        lambda states, actions: np.full(len(states), 3.0), log, "uniform", 0.9
+    ).test.rejects

@@ -1,7 +1,9 @@
-"""Doubly robust estimates are unbiased for any Q: exact means over all logs of a finite world; rare rewards.
+"""Doubly robust estimates are unbiased for any Q: exact means over all logs of a finite
+world; rare rewards.
 
-The world and its expectations are plain loops, without the library: two first states, one later state, and an
-end after one or two steps. The Q is wrong everywhere, and negative where rewards are not.
+The world and its expectations are plain loops, without the library: two first states,
+one later state, and an end after one or two steps. The Q is wrong everywhere, and
+negative where rewards are not.
 """
 
 import itertools
@@ -18,7 +20,11 @@ from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.coverage import among
 from koffline.ope.importance import estimate_one
-from koffline.ope.importance.problem import RowValues, prepare_episodes, with_unknown_actions
+from koffline.ope.importance.problem import (
+    RowValues,
+    prepare_episodes,
+    with_unknown_actions,
+)
 from koffline.ope.learning import Resampling
 from koffline.ope.out_of_bag import PassOverRows, RowSums, pass_over_rows
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
@@ -28,10 +34,19 @@ from koffline.policies import DiscretePolicy
 from koffline.replicas import StackedMLP
 from scripts.bench.doubly_robust import RareClicks
 
-GAMMA, SCALE = 0.8, 2.0  # SCALE: of returns, by which the library divides rewards
+# SCALE: of returns, by which the library divides rewards
+GAMMA = 0.8
+SCALE = 2.0
 EXACT = {"rel": 0.0, "abs": 1e-12}
-START, LATER, END = (0.3, 0.7), 2, 3  # chances of states 0 and 1; the state of second steps; the end
-BEHAVIOR = ((0.5, 0.3, 0.2), (0.1, 0.6, 0.3), (0.25, 0.35, 0.4))  # by state, of three actions
+# chances of states 0 and 1; the state of second steps; the end
+START = (0.3, 0.7)
+LATER = 2
+END = 3
+BEHAVIOR = (
+    (0.5, 0.3, 0.2),
+    (0.1, 0.6, 0.3),
+    (0.25, 0.35, 0.4),
+)  # by state, of three actions
 TARGET = ((0.15, 0.7, 0.15), (0.6, 0.1, 0.3), (0.3, 0.5, 0.2))
 # By state and action: (chance, reward, next state). Rewards are not negative.
 OUTCOMES = {
@@ -54,7 +69,9 @@ World = dict[tuple[int, int], tuple[tuple[float, float, int], ...]]
 Path = list[tuple[int, int, float, int]]  # of (state, action, reward, next state)
 
 
-def paths(world: World, start: tuple[float, ...] = START) -> Iterator[tuple[float, Path]]:
+def paths(
+    world: World, start: tuple[float, ...] = START
+) -> Iterator[tuple[float, Path]]:
     """Every episode of the logging policy, with its probability."""
 
     def follow(state: int, chance: float, path: Path) -> Iterator[tuple[float, Path]]:
@@ -63,7 +80,11 @@ def paths(world: World, start: tuple[float, ...] = START) -> Iterator[tuple[floa
             return
         for action, taken in enumerate(BEHAVIOR[state]):
             for likely, reward, after in world[state, action]:
-                yield from follow(after, chance * taken * likely, [*path, (state, action, reward, after)])
+                yield from follow(
+                    after,
+                    chance * taken * likely,
+                    [*path, (state, action, reward, after)],
+                )
 
     for state, chance in enumerate(start):
         yield from follow(state, chance, [])
@@ -80,22 +101,35 @@ def worth(world: World, policy: tuple[tuple[float, ...], ...], state: int) -> fl
     )
 
 
-def value(world: World, policy: tuple[tuple[float, ...], ...], start: tuple[float, ...] = START) -> float:
+def value(
+    world: World,
+    policy: tuple[tuple[float, ...], ...],
+    start: tuple[float, ...] = START,
+) -> float:
     """J."""
-    return sum(chance * worth(world, policy, state) for state, chance in enumerate(start))
+    return sum(
+        chance * worth(world, policy, state) for state, chance in enumerate(start)
+    )
 
 
 def logs(world: World, episodes: int) -> Iterator[tuple[float, list[Path]]]:
     """Every log of so many episodes, with its probability."""
     for drawn in itertools.product(list(paths(world)), repeat=episodes):
-        yield float(np.prod([chance for chance, _ in drawn])), [path for _, path in drawn]
+        yield (
+            float(np.prod([chance for chance, _ in drawn])),
+            [path for _, path in drawn],
+        )
 
 
-def as_log(episodes: list[Path], weights: list[float] | None = None) -> koffline.Transitions:
+def as_log(
+    episodes: list[Path], weights: list[float] | None = None
+) -> koffline.Transitions:
     """A log with one-hot states."""
     eye = np.eye(4)
     lengths = [len(path) for path in episodes]
-    states, actions, rewards, after = map(np.array, zip(*itertools.chain(*episodes), strict=True))
+    states, actions, rewards, after = map(
+        np.array, zip(*itertools.chain(*episodes), strict=True)
+    )
     return koffline.Transitions(
         observations=eye[states],
         actions=actions,
@@ -110,13 +144,20 @@ def as_log(episodes: list[Path], weights: list[float] | None = None) -> koffline
     )
 
 
-POLICY = DiscretePolicy(3, lambda seen: np.array((*TARGET, TARGET[0]))[seen.argmax(axis=1)], "target")
+POLICY = DiscretePolicy(
+    3, lambda seen: np.array((*TARGET, TARGET[0]))[seen.argmax(axis=1)], "target"
+)
 
 
 def wrong_networks(seed: int = 0, replicas: int = 4) -> StackedMLP:
-    """Linear networks on one-hot states: tables of wrong values, most of them impossible ones."""
+    """Linear networks on one-hot states: tables of wrong values, most of them
+    impossible ones.
+    """
     generator = torch.Generator().manual_seed(seed)
-    tables = 2.0 * torch.randn(replicas, 5, 3, generator=generator, dtype=torch.float64) - 1.0
+    tables = (
+        2.0 * torch.randn(replicas, 5, 3, generator=generator, dtype=torch.float64)
+        - 1.0
+    )
     network = StackedMLP((4, 3), tables.flatten(1))
     impossible = (tables[:, :3] * SCALE < 0.0).double().mean()
     assert 0.3 < float(impossible) < 0.9
@@ -125,7 +166,9 @@ def wrong_networks(seed: int = 0, replicas: int = 4) -> StackedMLP:
 
 @dataclass(frozen=True)
 class Reading:
-    """The library's reading of a log by networks whose out-of-bag sets follow from ``seed``."""
+    """The library's reading of a log by networks whose out-of-bag sets follow from
+    ``seed``.
+    """
 
     networks: StackedMLP
     seed: int = 5
@@ -134,7 +177,9 @@ class Reading:
     starts: np.ndarray | None = None
 
     def problem(self, log: koffline.Transitions) -> EvaluationProblem:
-        """Inputs as they are, returns divided by `SCALE`, bounds as rewards from 0 to 3 give them."""
+        """Inputs as they are, returns divided by `SCALE`, bounds as rewards from 0 to 3
+        give them.
+        """
         measures = Measures(
             input_location=np.zeros(4),
             input_scale=np.ones(4),
@@ -145,25 +190,39 @@ class Reading:
             n_actions=3,
         )
         generator = np.random.default_rng(0)
-        return prepare_problem(log, self.policy, GAMMA, 1, generator, self.starts, like=measures)
+        return prepare_problem(
+            log, self.policy, GAMMA, 1, generator, self.starts, like=measures
+        )
 
     def passed(self, problem: EvaluationProblem) -> PassOverRows:
-        """The pass over the rows: the first network is a full one, the others are resampled."""
+        """The pass over the rows: the first network is a full one, the others are
+        resampled.
+        """
         resampled = self.networks.replicas - 1
-        pairs = np.concatenate([np.repeat(np.eye(4)[:3], 3, axis=0), np.tile(np.eye(3), (3, 1))], axis=1)
-        instruments = random_fourier_features(Gaussian(1.0), 7, 60, torch.Generator().manual_seed(1))
+        pairs = np.concatenate(
+            [np.repeat(np.eye(4)[:3], 3, axis=0), np.tile(np.eye(3), (3, 1))], axis=1
+        )
+        instruments = random_fourier_features(
+            Gaussian(1.0), 7, 60, torch.Generator().manual_seed(1)
+        )
         known = instruments(torch.as_tensor(pairs)).numpy()  # (9, 60)
         wanted = np.ones(9) if self.ratios is None else np.ravel(self.ratios)
         solved = torch.as_tensor(np.linalg.lstsq(known, wanted, rcond=None)[0])
         streams = tuple(range(resampled))
-        asked = Resampling(self.seed, 0, streams), instruments, solved.repeat(resampled, 1)
+        asked = (
+            Resampling(self.seed, 0, streams),
+            instruments,
+            solved.repeat(resampled, 1),
+        )
         return pass_over_rows(self.networks, 1, *asked, problem)
 
     def values(self, log: koffline.Transitions) -> RowValues:
         return self.passed(self.problem(log)).values
 
 
-def over_episodes(name: str, log: koffline.Transitions, values: RowValues) -> PointEstimate:
+def over_episodes(
+    name: str, log: koffline.Transitions, values: RowValues
+) -> PointEstimate:
     return estimate_one(name, prepare_episodes(log, POLICY, GAMMA), values, draws=20)
 
 
@@ -188,11 +247,13 @@ def test_the_mean_of_dr_over_all_logs_is_the_value(episodes: int, seed: int) -> 
 
 
 def visits(start: tuple[float, ...]) -> np.ndarray:
-    """True ratio ω (3, 3) of the target's discounted visits to a logged row, in `ALWAYS_TWO`.
+    """True ratio ω (3, 3) of the target's discounted visits to a logged row, in
+    `ALWAYS_TWO`.
 
     All logs start as `START` says, the policy as ``start`` says.
     """
-    wanted, logged = np.zeros((3, 3)), np.zeros((3, 3))
+    wanted = np.zeros((3, 3))
+    logged = np.zeros((3, 3))
     for state in (0, 1):
         for action in range(3):
             wanted[state, action] = start[state] * TARGET[state][action]
@@ -206,8 +267,11 @@ def visits(start: tuple[float, ...]) -> np.ndarray:
 def test_the_mean_of_drl_over_all_logs_is_the_value_with_the_true_ratio(
     episodes: int, given: tuple[int, int] | None
 ) -> None:
-    """With start states of the log's own, or given ones: so many of state 0 and of state 1."""
-    start, states = START, None
+    """With start states of the log's own, or given ones: so many of state 0 and of
+    state 1.
+    """
+    start = START
+    states = None
     if given is not None:
         start = tuple(np.array(given) / sum(given))
         states = np.repeat(np.eye(4)[:2], given, axis=0)
@@ -222,16 +286,22 @@ def test_the_mean_of_drl_over_all_logs_is_the_value_with_the_true_ratio(
 
 @pytest.mark.parametrize("name", ["dr", "wdr"])
 def test_one_log_of_all_episodes_has_the_value(name: str) -> None:
-    """Weighted by their probabilities, so that self-normalised weights are exact too."""
+    """Weighted by their probabilities, so that self-normalised weights are exact
+    too.
+    """
     chances, episodes = zip(*paths(OUTCOMES), strict=True)
     log = as_log(list(episodes), list(chances))
-    values = Reading(wrong_networks(replicas=2)).values(log)  # one resampled network: the same for all rows
+    values = Reading(wrong_networks(replicas=2)).values(
+        log
+    )  # one resampled network: the same for all rows
     found = over_episodes(name, log, values)
     assert found.value == pytest.approx(value(OUTCOMES, TARGET), **EXACT)
 
 
 def test_unknown_actions_have_one_value_in_all_places() -> None:
-    """Networks are asked about the known actions alone, weights are those of the whole policy."""
+    """Networks are asked about the known actions alone, weights are those of the whole
+    policy.
+    """
     known = np.array([True, True, False])
     reading = Reading(wrong_networks(), policy=among(POLICY, known))
     mean = 0.0
@@ -239,12 +309,15 @@ def test_unknown_actions_have_one_value_in_all_places() -> None:
         log = as_log(drawn)
         values = with_unknown_actions(reading.values(log), log, known)
         mean += chance * over_episodes("dr", log, values).value
-    # The restricted policy adds 1e-12 to every probability, to be defined where it takes no known action.
+    # The restricted policy adds 1e-12 to every probability, to be defined where it
+    # takes no known action.
     assert mean == pytest.approx(value(OUTCOMES, TARGET), abs=1e-10)
 
 
 def test_an_evaluation_values_unknown_actions_so() -> None:
-    """The log holds the third action in five rows, the policy takes it nearly always."""
+    """The log holds the third action in five rows, the policy takes it nearly
+    always.
+    """
     generator = np.random.default_rng(0)
     drawn = list(paths(OUTCOMES))
     chances = np.array([chance for chance, _ in drawn])
@@ -257,10 +330,16 @@ def test_an_evaluation_values_unknown_actions_so() -> None:
             left -= rare
             episodes.append(path)
     log = as_log(episodes)
-    policy = DiscretePolicy(3, lambda seen: np.tile((0.1, 0.1, 0.8), (len(seen), 1)), "third")
-    settings = EvaluationSettings(gamma=GAMMA, steps=20, full_replicas=1, resampled_replicas=3)
+    policy = DiscretePolicy(
+        3, lambda seen: np.tile((0.1, 0.1, 0.8), (len(seen), 1)), "third"
+    )
+    settings = EvaluationSettings(
+        gamma=GAMMA, steps=20, full_replicas=1, resampled_replicas=3
+    )
     with open_workspace(log, policy, settings) as workspace, torch.no_grad():
-        known, found, plain = workspace.known_actions, workspace.row_values_of_episodes, workspace.row_values
+        known = workspace.known_actions
+        found = workspace.row_values_of_episodes
+        plain = workspace.row_values
     assert known is not None
     assert known.tolist() == [True, True, False]
     firsts = {int(row): number for number, row in enumerate(log.episode_starts)}
@@ -269,18 +348,26 @@ def test_an_evaluation_values_unknown_actions_so() -> None:
         assert found.now[row] == (of_state if log.actions[row] == 2 else plain.now[row])
 
 
-def errors_of_rare_clicks(world: RareClicks, draws: int, rows: int, **options: Any) -> np.ndarray:
+def errors_of_rare_clicks(
+    world: RareClicks, draws: int, rows: int, **options: Any
+) -> np.ndarray:
     """Relative errors of ``dr``, one for each log."""
     truth = world.truth()
     found = []
     for seed in range(draws):
         asked = {"estimator": "dr", "seed": seed, **options}
-        found.append(koffline.evaluate(world.log(seed, rows), world.policy, **asked).value / truth - 1.0)
+        found.append(
+            koffline.evaluate(world.log(seed, rows), world.policy, **asked).value
+            / truth
+            - 1.0
+        )
     return np.array(found)
 
 
 def assert_unbiased(errors: np.ndarray) -> None:
-    """The mean error is within twice its standard error, which is small enough to show a bias."""
+    """The mean error is within twice its standard error, which is small enough to show
+    a bias.
+    """
     standard_error = errors.std(ddof=1) / len(errors) ** 0.5
     assert standard_error < 0.15
     assert abs(errors.mean()) < 2.0 * standard_error
@@ -299,9 +386,12 @@ def test_dr_has_no_bias_where_clicks_are_rarer() -> None:
 
 
 def test_reward_bounds_reach_the_bounds_of_values() -> None:
-    log, settings = RareClicks(3, 0.05).log(0, 300), EvaluationSettings(gamma=0.9, reward_bounds=(-1.0, 4.0))
+    log = RareClicks(3, 0.05).log(0, 300)
+    settings = EvaluationSettings(gamma=0.9, reward_bounds=(-1.0, 4.0))
     with open_workspace(log, "uniform", settings) as workspace:
-        low, high = np.multiply(workspace.problem.value_bounds, workspace.problem.reward_scale)
+        low, high = np.multiply(
+            workspace.problem.value_bounds, workspace.problem.reward_scale
+        )
         assert (low, high) == pytest.approx(workspace.limits.bounds)
         assert low < -0.9
         assert high > 3.9

@@ -1,4 +1,6 @@
-"""Values by group of start states: by one set of networks, the same wherever labels come from."""
+"""Values by group of start states: by one set of networks, the same wherever labels
+come from.
+"""
 
 import json
 import re
@@ -21,19 +23,32 @@ KIND = np.arange(30) % 3 == 0
 
 
 def log_of_two_kinds(n: int = 300, every: int = 3) -> koffline.Transitions:
-    """Episodes of ten rows; the first feature is 2 all along in some of them, where rewards are larger."""
+    """Episodes of ten rows; the first feature is 2 all along in some of them, where
+    rewards are larger.
+    """
     log = discrete_log(n)
     rows = np.repeat(np.arange(n // 10) % every == 0, 10)
-    states, following = log.observations.copy(), log.next_observations.copy()
-    states[:, 0], following[:, 0] = np.where(rows, 2.0, -1.0), np.where(rows, 2.0, -1.0)
-    return log.replace(observations=states, next_observations=following, rewards=log.rewards + 3.0 * rows)
+    states = log.observations.copy()
+    following = log.next_observations.copy()
+    states[:, 0] = np.where(rows, 2.0, -1.0)
+    following[:, 0] = np.where(rows, 2.0, -1.0)
+    return log.replace(
+        observations=states,
+        next_observations=following,
+        rewards=log.rewards + 3.0 * rows,
+    )
 
 
 def test_groups_share_networks_and_their_mean_is_the_value() -> None:
     log = log_of_two_kinds()
-    plain, found = (koffline.evaluate(log, SOFT, 0.9, **QUICK, by=by) for by in (None, 0))
+    plain, found = (
+        koffline.evaluate(log, SOFT, 0.9, **QUICK, by=by) for by in (None, 0)
+    )
     assert (plain.groups, plain.by) == ((), None)
-    assert (found.value, found.interval) == (plain.value, plain.interval)  # nothing was trained anew
+    assert (found.value, found.interval) == (
+        plain.value,
+        plain.interval,
+    )  # nothing was trained anew
     small, large = found.groups
     assert (small.group, small.starts, large.group, large.starts) == ("-1", 20, "2", 10)
     assert (20 * small.value + 10 * large.value) / 30 == pytest.approx(found.value)
@@ -42,20 +57,33 @@ def test_groups_share_networks_and_their_mean_is_the_value() -> None:
 
 
 def test_the_interval_is_bonferronis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups: each at level 0.975, with Student's t and the group's own number of start states."""
+    """Two groups: each at level 0.975, with Student's t and the group's own number of
+    start states.
+    """
     kept = []
     whole = evaluation.values_by_group
-    monkeypatch.setattr(evaluation, "values_by_group", lambda *given: kept.append(given) or whole(*given))
+    monkeypatch.setattr(
+        evaluation,
+        "values_by_group",
+        lambda *given: kept.append(given) or whole(*given),
+    )
     settings = {**QUICK, "resampled_replicas": 6}
     found = koffline.evaluate(log_of_two_kinds(), SOFT, 0.9, **settings, by=0).groups[1]
     workspace, _, _ = kept[0]
-    fitted, network = workspace.fitted, workspace.fitted.heads["kloss"]
+    fitted = workspace.fitted
+    network = workspace.fitted.heads["kloss"]
     values = evaluation.start_values(network, fitted.problem).double().numpy()  # (R, E)
     counts = fitted.resampling.start_weights(fitted.problem)[:, 0].numpy() * KIND
-    resampled = ((values * counts).sum(axis=1) / counts.sum(axis=1))[fitted.resampling.full :]
+    resampled = ((values * counts).sum(axis=1) / counts.sum(axis=1))[
+        fitted.resampling.full :
+    ]
     resampled = resampled[np.isfinite(resampled)]
     quantile = stats.t.ppf(1.0 - 0.05 / 4, df=min(len(resampled), 10) - 1)
-    half = quantile * resampled.std(ddof=1) * np.sqrt((1 + 1 / fitted.resampling.full) * 10 / 9)
+    half = (
+        quantile
+        * resampled.std(ddof=1)
+        * np.sqrt((1 + 1 / fitted.resampling.full) * 10 / 9)
+    )
     assert found.interval.width == pytest.approx(2 * half, rel=1e-6)
     assert found.value == pytest.approx(values[:, KIND].mean(), rel=1e-6)
 
@@ -70,35 +98,56 @@ def test_labels_features_and_shards_say_the_same(tmp_path: Path) -> None:
     assert [row.value for row in named.groups] == [row.value for row in feature.groups]
     shards = in_shards(log, tmp_path / "log", 70)
     lazy = koffline.evaluate(shards, SOFT, 0.9, **QUICK, by=0, sample_rows=120)
-    held = koffline.evaluate(log, SOFT, 0.9, **QUICK, by={"segment": labels}, sample_rows=120)
+    held = koffline.evaluate(
+        log, SOFT, 0.9, **QUICK, by={"segment": labels}, sample_rows=120
+    )
     assert [row.starts for row in lazy.groups] == [20, 10]
     for one, other in zip(lazy.groups, held.groups, strict=True):
         assert one.value == pytest.approx(other.value, rel=1e-9)
 
 
 def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
-    log, label, settings = discrete_log(600), np.arange(60) % 2, {**QUICK, "steps": 200}
+    log = discrete_log(600)
+    label = np.arange(60) % 2
+    settings = {**QUICK, "steps": 200}
     for paid in (0.0, 3.0):
         rows = log.replace(rewards=log.rewards + paid * np.repeat(label, 10))
-        found = koffline.evaluate(rows, "uniform", 0.5, **settings, by={"it": label}).groups
+        found = koffline.evaluate(
+            rows, "uniform", 0.5, **settings, by={"it": label}
+        ).groups
         assert all((row.value is None) == (paid > 0.0) for row in found)
-        assert all(row.value is not None or "add it to these" in row.reason for row in found)
+        assert all(
+            row.value is not None or "add it to these" in row.reason for row in found
+        )
 
 
 @pytest.mark.parametrize(
-    ("often", "given", "every"), [(1.0, False, 15), (1.0, True, 15), (0.05, False, 15), (1.0, False, 3)]
+    ("often", "given", "every"),
+    [(1.0, False, 15), (1.0, True, 15), (0.05, False, 15), (1.0, False, 3)],
 )
-def test_groups_where_the_log_never_acts_as_the_policy_does(often: float, given: bool, every: int) -> None:
+def test_groups_where_the_log_never_acts_as_the_policy_does(
+    often: float, given: bool, every: int
+) -> None:
     log = log_of_two_kinds(3000, every)
     log = log.replace(actions=log.actions % 2 * (log.observations[:, 0] < 0.0))
     starts = log.observations[::10] if given else None
-    policy = DiscretePolicy(3, lambda s: np.tile([1.0 - often, often, 0.0], (len(s), 1)))
+    policy = DiscretePolicy(
+        3, lambda s: np.tile([1.0 - often, often, 0.0], (len(s), 1))
+    )
     asked = {**QUICK, "steps": 400, "by": 0, "initial_observations": starts}
     found = koffline.evaluate(log, policy, 0.9, **asked)
     one, other = found.groups
-    assert (one.reason, other.starts, other.value is None) == (None, 300 // every, often > 0.1)
-    assert every > 3 or "worth: about" in found.verdict.sentence  # of all start states together
-    answer = "not answerable: about (9.|100)" if often > 0.1 else "with care: about [3-7]"
+    assert (one.reason, other.starts, other.value is None) == (
+        None,
+        300 // every,
+        often > 0.1,
+    )
+    assert (
+        every > 3 or "worth: about" in found.verdict.sentence
+    )  # of all start states together
+    answer = (
+        "not answerable: about (9.|100)" if often > 0.1 else "with care: about [3-7]"
+    )
     assert re.match(f"{answer}% of the policy's visits", other.reason)
     shown = group_rows(found)[1][3]
     assert (other.reason in shown, "…" in shown) == (True, often < 0.1)
@@ -108,14 +157,20 @@ def test_copies_and_given_starts_keep_their_groups() -> None:
     log = log_of_two_kinds()
     order = np.r_[np.arange(30), [0, 0, 1]]
     copied = log.select_episodes(order)
-    found = koffline.evaluate(copied, SOFT, 0.9, **QUICK, by={"it": np.where(KIND, "a", "b")[order]})
+    found = koffline.evaluate(
+        copied, SOFT, 0.9, **QUICK, by={"it": np.where(KIND, "a", "b")[order]}
+    )
     assert [(row.group, row.starts) for row in found.groups] == [("a", 10), ("b", 20)]
     assert "8 " in found.groups[0].reason  # (3 + 9 · 1)² / (9 + 9) = 8
     starts = log.observations[:: len(log) // 60][:60]
-    given = koffline.evaluate(log, SOFT, 0.9, **QUICK, by=0, initial_observations=starts)
+    given = koffline.evaluate(
+        log, SOFT, 0.9, **QUICK, by=0, initial_observations=starts
+    )
     assert sum(row.starts for row in given.groups) == 60
     with pytest.raises(ConfigError, match="other start states were given"):
-        koffline.evaluate(log, SOFT, 0.9, **QUICK, by={"it": KIND}, initial_observations=starts)
+        koffline.evaluate(
+            log, SOFT, 0.9, **QUICK, by={"it": KIND}, initial_observations=starts
+        )
 
 
 @pytest.mark.parametrize(
@@ -124,11 +179,21 @@ def test_copies_and_given_starts_keep_their_groups() -> None:
         (1, {}, "1 has 30 different values among the start states, more than"),
         ("speed", {}, "no feature 'speed'; give a number from 0 to 1"),
         ({"it": [1, 2]}, {}, "it has 2 labels, the log 30 episodes"),
-        (0, {"estimator": "dr"}, "are those of kloss\\+fqe, kloss, fqe, lstd, not of dr"),
-        (0, {"interval": "kernel-certified"}, "are of kind bootstrap, not kernel-certified"),
+        (
+            0,
+            {"estimator": "dr"},
+            "are those of kloss\\+fqe, kloss, fqe, lstd, not of dr",
+        ),
+        (
+            0,
+            {"interval": "kernel-certified"},
+            "are of kind bootstrap, not kernel-certified",
+        ),
     ],
 )
-def test_what_cannot_be_a_group_is_said_before_anything_is_trained(by, options, words, monkeypatch) -> None:
+def test_what_cannot_be_a_group_is_said_before_anything_is_trained(
+    by, options, words, monkeypatch
+) -> None:
     monkeypatch.setattr("koffline.ope.groups._MOST_GROUPS", 20)
     monkeypatch.setattr(evaluation, "run_estimator", None)
     with pytest.raises((ConfigError, DataError), match=words):
@@ -142,14 +207,26 @@ def test_a_column_of_a_table_in_the_command(tmp_path: Path) -> None:
         for day in reversed(range(10))
         for user in range(40)
     ]
-    table, report = tmp_path / "log.csv", tmp_path / "report"
+    table = tmp_path / "log.csv"
+    report = tmp_path / "report"
     table.write_text("\n".join(["user,day,x,act,gain,end,segment", *rows]))
-    asked = ("evaluate", table, *COLUMNS, "--policy", "uniform", "--gamma", 0.8, "--quiet", *AS_OPTIONS)
+    asked = (
+        "evaluate",
+        table,
+        *COLUMNS,
+        "--policy",
+        "uniform",
+        "--gamma",
+        0.8,
+        "--quiet",
+        *AS_OPTIONS,
+    )
     shown = succeed(*asked, "--by", "segment", "--out", report)
     found = json.loads((report / "estimate.json").read_text())
     starts = {row["group"]: row["starts"] for row in found["groups"]}
     assert starts == {"new": 15, "old": 20, "vip": 5}
-    few, page = "too few start states to answer: 5 (at least 10)", (report / "report.html").read_text()
+    few = "too few start states to answer: 5 (at least 10)"
+    page = (report / "report.html").read_text()
     assert (found["groups"][2]["value"], found["groups"][2]["reason"]) == (None, few)
     assert few in shown
     assert few in page

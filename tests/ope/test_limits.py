@@ -1,4 +1,6 @@
-"""No interval where the log has no evidence for one, and none beyond what rewards and γ allow."""
+"""No interval where the log has no evidence for one, and none beyond what rewards and γ
+allow.
+"""
 
 import dataclasses
 import re
@@ -25,7 +27,9 @@ NAMES = ("kloss", "lstd", "mql", "lstdq", "mwl", "wpdis", "wdr", "drl")
 
 def cut_after_twenty(episodes: int, gamma: float = 0.95):
     """A grid that never ends, every episode cut after 20 steps."""
-    return FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, gamma, 20)(3, 20 * episodes)
+    return FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, gamma, 20)(
+        3, 20 * episodes
+    )
 
 
 def copied(log: Transitions, times: int) -> Transitions:
@@ -35,7 +39,8 @@ def copied(log: Transitions, times: int) -> Transitions:
 def test_one_extreme_value_hides_no_feature():
     log = discrete_log(400)
     states = np.array(log.observations)
-    states[7, 1], states[9, 1] = 1e9, -1e5
+    states[7, 1] = 1e9
+    states[9, 1] = -1e5
     found, usual = (
         prepare_problem(each, SOFT, 0.9, 1, np.random.default_rng(0))
         for each in (log.replace(observations=states), log)
@@ -47,14 +52,30 @@ def test_one_extreme_value_hides_no_feature():
 class TestCopies:
     def test_ten_episodes_copied_fifteen_times_are_ten_episodes(self):
         problem = cut_after_twenty(10)
-        alone = estimate_all(problem.transitions, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK)
+        alone = estimate_all(
+            problem.transitions,
+            problem.policy,
+            0.95,
+            names=NAMES,
+            bounds=False,
+            **QUICK,
+        )
         many = copied(problem.transitions, 15)
-        found = estimate_all(many, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK)
+        found = estimate_all(
+            many, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK
+        )
         assert found.n_episodes == 150
-        assert any("150 episodes, only 10 of them different" in warning for warning in found.warnings)
+        assert any(
+            "150 episodes, only 10 of them different" in warning
+            for warning in found.warnings
+        )
         for row, expected in zip(found.rows, alone.rows, strict=True):
-            assert row.estimate.value == pytest.approx(expected.estimate.value, rel=1e-9)
-            assert (row.estimate.interval is None) == (expected.estimate.interval is None)
+            assert row.estimate.value == pytest.approx(
+                expected.estimate.value, rel=1e-9
+            )
+            assert (row.estimate.interval is None) == (
+                expected.estimate.interval is None
+            )
             if row.estimate.interval is not None:
                 width = expected.estimate.interval.width
                 assert row.estimate.interval.width == pytest.approx(width, rel=1e-9)
@@ -64,17 +85,27 @@ class TestCopies:
         weights = np.arange(1.0, 1.0 + len(log))
         found = without_copies(log.replace(weights=weights))
         assert (found.units, len(found.kept), len(found.transitions)) == (6, 2, 40)
-        assert np.array_equal(found.transitions.weights, weights.reshape(3, 40).sum(axis=0))
+        assert np.array_equal(
+            found.transitions.weights, weights.reshape(3, 40).sum(axis=0)
+        )
 
     def test_equal_episodes_are_chance_where_states_recur(self):
         generator = np.random.default_rng(0)
         now, later = np.eye(3)[generator.integers(3, size=(2, 600))]
-        columns = {"observations": now, "next_observations": later, "rewards": now[:, 0]}
-        found = without_copies(discrete_log(600, 2, **columns, actions=generator.integers(2, size=600)))
+        columns = {
+            "observations": now,
+            "next_observations": later,
+            "rewards": now[:, 0],
+        }
+        found = without_copies(
+            discrete_log(600, 2, **columns, actions=generator.integers(2, size=600))
+        )
         assert len(found.kept) == found.units
         assert found.notes == []
 
-    @pytest.mark.parametrize("column", ["rewards", "truncated", "behavior_log_probabilities"])
+    @pytest.mark.parametrize(
+        "column", ["rewards", "truncated", "behavior_log_probabilities"]
+    )
     def test_what_differs_in_any_column_is_no_copy(self, column):
         log = copied(cut_after_twenty(50).transitions, 2)
         values = np.zeros(2000)
@@ -88,20 +119,29 @@ class TestCopies:
         problem = cut_after_twenty(10)
         log = copied(problem.transitions, 15)
         for name in ("lstdq", "kloss"):
-            found = koffline.evaluate(log, problem.policy, 0.95, estimator=name, sample_rows=2000, **QUICK)
+            found = koffline.evaluate(
+                log, problem.policy, 0.95, estimator=name, sample_rows=2000, **QUICK
+            )
             assert found.interval is None
-            assert re.search(r"No interval: \d+% of the rows are copies", " ".join(found.warnings))
+            assert re.search(
+                r"No interval: \d+% of the rows are copies", " ".join(found.warnings)
+            )
 
 
 class TestTooLittle:
     @pytest.mark.parametrize(
         ("gamma", "others", "said"),
-        [(0.95, 1e-9, "the log has one episode that counts"), (0.999, 1.0, "ask for a smaller gamma")],
+        [
+            (0.95, 1e-9, "the log has one episode that counts"),
+            (0.999, 1.0, "ask for a smaller gamma"),
+        ],
         ids=["one episode with all the weight", "a future that no episode shows"],
     )
     def test_no_estimator_has_an_interval(self, gamma, others, said):
         problem = cut_after_twenty(20, gamma)
-        log = problem.transitions.replace(weights=np.where(np.arange(400) < 20, 1.0, others))
+        log = problem.transitions.replace(
+            weights=np.where(np.arange(400) < 20, 1.0, others)
+        )
         names = ("kloss", "fqe", "lstdq", "mwl", "wpdis", "drl")
         table = estimate_all(log, problem.policy, gamma, names=names, **QUICK)
         for row in table.rows:
@@ -111,12 +151,16 @@ class TestTooLittle:
         assert not re.search(r'"(low|high)": [-\d]', table.to_json())
 
     def test_a_certificate_holds_all_the_same(self):
-        """One that was told its bounds; one that read them off a log that does not answer is none."""
+        """One that was told its bounds; one that read them off a log that does not
+        answer is none.
+        """
         problem = cut_after_twenty(20, 0.999)
         told = {"reward_bounds": (-0.1, 2.9), "norm_bound": 1e4}
         for given in (told, {}):
             settings = {**QUICK, "interval": "kernel-certified", **given}
-            found = koffline.evaluate(problem.transitions, problem.policy, 0.999, **settings)
+            found = koffline.evaluate(
+                problem.transitions, problem.policy, 0.999, **settings
+            )
             assert found.verdict.answer == NOT_ANSWERABLE
             assert found.uplift is None
             assert given == {} or found.interval.holds(problem.value)
@@ -144,11 +188,15 @@ class TestPossibleValues:
         low, high = value_bounds(tuple(going_on), tuple(final), 0.8)
         for _ in range(500):
             length = int(generator.integers(0, 30))
-            rewards = [*generator.uniform(*going_on, size=length), generator.uniform(*final)]
+            rewards = [
+                *generator.uniform(*going_on, size=length),
+                generator.uniform(*final),
+            ]
             assert low <= float(np.polynomial.polynomial.polyval(0.8, rewards)) <= high
 
     def test_an_interval_is_cut_and_says_so(self):
-        limits, whole = Limits(facts_of(discrete_log(), 0.9), (-1.0, 1.0)), Interval(-0.3, 1.27, 0.95, "x")
+        limits = Limits(facts_of(discrete_log(), 0.9), (-1.0, 1.0))
+        whole = Interval(-0.3, 1.27, 0.95, "x")
         part, note = limits.cut(whole)
         assert (part.low, part.high) == (-0.3, 1.0)
         assert "was cut to [-1, 1]" in note
@@ -158,27 +206,47 @@ class TestPossibleValues:
 
     def test_an_impossible_estimate_has_no_interval(self):
         limits = Limits(facts_of(discrete_log(), 0.9), (-2.0, 58.0))
-        found = limits.settle(PointEstimate("lstdq", -3.0, 1.0, Interval(-5.0, -1.0, 0.95, "bootstrap")), [])
+        found = limits.settle(
+            PointEstimate("lstdq", -3.0, 1.0, Interval(-5.0, -1.0, 0.95, "bootstrap")),
+            [],
+        )
         assert found.value == pytest.approx(-2.0)
         assert found.interval is None
         assert any("lies outside [-2, 58]" in warning for warning in found.warnings)
 
-    @pytest.mark.parametrize(("logged", "expected"), [(-3.0, -2.0), (7.0, 7.0), (60.0, 58.0)])
+    @pytest.mark.parametrize(
+        ("logged", "expected"), [(-3.0, -2.0), (7.0, 7.0), (60.0, 58.0)]
+    )
     def test_the_logging_policys_value_is_a_possible_one(self, logged, expected):
-        uplift = Uplift(1.0, None, logged, Interval(logged - 1.0, logged + 1.0, 0.95, "bootstrap"))
-        found = PointEstimate("lstdq", 3.0, 1.0, Interval(1.0, 5.0, 0.95, "bootstrap"), uplift)
-        settled = Limits(facts_of(discrete_log(), 0.9), (-2.0, 58.0)).settle(found, []).uplift
+        uplift = Uplift(
+            1.0, None, logged, Interval(logged - 1.0, logged + 1.0, 0.95, "bootstrap")
+        )
+        found = PointEstimate(
+            "lstdq", 3.0, 1.0, Interval(1.0, 5.0, 0.95, "bootstrap"), uplift
+        )
+        settled = (
+            Limits(facts_of(discrete_log(), 0.9), (-2.0, 58.0)).settle(found, []).uplift
+        )
         assert settled.behavior_value == expected
         assert settled.value == 1.0
-        assert -2.0 <= settled.behavior_interval.low <= settled.behavior_interval.high <= 58.0
+        assert (
+            -2.0
+            <= settled.behavior_interval.low
+            <= settled.behavior_interval.high
+            <= 58.0
+        )
 
     @pytest.mark.parametrize("rows", [4000, 1500])
     def test_constant_rewards_have_one_value(self, rows):
-        problem = FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, 0.98, 200)(3, 4000)
+        problem = FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, 0.98, 200)(
+            3, 4000
+        )
         log = problem.transitions.replace(rewards=np.ones(4000))
         options = {**QUICK, "steps": 400, "sample_rows": rows}
         names = ("kloss", "lstdq", "mwl")
-        table = estimate_all(log, problem.policy, 0.98, names=names, bounds=False, **options)
+        table = estimate_all(
+            log, problem.policy, 0.98, names=names, bounds=False, **options
+        )
         for found in (table[name].estimate for name in names):
             assert found.value == pytest.approx(50.0, rel=1e-3)
             assert found.interval is None  # the log shows nothing else
@@ -186,12 +254,16 @@ class TestPossibleValues:
 
 
 def test_a_log_whose_rows_are_all_alike_answers_nothing_about_any_policy():
-    """Reward one at every step and no end: every estimator says 1/(1 − γ), and none may be sure of it."""
+    """Reward one at every step and no end: every estimator says 1/(1 − γ), and none may
+    be sure of it.
+    """
     log = discrete_log()
     alike = {"rewards": np.ones(len(log)), "terminated": np.zeros(len(log), bool)}
     log = dataclasses.replace(log, **alike, truncated=log.truncated | log.terminated)
     table = estimate_all(log, "uniform", 0.9, **QUICK)
-    assert all(row.estimate is None or row.estimate.interval is None for row in table.rows)
+    assert all(
+        row.estimate is None or row.estimate.interval is None for row in table.rows
+    )
     assert all(bound.interval is None for bound in table.bounds)
     assert table.verdict.answer == "not answerable from this log"
     assert "nothing in the log tells policies apart" in table.verdict.reasons[0].text

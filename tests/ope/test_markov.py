@@ -1,4 +1,6 @@
-"""Tests of the Markov property and of drift on a ring with exact values; histories as the remedy."""
+"""Tests of the Markov property and of drift on a ring with exact values; histories as
+the remedy.
+"""
 
 from functools import partial
 
@@ -17,30 +19,52 @@ from koffline.ope.training import fit_value_function
 from koffline.ope.working_log import LogPart, in_problem
 from koffline.policies import DiscretePolicy
 
-GAMMA, END, STATES = 0.9, 0.05, 4
+GAMMA = 0.9
+END = 0.05
+STATES = 4
 TARGET = np.array([0.1, 0.9])
-POLICY = DiscretePolicy(2, lambda observations: np.tile(TARGET, (len(observations), 1)), name="right")
-QUICK = {"steps": 200, "full_replicas": 1, "resampled_replicas": 4, "hidden_units": (16, 16)}
+POLICY = DiscretePolicy(
+    2, lambda observations: np.tile(TARGET, (len(observations), 1)), name="right"
+)
+QUICK = {
+    "steps": 200,
+    "full_replicas": 1,
+    "resampled_replicas": 4,
+    "hidden_units": (16, 16),
+}
 
 
-def ring(bonus: float, seed: int, episodes: int = 300, drift: float = 0.0) -> Transitions:
-    """Left or right on a ring; a step to the right pays 0.1 · state, action 0 pays ``bonus`` a step later.
+def ring(
+    bonus: float, seed: int, episodes: int = 300, drift: float = 0.0
+) -> Transitions:
+    """Left or right on a ring; a step to the right pays 0.1 · state, action 0 pays
+    ``bonus`` a step later.
 
     All rewards rise by ``drift`` along the log.
     """
-    generator, rows = np.random.default_rng(seed), []
+    generator = np.random.default_rng(seed)
+    rows = []
     for rise in np.linspace(-0.5, 0.5, episodes) * drift:
-        state, before = int(generator.integers(STATES)), None
+        state = int(generator.integers(STATES))
+        before = None
         for step in range(15):
             action = int(generator.integers(2))
             following = (state + (1 if action else -1)) % STATES
-            reward = 0.1 * state * action + bonus * (before == 0) + rise + 0.1 * generator.standard_normal()
+            reward = (
+                0.1 * state * action
+                + bonus * (before == 0)
+                + rise
+                + 0.1 * generator.standard_normal()
+            )
             ended = bool(generator.random() < END)
             rows.append((state, action, reward, following, ended, step))
-            state, before = following, action
+            state = following
+            before = action
             if ended:
                 break
-    states, actions, rewards, after, ends, steps = map(np.array, zip(*rows, strict=True))
+    states, actions, rewards, after, ends, steps = map(
+        np.array, zip(*rows, strict=True)
+    )
     return Transitions(
         observations=np.eye(STATES)[states],
         actions=actions,
@@ -54,36 +78,58 @@ def ring(bonus: float, seed: int, episodes: int = 300, drift: float = 0.0) -> Tr
 
 
 def true_value(bonus: float) -> float:
-    """J from a uniform state: a linear solve over (state, action before), none before the first step."""
+    """J from a uniform state: a linear solve over (state, action before), none before
+    the first step.
+    """
     count = STATES * 3
-    system, reward = np.eye(count), np.zeros(count)
+    system = np.eye(count)
+    reward = np.zeros(count)
     for state in range(STATES):
         for before in range(3):
             row = 3 * state + before
             reward[row] = TARGET[1] * 0.1 * state + bonus * (before == 0)
             for action in range(2):
                 following = (state + (1 if action else -1)) % STATES
-                system[row, 3 * following + action] -= GAMMA * (1.0 - END) * TARGET[action]
+                system[row, 3 * following + action] -= (
+                    GAMMA * (1.0 - END) * TARGET[action]
+                )
     return float(np.linalg.solve(system, reward)[2::3].mean())
 
 
-def counted_values(log: Transitions, shift_by_state: float = 0.0) -> tuple[RowValues, float]:
-    """Q of the (state, action) table by counting, and J from the log's own starts: wrong with a bonus."""
+def counted_values(
+    log: Transitions, shift_by_state: float = 0.0
+) -> tuple[RowValues, float]:
+    """Q of the (state, action) table by counting, and J from the log's own starts:
+    wrong with a bonus.
+    """
     state = np.asarray(log.observations).argmax(axis=1)
-    pair, following = 2 * state + log.actions, np.asarray(log.next_observations).argmax(axis=1)
-    system, reward = np.zeros((2 * STATES, 2 * STATES)), np.zeros(2 * STATES)
+    pair = 2 * state + log.actions
+    following = np.asarray(log.next_observations).argmax(axis=1)
+    system = np.zeros((2 * STATES, 2 * STATES))
+    reward = np.zeros(2 * STATES)
     np.add.at(system, (pair, pair), 1.0)
     np.add.at(reward, pair, log.rewards)
     for action in range(2):
-        np.add.at(system, (pair, 2 * following + action), GAMMA * (log.terminated - 1.0) * TARGET[action])
-    table = np.linalg.solve(system, reward).reshape(STATES, 2) + shift_by_state * np.arange(STATES)[:, None]
+        np.add.at(
+            system,
+            (pair, 2 * following + action),
+            GAMMA * (log.terminated - 1.0) * TARGET[action],
+        )
+    table = (
+        np.linalg.solve(system, reward).reshape(STATES, 2)
+        + shift_by_state * np.arange(STATES)[:, None]
+    )
     values = table @ TARGET
     starts = values[state[log.episode_starts]]
-    return RowValues(table.ravel()[pair], values[following], starts), float(starts.mean())
+    return RowValues(table.ravel()[pair], values[following], starts), float(
+        starts.mean()
+    )
 
 
 def problem_of(log: Transitions, history: int = 0) -> EvaluationProblem:
-    return prepare_problem(log, POLICY, GAMMA, 1, np.random.default_rng(0), history=history)
+    return prepare_problem(
+        log, POLICY, GAMMA, 1, np.random.default_rng(0), history=history
+    )
 
 
 def shift_of(log: Transitions, values: RowValues) -> Shift:
@@ -96,9 +142,12 @@ def shift_of(log: Transitions, values: RowValues) -> Shift:
 def test_the_shift_is_what_the_action_before_does_to_the_value(seed: int) -> None:
     log = ring(0.5, seed)
     values, wrong = counted_values(log)
-    shift, truth = shift_of(log, values), true_value(0.5)
+    shift = shift_of(log, values)
+    truth = true_value(0.5)
     assert shift.p_value < 1e-6
-    assert abs(wrong - truth) > 0.5  # the log's own action 0 is taken five times too often
+    assert (
+        abs(wrong - truth) > 0.5
+    )  # the log's own action 0 is taken five times too often
     assert abs(wrong + shift.value - truth) < 0.25 * abs(wrong - truth)
 
 
@@ -131,26 +180,43 @@ def test_a_drifting_world_is_worth_what_it_is_at_the_end(seed: int) -> None:
 def test_errors_of_the_values_that_depend_on_the_state_alone_cancel() -> None:
     log = ring(0.0, 0)
     right, wrong = (shift_of(log, counted_values(log, by)[0]) for by in (0.0, 1.0))
-    assert abs(wrong.value - right.value) < wrong.standard_error < 0.3  # where J is off by 1.5
+    assert (
+        abs(wrong.value - right.value) < wrong.standard_error < 0.3
+    )  # where J is off by 1.5
     assert wrong.p_value > 1e-3
 
 
 def test_too_few_episodes_and_rows_that_stand_alone_are_not_tested() -> None:
     log = ring(0.0, 0, episodes=19)
     assert memory_shift(problem_of(log), counted_values(log)[0], 0) is None
-    alone = ring(0.0, 0).replace(steps=None, episode_ids=None, truncated=np.zeros(len(ring(0.0, 0)), bool))
+    alone = ring(0.0, 0).replace(
+        steps=None, episode_ids=None, truncated=np.zeros(len(ring(0.0, 0)), bool)
+    )
     with pytest.raises(DataError, match="history is 1, but rows stand alone"):
         problem_of(alone, history=1)
 
 
 def test_memories_by_hand() -> None:
-    rows, reward = np.array([[1.0], [2.0], [3.0], [4.0]]), np.array([[0.1], [0.2], [0.3], [0.4]])
-    asked = {"inputs": rows, "next_inputs": np.zeros((4, 1, 1)), "start_inputs": np.zeros((2, 1, 1))}
+    rows = np.array([[1.0], [2.0], [3.0], [4.0]])
+    reward = np.array([[0.1], [0.2], [0.3], [0.4]])
+    asked = {
+        "inputs": rows,
+        "next_inputs": np.zeros((4, 1, 1)),
+        "start_inputs": np.zeros((2, 1, 1)),
+    }
     remember(asked, reward, np.array([0, 2]), 2)
-    before, after = asked["inputs"][:, 1:], asked["next_inputs"][:, 0, 1:]
-    none, first, second, third = [0, 0, 0], [1, 1, 0.1], [1, 2, 0.2], [1, 3, 0.3]
-    np.testing.assert_array_equal(before, [none + none, first + none, none + none, third + none])
-    np.testing.assert_array_equal(after, [first + none, second + first, third + none, [1, 4, 0.4, *third]])
+    before = asked["inputs"][:, 1:]
+    after = asked["next_inputs"][:, 0, 1:]
+    none = [0, 0, 0]
+    first = [1, 1, 0.1]
+    second = [1, 2, 0.2]
+    third = [1, 3, 0.3]
+    np.testing.assert_array_equal(
+        before, [none + none, first + none, none + none, third + none]
+    )
+    np.testing.assert_array_equal(
+        after, [first + none, second + first, third + none, [1, 4, 0.4, *third]]
+    )
 
 
 def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
@@ -159,7 +225,16 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
     rows = slice(*log.episode_starts[[10, 20]].tolist())
     part = LogPart(log.select_episodes(np.arange(10, 20)), np.arange(10, 20))
 
-    found = in_problem(lambda problem: problem, Measures(**whole.measures), POLICY, GAMMA, 1, 0, 9, part)
+    found = in_problem(
+        lambda problem: problem,
+        Measures(**whole.measures),
+        POLICY,
+        GAMMA,
+        1,
+        0,
+        9,
+        part,
+    )
     for name in ("inputs", "next_inputs", "kernel_inputs", "rewards"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[rows])
     assert whole.inputs.shape[1] == STATES + 2 * (1 + STATES + 2 + 1)
@@ -167,9 +242,12 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
 
 
 def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
-    log, truth = ring(0.5, 3), true_value(0.5)
+    log = ring(0.5, 3)
+    truth = true_value(0.5)
     ask = partial(koffline.evaluate, log, POLICY, GAMMA, seed=0, **QUICK)
-    short, long, default = ask(history=0), ask(history=1), ask(by={"half": np.arange(log.n_episodes) % 2})
+    short = ask(history=0)
+    long = ask(history=1)
+    default = ask(by={"half": np.arange(log.n_episodes) % 2})
     assert short.interval is not None
     assert not short.interval.holds(truth)
     assert short.verdict.answer == "with care"
@@ -185,15 +263,19 @@ def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
 
 def test_a_ranking_takes_the_row_before_for_every_policy() -> None:
     """Read as states the rows turn the order round; truths 1.23 and 1.99."""
-    found = koffline.select_policies(ring(0.5, 3), {"right": POLICY, "uniform": "uniform"}, GAMMA, **QUICK)
+    found = koffline.select_policies(
+        ring(0.5, 3), {"right": POLICY, "uniform": "uniform"}, GAMMA, **QUICK
+    )
     assert [policy.name for policy in found.policies] == ["uniform", "right"]
     assert "part of it for every policy here" in found.warnings[0]
     assert found.settings["history"] == 1
 
 
 def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() -> None:
-    random, shape = np.random.default_rng(0), (130, 30)
-    states, acted = random.normal(size=(130, 31, 1)), (random.random(shape) < 0.3).astype(int)
+    random = np.random.default_rng(0)
+    shape = (130, 30)
+    states = random.normal(size=(130, 31, 1))
+    acted = (random.random(shape) < 0.3).astype(int)
     late = np.pad(acted, ((0, 0), (3, 0)))[:, :30]
     ends = np.tile(np.arange(30) == 29, 130)
     log = koffline.Transitions(
@@ -206,8 +288,11 @@ def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() 
         steps=np.tile(np.arange(30), 130),
         action_space=koffline.Discrete(2),
     )
-    ask = partial(koffline.evaluate, log, lambda s: np.tile([0.2, 0.8], (len(s), 1)), 0.9, **QUICK)
-    found, truth = ask(), 0.8 * 0.9**3 / 0.1
+    ask = partial(
+        koffline.evaluate, log, lambda s: np.tile([0.2, 0.8], (len(s), 1)), 0.9, **QUICK
+    )
+    found = ask()
+    truth = 0.8 * 0.9**3 / 0.1
     assert found.settings["history"] == 3
     assert abs(found.value - truth) < 0.3 * abs(ask(history=0).value - truth)
 
@@ -215,8 +300,10 @@ def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() 
 def test_episodes_that_end_by_a_clock_nobody_logged_ask_for_the_step() -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(6, 11, 150)
-    rows, ends = int(lengths.sum()), np.cumsum(lengths) - 1
-    states, steps = random.normal(size=(rows + 1, 1)), np.concatenate([np.arange(n) for n in lengths])
+    rows = int(lengths.sum())
+    ends = np.cumsum(lengths) - 1
+    states = random.normal(size=(rows + 1, 1))
+    steps = np.concatenate([np.arange(n) for n in lengths])
     log = Transitions(
         observations=states[:-1],
         next_observations=states[1:],
@@ -227,31 +314,53 @@ def test_episodes_that_end_by_a_clock_nobody_logged_ask_for_the_step() -> None:
         steps=steps,
         action_space=Discrete(2),
     )
-    found, truth = koffline.evaluate(log, POLICY, GAMMA, **QUICK), np.mean((1 - GAMMA**lengths) / (1 - GAMMA))
+    found = koffline.evaluate(log, POLICY, GAMMA, **QUICK)
+    truth = np.mean((1 - GAMMA**lengths) / (1 - GAMMA))
     assert found.settings["history"] is None
     (reason,) = found.verdict.because("state")
     about = float(reason.split("the value would be about ")[1].split(":")[0])
     assert "with the step as part of it" in reason
     assert abs(about - truth) < 0.5 * abs(found.value - truth)
-    ranked = koffline.select_policies(log, {"one": POLICY, "other": POLICY}, GAMMA, **QUICK)
+    ranked = koffline.select_policies(
+        log, {"one": POLICY, "other": POLICY}, GAMMA, **QUICK
+    )
     assert ranked.settings["history"] is None  # no number of rows tells the step
 
 
-def test_a_group_beyond_the_state_is_found_and_one_that_does_not_matter_is_not() -> None:
+def test_a_group_beyond_the_state_is_found_and_one_that_does_not_matter_is_not() -> (
+    None
+):
     log = ring(0.0, 0)
     members = np.arange(log.n_episodes) % 2 == 1
-    paid = log.replace(rewards=log.rewards + 0.5 * np.repeat(members, log.episode_lengths))
-    plain, found = (group_shift(problem_of(e), counted_values(e)[0], 0, members, 2) for e in (log, paid))
+    paid = log.replace(
+        rewards=log.rewards + 0.5 * np.repeat(members, log.episode_lengths)
+    )
+    plain, found = (
+        group_shift(problem_of(e), counted_values(e)[0], 0, members, 2)
+        for e in (log, paid)
+    )
     assert plain.p_value > 1e-3
     assert found.p_value < 1e-6
-    # half of the episodes pay 0.25 more than the mean of both kinds in every row, for ever but for ends
-    assert found.value == pytest.approx(0.25 / (1 - GAMMA * (1 - END)), abs=4 * found.standard_error)
+    # half of the episodes pay 0.25 more than the mean of both kinds in every row, for
+    # ever but for ends
+    assert found.value == pytest.approx(
+        0.25 / (1 - GAMMA * (1 - END)), abs=4 * found.standard_error
+    )
 
 
 def test_who_decides_on_the_row_before() -> None:
-    asked = [("auto", "default", None), ("auto", "default", 0), ("kloss", "default", None)]
+    asked = [
+        ("auto", "default", None),
+        ("auto", "default", 0),
+        ("kloss", "default", None),
+    ]
     certified = ("auto", "kernel-certified", None)
-    assert [may_look_back(*settings) for settings in (*asked, certified)] == [True, False, False, False]
+    assert [may_look_back(*settings) for settings in (*asked, certified)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_rows_of_long_logs_are_thinned_not_episodes() -> None:
@@ -261,7 +370,9 @@ def test_rows_of_long_logs_are_thinned_not_episodes() -> None:
     assert shift.units > 1100  # some have one row, which is not drawn
     assert abs(shift.value - (true_value(0.5) - counted_values(log)[1])) < 0.25
     slight = ring(0.02, 0, episodes=1200)
-    assert shift_of(slight, counted_values(slight)[0]).p_value < 1e-4  # 0.005 by every second row
+    assert (
+        shift_of(slight, counted_values(slight)[0]).p_value < 1e-4
+    )  # 0.005 by every second row
 
 
 def test_a_value_function_of_states_knows_no_history() -> None:

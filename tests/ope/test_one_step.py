@@ -1,4 +1,6 @@
-"""A log of one-step episodes, a bandit's: every estimator against the exact answer, without a gamma."""
+"""A log of one-step episodes, a bandit's: every estimator against the exact answer,
+without a gamma.
+"""
 
 import dataclasses
 import json
@@ -13,7 +15,9 @@ from koffline.ope.names import ESTIMATORS
 from tests.ope.problems import discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
 
-_MEANS = np.array([[1.0, 0.0, 0.5], [0.0, 2.0, 0.5]])  # of rewards, by kind of user and action
+_MEANS = np.array(
+    [[1.0, 0.0, 0.5], [0.0, 2.0, 0.5]]
+)  # of rewards, by kind of user and action
 _LOGGED = np.array([[0.6, 0.2, 0.2], [0.3, 0.3, 0.4]])
 _ASKED = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
 TRUTH, LOGGING = (float((0.5 * table * _MEANS).sum()) for table in (_ASKED, _LOGGED))
@@ -53,12 +57,17 @@ def test_every_estimator_agrees_with_the_exact_answer() -> None:
         assert estimate.interval.holds(TRUTH), name
         if estimate.uplift is not None:
             assert estimate.uplift.interval.holds(TRUTH - LOGGING), name
-    assert sum(row.estimate.uplift is not None for row in found.rows) == 14  # not magic, drl
+    assert (
+        sum(row.estimate.uplift is not None for row in found.rows) == 14
+    )  # not magic, drl
     assert found.verdict.answer == "supported"
 
 
 def test_gamma_changes_nothing() -> None:
-    with_gamma = [estimate_all(users(600), policy, gamma, bounds=False, **SMALL) for gamma in (None, 0.99)]
+    with_gamma = [
+        estimate_all(users(600), policy, gamma, bounds=False, **SMALL)
+        for gamma in (None, 0.99)
+    ]
     for name in ESTIMATORS:
         values = [found[name].estimate.value for found in with_gamma]
         assert values[0] == pytest.approx(values[1], rel=1e-6), name
@@ -74,17 +83,26 @@ def test_the_command_needs_no_gamma_and_knows_a_bandits_names(tmp_path, monkeypa
     assert "γ" not in shown
     found = json.loads(succeed(*shared, "--estimator", "wis", "--json"))
     assert found["behavior_value"] == pytest.approx(users(600).rewards.mean())
-    assert found["uplift"]["value"] == pytest.approx(found["value"] - users(600).rewards.mean())
+    assert found["uplift"]["value"] == pytest.approx(
+        found["value"] - users(600).rewards.mean()
+    )
     assert_refused(run_cli(*shared, "--estimator", "SNIPS"), "did you mean 'wis'")
-    cut = koffline.evaluate(discrete_log(), "uniform", 0.9, estimator="pdis", behavior="estimate")
+    cut = koffline.evaluate(
+        discrete_log(), "uniform", 0.9, estimator="pdis", behavior="estimate"
+    )
     assert cut.uplift is None  # of whole episodes alone
 
 
-def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networks_elsewhere() -> None:
+def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networks_elsewhere() -> (
+    None
+):
     log = users(600)
     found = koffline.evaluate(log, policy, **SMALL)
     assert (found.estimator, found.interval.kind) == ("dr", "episodes-t")
-    assert found.value == estimate_all(log, policy, names=["dr"], **SMALL)["dr"].estimate.value
+    assert (
+        found.value
+        == estimate_all(log, policy, names=["dr"], **SMALL)["dr"].estimate.value
+    )
     for other, options in (
         (log.replace(behavior_log_probabilities=None), {}),
         (log, {"behavior": "estimate"}),
@@ -92,9 +110,21 @@ def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networ
         (log.select(np.arange(25)), {}),  # too few episodes carry the weight
         (discrete_log(), {"gamma": 0.9}),
     ):
-        assert koffline.evaluate(other, policy, **{**SMALL, "steps": 20}, **options).estimator == "kloss"
-    few = {"hidden_units": (4,), "instruments": 50, "resampled_replicas": 2, "full_replicas": 1}
-    found = koffline.evaluate(log.replace(behavior_log_probabilities=None), policy, 0.9, **few)
+        assert (
+            koffline.evaluate(
+                other, policy, **{**SMALL, "steps": 20}, **options
+            ).estimator
+            == "kloss"
+        )
+    few = {
+        "hidden_units": (4,),
+        "instruments": 50,
+        "resampled_replicas": 2,
+        "full_replicas": 1,
+    }
+    found = koffline.evaluate(
+        log.replace(behavior_log_probabilities=None), policy, 0.9, **few
+    )
     heads = found.diagnostics["estimates_by_head"]
     assert found.estimator == "kloss+fqe"
     assert found.value == pytest.approx((heads["kloss"] + heads["fqe"]) / 2)
@@ -103,7 +133,9 @@ def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networ
 
 def test_probabilities_that_are_not_those_of_the_actions_are_never_supported() -> None:
     log = users()
-    log = dataclasses.replace(log, behavior_log_probabilities=log.behavior_log_probabilities - 0.3)
+    log = dataclasses.replace(
+        log, behavior_log_probabilities=log.behavior_log_probabilities - 0.3
+    )
     verdict = koffline.evaluate(log, policy, estimator="wis").verdict
     assert verdict.answer == "with care"
     assert "average 1.3" in str(verdict)

@@ -22,7 +22,9 @@ from tests.refusals import refused
 
 
 def test_the_better_policy_comes_first_and_differs() -> None:
-    """A chain whose right end pays: policies that go right more often are worth more."""
+    """A chain whose right end pays: policies that go right more often are worth
+    more.
+    """
     log = EXACT_PROBLEMS["chain_off"](seed=0, n_rows=600).transitions
     policies = {
         f"right {chance:g}": lambda s, p=chance: np.tile([1 - p, p], (len(s), 1))
@@ -48,23 +50,37 @@ def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
 
     monkeypatch.setattr(ranking, "evaluate", evaluate)
     named = {
-        name: DiscretePolicy(3, lambda s, a=action: np.tile(np.eye(3)[a], (len(s), 1)), name)
+        name: DiscretePolicy(
+            3, lambda s, a=action: np.tile(np.eye(3)[a], (len(s), 1)), name
+        )
         for action, name in enumerate(("a", "wild", "b"))
     }
     found = select_policies(discrete_log(), named, 0.9, **QUICK)
     assert {policy.name for policy in found.policies} == {"a", "b"}
     assert found.unranked == ({"name": "wild", "reason": "3 of 3 networks diverged"},)
     assert "wild is not ranked: 3 of 3 networks diverged" in found.warnings
-    with pytest.raises(KofflineError, match=r"fewer than two policies could be evaluated \(wild: 3 of 3"):
-        select_policies(discrete_log(), {"a": named["a"], "wild": named["wild"]}, 0.9, **QUICK)
+    with pytest.raises(
+        KofflineError,
+        match=r"fewer than two policies could be evaluated \(wild: 3 of 3",
+    ):
+        select_policies(
+            discrete_log(), {"a": named["a"], "wild": named["wild"]}, 0.9, **QUICK
+        )
 
 
 def test_a_policy_that_the_log_cannot_answer_comes_last_whatever_its_value() -> None:
     """Action 2 is never logged; its networks say more than those of the others."""
     log = discrete_log()
     log = log.select(np.flatnonzero(log.actions < 2))
-    named = {f"act {a}": lambda s, a=a: np.tile(np.eye(3)[a], (len(s), 1)) for a in range(3)}
-    found = select_policies(log, named, settings=EvaluationSettings(gamma=0.9, seed=7, **QUICK), history=None)
+    named = {
+        f"act {a}": lambda s, a=a: np.tile(np.eye(3)[a], (len(s), 1)) for a in range(3)
+    }
+    found = select_policies(
+        log,
+        named,
+        settings=EvaluationSettings(gamma=0.9, seed=7, **QUICK),
+        history=None,
+    )
     assert found.seed == 7
     last = found.policies[-1]
     assert (last.name, last.interval, last.maybe_best) == ("act 2", None, False)
@@ -75,21 +91,34 @@ def test_a_policy_that_the_log_cannot_answer_comes_last_whatever_its_value() -> 
 
 
 def test_estimators_without_replicas_are_compared_by_intervals() -> None:
-    found = select_policies(discrete_log(), ["uniform", SOFT], 0.9, estimator="lstdq", seed=7, **QUICK)
+    found = select_policies(
+        discrete_log(), ["uniform", SOFT], 0.9, estimator="lstdq", seed=7, **QUICK
+    )
     (pair,) = found.comparisons
-    assert pair.high - pair.low > 0.999 * sum(policy.interval.width for policy in found.policies)
+    assert pair.high - pair.low > 0.999 * sum(
+        policy.interval.width for policy in found.policies
+    )
     assert "by the intervals" in found.assumptions
 
 
-def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given() -> None:
-    found, again = (select_policies(continuous_log(), [NOISY, "uniform"], 0.9, **QUICK) for _ in range(2))
+def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given() -> (
+    None
+):
+    found, again = (
+        select_policies(continuous_log(), [NOISY, "uniform"], 0.9, **QUICK)
+        for _ in range(2)
+    )
     assert found.to_json(timing=False) == again.to_json(timing=False)
     assert len(found.comparisons) == 1
 
 
 def test_every_policy_has_a_name_of_its_own() -> None:
     policies = [dataclasses.replace(SOFT, name=name) for name in ("p", "p (2)", "p")]
-    assert list(ranking._named_policies(policies, discrete_log())) == ["p", "p (2)", "p (3)"]
+    assert list(ranking._named_policies(policies, discrete_log())) == [
+        "p",
+        "p (2)",
+        "p (3)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,11 +126,19 @@ def test_every_policy_has_a_name_of_its_own() -> None:
     [
         ({"policies": "uniform"}, ConfigError, "give a list of two or more"),
         ({"policies": ["uniform", "missing.d3"]}, PolicyError, "no such file"),
-        ({"transitions": discrete_log(weights=np.eye(60)[0])}, DataError, "give at least two rows"),
+        (
+            {"transitions": discrete_log(weights=np.eye(60)[0])},
+            DataError,
+            "give at least two rows",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line(changes, kind, message) -> None:
-    base = {"transitions": discrete_log(), "policies": ["uniform", "epsilon:0.5:uniform"], "gamma": 0.9}
+    base = {
+        "transitions": discrete_log(),
+        "policies": ["uniform", "epsilon:0.5:uniform"],
+        "gamma": 0.9,
+    }
     with refused(kind, message):
         select_policies(**{**base, **QUICK, **changes})
 
@@ -129,14 +166,19 @@ def test_what_all_replicas_share_cancels_and_equal_policies_do_not_differ() -> N
     same = np.tile(np.arange(6.0), (2, 1))
     (found,) = compare_replicas(("a", "b"), (2.5, 2.5), same, 2)
     assert (found.difference, found.p_value, found.significant) == (0.0, 1.0, False)
-    (sure,) = compare_replicas(("a", "b"), (3.5, 2.5), same + np.array([[1.0], [0.0]]), 2)
+    (sure,) = compare_replicas(
+        ("a", "b"), (3.5, 2.5), same + np.array([[1.0], [0.0]]), 2
+    )
     assert (sure.p_value, sure.significant) == (0.0, True)
 
 
 def test_intervals_alone_by_hand() -> None:
     # Standard errors 1 and 2: a difference of 6 is twice their sum.
     z = stats.norm.ppf(0.975)
-    intervals = [Interval(5.0 - z, 5.0 + z, 0.95, "x"), Interval(-1.0 - 2 * z, -1.0 + 2 * z, 0.95, "x")]
+    intervals = [
+        Interval(5.0 - z, 5.0 + z, 0.95, "x"),
+        Interval(-1.0 - 2 * z, -1.0 + 2 * z, 0.95, "x"),
+    ]
     (found,) = compare_intervals("ab", [5.0, -1.0], intervals)
     assert found.p_value == pytest.approx(2.0 * stats.norm.sf(2.0))
     assert found.high - found.low == pytest.approx(6.0 * z)
@@ -146,14 +188,19 @@ def test_intervals_alone_by_hand() -> None:
 
 
 def test_holm_by_hand() -> None:
-    # Sorted 0.01, 0.02, 0.03, 0.6 times 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.6; steps never go down.
-    assert holm(np.array([0.6, 0.01, 0.03, 0.02])) == pytest.approx([0.6, 0.04, 0.06, 0.06])
+    # Sorted 0.01, 0.02, 0.03, 0.6 times 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.6; steps never
+    # go down.
+    assert holm(np.array([0.6, 0.01, 0.03, 0.02])) == pytest.approx(
+        [0.6, 0.04, 0.06, 0.06]
+    )
     assert holm(np.array([0.9, 0.8])) == pytest.approx([1.0, 1.0])
 
 
 def test_a_diverged_replica_counts_for_neither() -> None:
     values = np.array([[3.0, 2.0, 4.0, np.nan, 6.0], [1.0, 1.0, 1.0, 1.0, np.nan]])
     both = ("a", "b"), (3.0, 1.0)
-    assert compare_replicas(*both, values, 1) == compare_replicas(*both, values[:, :3], 1)
+    assert compare_replicas(*both, values, 1) == compare_replicas(
+        *both, values[:, :3], 1
+    )
     with pytest.raises(DataError, match="1 networks in common"):
         compare_replicas(*both, values[:, [0, 1, 3]], 1)

@@ -1,4 +1,6 @@
-"""Value functions from whatever holds one, the rows that they have seen, and cross-fitting."""
+"""Value functions from whatever holds one, the rows that they have seen, and
+cross-fitting.
+"""
 
 import inspect
 
@@ -12,7 +14,11 @@ from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test import bellman_test
 from koffline.ope.bellman_test.case import make_case
 from koffline.ope.cross_fit import assign_folds, cross_fit, measure_freshness
-from koffline.ope.value_functions import as_value_function, counted_rows, row_fingerprints
+from koffline.ope.value_functions import (
+    as_value_function,
+    counted_rows,
+    row_fingerprints,
+)
 from tests.ope.bellman_test.problems import known_problem
 from tests.ope.problems import NOISY, QUICK, SOFT, discrete_log
 from tests.refusals import one_line
@@ -42,10 +48,14 @@ def test_a_function_of_actions_or_a_table_of_them(given) -> None:
 
 
 def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
-    made = as_value_function(lambda states, actions: actions[:, 0], koffline.Continuous(1, -1.0, 1.0), (2,))
+    made = as_value_function(
+        lambda states, actions: actions[:, 0], koffline.Continuous(1, -1.0, 1.0), (2,)
+    )
     generator = np.random.default_rng(1)
     draws = np.mean([NOISY.sample(STATES, generator)[:, 0] for _ in range(5)], axis=0)
-    np.testing.assert_allclose(made.expected(STATES, NOISY, 5, np.random.default_rng(1)), draws, rtol=1e-12)
+    np.testing.assert_allclose(
+        made.expected(STATES, NOISY, 5, np.random.default_rng(1)), draws, rtol=1e-12
+    )
 
 
 class Both(torch.nn.Module):
@@ -60,7 +70,9 @@ def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:
     whole = module(torch.as_tensor(STATES, dtype=torch.float32)).detach().numpy()
     np.testing.assert_allclose(found, whole[np.arange(7), ACTIONS], rtol=1e-5)
     torch.jit.script(Both()).save(str(tmp_path / "q.pt"))
-    (tmp_path / "my_values.py").write_text("def q(states, actions):\n    return states.sum(1) + actions\n")
+    (tmp_path / "my_values.py").write_text(
+        "def q(states, actions):\n    return states.sum(1) + actions\n"
+    )
     monkeypatch.chdir(tmp_path)
     for given in (tmp_path / "q.pt", "my_values:q"):
         values = as_value_function(given, THREE, (2,)).values(STATES, ACTIONS)
@@ -70,9 +82,14 @@ def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:
 def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) -> None:
     from tests import d3_models
 
-    for actions, shape, message in ((3, (4,), "4 discrete actions, the log 3"), (4, (2,), r"shape \(4,\)")):
+    for actions, shape, message in (
+        (3, (4,), "4 discrete actions, the log 3"),
+        (4, (2,), r"shape \(4,\)"),
+    ):
         with pytest.raises(DataError, match=message):
-            as_value_function(d3_models.build("DQN", 4), koffline.Discrete(actions), shape)
+            as_value_function(
+                d3_models.build("DQN", 4), koffline.Discrete(actions), shape
+            )
     raw = d3_models.raw_observations(16)
     actions = np.arange(16) % 3
     scaled = d3_models.build("DQN", 3, observation_scaler=d3_models.standard_scaler())
@@ -80,14 +97,22 @@ def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) 
     made = as_value_function(path, THREE, (4,))
     assert made.name == path
     assert made.trained_on is None
-    np.testing.assert_allclose(made.values(raw, actions), scaled.predict_value(raw, actions), rtol=1e-6)
+    np.testing.assert_allclose(
+        made.values(raw, actions), scaled.predict_value(raw, actions), rtol=1e-6
+    )
     preprocessing = d3_models.d3rlpy.preprocessing
     scaled.config.reward_scaler = preprocessing.MultiplyRewardScaler(4.0)
     found = as_value_function(scaled, THREE, (4,)).values(raw, actions)
-    np.testing.assert_allclose(found, scaled.predict_value(raw, actions) / 4.0, rtol=1e-6)
-    scaled.config.reward_scaler = preprocessing.StandardRewardScaler(mean=2.0, std=3.0, eps=0.0)
+    np.testing.assert_allclose(
+        found, scaled.predict_value(raw, actions) / 4.0, rtol=1e-6
+    )
+    scaled.config.reward_scaler = preprocessing.StandardRewardScaler(
+        mean=2.0, std=3.0, eps=0.0
+    )
     shifted = as_value_function(scaled, THREE, (4,))
-    expected = 3.0 * scaled.predict_value(raw, actions) + 2.0 / (1.0 - scaled.config.gamma)
+    expected = 3.0 * scaled.predict_value(raw, actions) + 2.0 / (
+        1.0 - scaled.config.gamma
+    )
     np.testing.assert_allclose(shifted.values(raw, actions), expected, rtol=1e-5)
     assert "subtracted 2" in shifted.notes[0]
 
@@ -111,7 +136,9 @@ def test_an_evaluation_gives_its_value_function() -> None:
     estimate = koffline.evaluate(LOG, SOFT, 0.9, **QUICK)
     made = as_value_function(estimate, THREE, (2,))
     assert made is estimate.value_function
-    assert made.expected(LOG.initial_observations(), SOFT).mean() == pytest.approx(estimate.value, rel=1e-5)
+    assert made.expected(LOG.initial_observations(), SOFT).mean() == pytest.approx(
+        estimate.value, rel=1e-5
+    )
     assert "value_function" not in estimate.as_dict()
     without = koffline.evaluate(LOG, SOFT, 0.9, estimator="lstdq", **QUICK)
     assert without.value_function is None
@@ -120,25 +147,45 @@ def test_an_evaluation_gives_its_value_function() -> None:
 
 
 def fitted_to(log: koffline.Transitions):
-    return as_value_function(lambda s, a: s[:, 0], THREE, (2,), name="q", trained_on=counted_rows(log))
+    return as_value_function(
+        lambda s, a: s[:, 0], THREE, (2,), name="q", trained_on=counted_rows(log)
+    )
 
 
 def test_training_rows_are_refused_after_any_selection() -> None:
-    single = {name: getattr(LOG, name).astype(np.float32) for name in ("observations", "next_observations")}
-    parts = LOG, LOG.select(np.arange(0, 60, 3)), LOG.select(np.arange(60)[::-1]), LOG.replace(**single)
+    single = {
+        name: getattr(LOG, name).astype(np.float32)
+        for name in ("observations", "next_observations")
+    }
+    parts = (
+        LOG,
+        LOG.select(np.arange(0, 60, 3)),
+        LOG.select(np.arange(60)[::-1]),
+        LOG.replace(**single),
+    )
     for part in parts:
-        with pytest.raises(ConfigError, match=r"was fitted to 100% of these rows.*allow_training_rows=True"):
+        with pytest.raises(
+            ConfigError,
+            match=r"was fitted to 100% of these rows.*allow_training_rows=True",
+        ):
             measure_freshness(fitted_to(LOG), part)
-    assert "non-rejection on them says nothing" in measure_freshness(fitted_to(LOG), LOG, allow=True)[1][0]
+    assert (
+        "non-rejection on them says nothing"
+        in measure_freshness(fitted_to(LOG), LOG, allow=True)[1][0]
+    )
     half = LOG.select(np.arange(30))
     with pytest.raises(ConfigError, match="50%"):
         measure_freshness(fitted_to(half), LOG)
-    assert measure_freshness(fitted_to(half), LOG.select(np.arange(30, 60))) == (True, ())
+    assert measure_freshness(fitted_to(half), LOG.select(np.arange(30, 60))) == (
+        True,
+        (),
+    )
 
 
 def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
     log = known_problem(0, 800, "episodes", states=5).transitions
-    trained, fresh = log.select(np.arange(400)), log.select(np.arange(400, 800))
+    trained = log.select(np.arange(400))
+    fresh = log.select(np.arange(400, 800))
     for log in (fresh, trained):
         found = measure_freshness(fitted_to(trained), log)
         assert found[0] is None
@@ -149,9 +196,19 @@ def test_what_needs_rows_in_memory_says_so() -> None:
     for ask in (koffline.bellman_test, koffline.diagnose, koffline.cross_fit):
         unchecked = getattr(ask, "__wrapped__", ask)  # types are checked in tests alone
         with one_line(DataError, match="the log is a type; koffline.open_transitions"):
-            unchecked(*((sum, type, "uniform") if "q" in inspect.signature(ask).parameters else (type, sum)))
-    with one_line(DataError, match="the first argument is a log; give the value function, the log"):
-        getattr(koffline.diagnose, "__wrapped__", koffline.diagnose)(LOG, sum, "uniform")
+            unchecked(
+                *(
+                    (sum, type, "uniform")
+                    if "q" in inspect.signature(ask).parameters
+                    else (type, sum)
+                )
+            )
+    with one_line(
+        DataError, match="the first argument is a log; give the value function, the log"
+    ):
+        getattr(koffline.diagnose, "__wrapped__", koffline.diagnose)(
+            LOG, sum, "uniform"
+        )
     with one_line(DataError, match=r"to fit one: koffline\.cross_fit"):
         koffline.diagnose("kloss", LOG, "uniform")
 
@@ -171,7 +228,9 @@ def test_folds_are_whole_episodes_of_equal_number() -> None:
     np.testing.assert_array_equal(np.bincount(per_episode[:, 0]), [2, 2, 2])
     np.testing.assert_array_equal(folds, assign_folds(LOG, 3, 0))
     for folds in (1, 7):
-        with pytest.raises(ConfigError, match=f"folds is {folds} for a log of 6 episodes"):
+        with pytest.raises(
+            ConfigError, match=f"folds is {folds} for a log of 6 episodes"
+        ):
             assign_folds(LOG, folds, 0)
 
 
@@ -185,19 +244,28 @@ def test_every_row_is_spoken_for_by_a_model_that_has_not_seen_it() -> None:
 
     made = cross_fit(LOG, fit, folds=3, seed=1)
     for (own, model), part in zip(made.over(LOG), seen, strict=True):
-        assert not np.intersect1d(row_fingerprints(part), row_fingerprints(LOG)[own]).size
+        assert not np.intersect1d(
+            row_fingerprints(part), row_fingerprints(LOG)[own]
+        ).size
         assert measure_freshness(model, LOG.select(own)) == (True, ())
     case = make_case(made, LOG, SOFT, make_bellman_settings(gamma=0.9))
     for own, part in zip(case.folds, seen, strict=True):
         np.testing.assert_allclose(case.values[own], part.rewards.mean())
         following = 0.9 * ~LOG.terminated[own] * part.rewards.mean()
-        np.testing.assert_allclose(case.residuals[own], LOG.rewards[own] + following - case.values[own])
+        np.testing.assert_allclose(
+            case.residuals[own], LOG.rewards[own] + following - case.values[own]
+        )
     with pytest.raises(DataError, match="give the same log"):
         next(made.over(LOG.select(np.arange(59))))
 
 
 def test_models_of_different_folds_are_never_multiplied() -> None:
-    made = cross_fit(LOG, lambda part: lambda s, a: np.full(len(s), part.rewards.mean()), folds=2, seed=0)
+    made = cross_fit(
+        LOG,
+        lambda part: lambda s, a: np.full(len(s), part.rewards.mean()),
+        folds=2,
+        seed=0,
+    )
     found = bellman_test(made, LOG, SOFT, 0.9, draws=99, features=0)
     assert found.held_out
     gram = found.rows.kernel.gram(found.rows.inputs).numpy()

@@ -1,4 +1,6 @@
-"""One engine: where a log lies changes nothing, and sums over parts are those over all rows."""
+"""One engine: where a log lies changes nothing, and sums over parts are those over all
+rows.
+"""
 
 import dataclasses
 import pickle
@@ -23,10 +25,20 @@ from tests.data.logs import in_shards
 from tests.ope.problems import mortal_log, uneven_log
 from tests.refusals import Attack
 
-QUICK = {"steps": 30, "hidden_units": (8, 8), "full_replicas": 2, "resampled_replicas": 3, "instruments": 60}
-TILTED = DiscretePolicy(3, lambda s: np.tile([0.2, 0.3, 0.5], (len(s), 1)), name="tilted")
+QUICK = {
+    "steps": 30,
+    "hidden_units": (8, 8),
+    "full_replicas": 2,
+    "resampled_replicas": 3,
+    "instruments": 60,
+}
+TILTED = DiscretePolicy(
+    3, lambda s: np.tile([0.2, 0.3, 0.5], (len(s), 1)), name="tilted"
+)
 DRIFT = ContinuousPolicy(1, lambda s: np.tanh(s[:, :1]), name="drift")
-DRAWN = ContinuousPolicy(1, None, lambda s, generator: generator.uniform(-1, 1, (len(s), 1)), name="drawn")
+DRAWN = ContinuousPolicy(
+    1, None, lambda s, generator: generator.uniform(-1, 1, (len(s), 1)), name="drawn"
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +46,8 @@ def stored(tmp_path_factory):
     """A log by kind: in memory, and opened from a folder of small shards."""
     found = {}
     for kind in ("discrete", "continuous", "rows", "left out"):
-        folder, log = tmp_path_factory.mktemp("logs") / kind, uneven_log(kind.replace("left out", "discrete"))
+        folder = tmp_path_factory.mktemp("logs") / kind
+        log = uneven_log(kind.replace("left out", "discrete"))
         if kind == "left out":
             log = log.with_metadata(Metadata(lost_last_rows=True))
         found[kind] = log, in_shards(log, folder, 90)
@@ -42,15 +55,25 @@ def stored(tmp_path_factory):
 
 
 def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
-    table = estimate_all(log, policy, 0.9, names=names, seed=4, bounds=False, **QUICK, **options)
+    table = estimate_all(
+        log, policy, 0.9, names=names, seed=4, bounds=False, **QUICK, **options
+    )
     found: dict[str, np.ndarray | str] = {}
     for row in table.rows:
         estimate = row.estimate
         if estimate is None:
             found[row.name] = row.reason
             continue
-        ends = [] if estimate.interval is None else [estimate.interval.low, estimate.interval.high]
-        more = [] if estimate.uplift is None else [estimate.uplift.value, estimate.uplift.behavior_value]
+        ends = (
+            []
+            if estimate.interval is None
+            else [estimate.interval.low, estimate.interval.high]
+        )
+        more = (
+            []
+            if estimate.uplift is None
+            else [estimate.uplift.value, estimate.uplift.behavior_value]
+        )
         found[row.name] = np.array([estimate.value, *ends, *more])
     return found
 
@@ -59,7 +82,11 @@ def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
     ("kind", "policy", "sample_rows", "workers", "names"),
     [
         *(("discrete", TILTED, rows, 1, None) for rows in (200_000, 150)),
-        *((kind, DRIFT, rows, 1, None) for kind in ("continuous", "rows") for rows in (200_000, 150)),
+        *(
+            (kind, DRIFT, rows, 1, None)
+            for kind in ("continuous", "rows")
+            for rows in (200_000, 150)
+        ),
         *((kind, DRAWN, 150, 1, ("kloss", "drl")) for kind in ("continuous", "rows")),
         ("discrete", TILTED, 150, 2, ("lstdq", "wis")),  # features, weights of episodes
         *(("left out", TILTED, rows, 1, ("kloss", "wis")) for rows in (200_000, 150)),
@@ -68,7 +95,9 @@ def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
 def test_storage_changes_no_estimate_and_no_interval(
     stored, kind, policy, sample_rows, workers, names, monkeypatch
 ):
-    """Every estimator, its value and its interval; sums over parts of 40 rows are those over all."""
+    """Every estimator, its value and its interval; sums over parts of 40 rows are those
+    over all.
+    """
     memory, shards = stored[kind]
     expected = answers(memory, policy, names, sample_rows=sample_rows)
     answered = sum(not isinstance(value, str) for value in expected.values())
@@ -82,26 +111,43 @@ def test_storage_changes_no_estimate_and_no_interval(
             assert found[name] == value
         else:
             largest = np.abs(value).max()  # one end of an interval may be near zero
-            np.testing.assert_allclose(found[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name)
+            np.testing.assert_allclose(
+                found[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name
+            )
 
 
 def test_late_ends_are_left_out_as_often_as_recording_stopped(stored, tmp_path) -> None:
-    """As often as rows were lost at the same step in episodes that went on; never a whole episode."""
+    """As often as rows were lost at the same step in episodes that went on; never a
+    whole episode.
+    """
     log = mortal_log(False, most=6)
-    episodes, lengths = np.arange(log.n_episodes), np.asarray(log.episode_lengths)
+    episodes = np.arange(log.n_episodes)
+    lengths = np.asarray(log.episode_lengths)
     fair = without_late_ends(log, episodes, stop_shares(log))
-    assert np.array_equal(lengths - fair.episode_lengths, (lengths == 6) * 1)  # all that ended at the limit
-    assert fair.truncated[fair.episode_ends].sum() + fair.terminated.sum() == len(episodes)
-    koffline.write_transitions(log, tmp_path / "log.csv")  # which has no place for the note on them
-    assert len(koffline.open_transitions(tmp_path / "log.csv")) == len(without_late_ends(log))
+    assert np.array_equal(
+        lengths - fair.episode_lengths, (lengths == 6) * 1
+    )  # all that ended at the limit
+    assert fair.truncated[fair.episode_ends].sum() + fair.terminated.sum() == len(
+        episodes
+    )
+    koffline.write_transitions(
+        log, tmp_path / "log.csv"
+    )  # which has no place for the note on them
+    assert len(koffline.open_transitions(tmp_path / "log.csv")) == len(
+        without_late_ends(log)
+    )
     memory, _ = stored["left out"]
     shares = stop_shares(memory)
-    went_on, lost = np.zeros(14), np.zeros(14)
+    went_on = np.zeros(14)
+    lost = np.zeros(14)
     for begin, end in zip(memory.episode_starts, memory.episode_ends, strict=True):
-        steps, weight = end - begin + 1, memory.weights[end]
+        steps = end - begin + 1
+        weight = memory.weights[end]
         went_on[: steps - memory.terminated[end]] += weight
         lost[steps] += weight * ~memory.terminated[end]
-    np.testing.assert_allclose(shares, (lost / np.maximum(lost + went_on, 1e-9))[: len(shares)])
+    np.testing.assert_allclose(
+        shares, (lost / np.maximum(lost + went_on, 1e-9))[: len(shares)]
+    )
     assert stop_shares(stored["discrete"][0]) is None
 
 
@@ -112,9 +158,13 @@ def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
     assert found.data_sha256 == memory.sha256
     assert found.diagnostics["sample_rows"] < 200
     assert found.diagnostics["n_terminated"] == memory.terminated.sum()
-    assert found.diagnostics["logged_return"] == pytest.approx(memory.returns(0.9).mean(), rel=1e-12)
+    assert found.diagnostics["logged_return"] == pytest.approx(
+        memory.returns(0.9).mean(), rel=1e-12
+    )
     whole = koffline.evaluate(memory, TILTED, 0.9, **QUICK)
-    assert found.diagnostics["logged_return_se"] == pytest.approx(whole.diagnostics["logged_return_se"])
+    assert found.diagnostics["logged_return_se"] == pytest.approx(
+        whole.diagnostics["logged_return_se"]
+    )
     assert "sample_rows" not in whole.diagnostics
 
 
@@ -130,23 +180,36 @@ def test_shards_that_cannot_be_read(stored, tmp_path) -> None:
 def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None:
     _, shards = stored["discrete"]
     stream = StreamSettings(memory="600MB")
-    with pytest.raises(ConfigError, match=r"memory is 600MB, this evaluation needs at least \d+MB"):
+    with pytest.raises(
+        ConfigError, match=r"memory is 600MB, this evaluation needs at least \d+MB"
+    ):
         koffline.evaluate(shards, TILTED, 0.9, sample_rows=150, stream=stream, **QUICK)
 
 
 def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None:
-    """The doubly robust sums of a sampled log are those of all its rows, in the units of the sample."""
-    monkeypatch.setattr(working_log, "_MOST_ROWS", 60)  # several parts, of other mean weights
+    """The doubly robust sums of a sampled log are those of all its rows, in the units
+    of the sample.
+    """
+    monkeypatch.setattr(
+        working_log, "_MOST_ROWS", 60
+    )  # several parts, of other mean weights
     memory, _ = stored["discrete"]
     held = hold(memory, 150, seed=0).sample.units
     log = memory.replace(weights=np.where(np.isin(memory.episode_ids, held), 0.1, 3.0))
-    with open_workspace(log, TILTED, EvaluationSettings(gamma=0.9, sample_rows=150, **QUICK)) as workspace:
-        found, fitted = workspace.row_sums, workspace.fitted
+    with open_workspace(
+        log, TILTED, EvaluationSettings(gamma=0.9, sample_rows=150, **QUICK)
+    ) as workspace:
+        found = workspace.row_sums
+        fitted = workspace.fitted
         generator = np.random.default_rng(0)  # nothing is drawn for discrete actions
-        rows = prepare_problem(log, workspace.policy, 0.9, 1, generator, like=workspace.problem)
+        rows = prepare_problem(
+            log, workspace.policy, 0.9, 1, generator, like=workspace.problem
+        )
         values = reader_of(fitted, "kloss")(rows).values
     mass = values.weights * (1.0 - rows.discounts)
-    assert found.diagnostics()["mass"] == pytest.approx(np.average(mass, weights=log.weights), rel=1e-9)
+    assert found.diagnostics()["mass"] == pytest.approx(
+        np.average(mass, weights=log.weights), rel=1e-9
+    )
     direct = np.average(values.starts, weights=log.weights[log.episode_starts])
     delta = log.rewards + rows.discounts * values.later - values.now
     expected = direct + np.average(values.weights * delta, weights=log.weights)
@@ -157,8 +220,12 @@ class TestAKilledPass:
     """An evaluation that is killed goes on from the sums of its passes, to the bit."""
 
     @staticmethod
-    def run(shards, folder, monkeypatch, kill_after=None, policy=TILTED) -> tuple[str, int]:
-        """The estimate as JSON and the shards read; the read after ``kill_after`` ends it as Ctrl-C does."""
+    def run(
+        shards, folder, monkeypatch, kill_after=None, policy=TILTED
+    ) -> tuple[str, int]:
+        """The estimate as JSON and the shards read; the read after ``kill_after`` ends
+        it as Ctrl-C does.
+        """
         read = 0
         sum_of = working_log._sum_of_shards
 
@@ -174,7 +241,9 @@ class TestAKilledPass:
             patched.setattr(working_log, "SECONDS_BETWEEN_SAVES", 0.0)
             patched.setattr(working_log, "_ROWS_TOGETHER", 90)
             asked = {"estimator": "dr", "seed": 4, "sample_rows": 150, **QUICK}
-            found = koffline.evaluate(shards, policy, 0.9, stream=StreamSettings(partial=folder), **asked)
+            found = koffline.evaluate(
+                shards, policy, 0.9, stream=StreamSettings(partial=folder), **asked
+            )
         return found.to_json(timing=False), read
 
     def test_goes_on(self, stored, tmp_path, monkeypatch) -> None:
@@ -186,17 +255,30 @@ class TestAKilledPass:
         assert found == expected
         assert rest == 2
 
-    def test_another_policy_or_log_starts_anew(self, stored, tmp_path, monkeypatch) -> None:
+    def test_another_policy_or_log_starts_anew(
+        self, stored, tmp_path, monkeypatch
+    ) -> None:
         """The policy's code may have changed, its name not: what it answers counts."""
         _, shards = stored["discrete"]
-        other = DiscretePolicy(3, lambda s: np.tile([0.5, 0.3, 0.2], (len(s), 1)), name="tilted")
+        other = DiscretePolicy(
+            3, lambda s: np.tile([0.5, 0.3, 0.2], (len(s), 1)), name="tilted"
+        )
         metadata = dataclasses.replace(shards.metadata, sha256="0" * 64)
-        cases = ((shards, TILTED), (shards, other), (dataclasses.replace(shards, metadata=metadata), other))
-        reads = [self.run(log, tmp_path / "sums", monkeypatch, policy=policy)[1] for log, policy in cases]
+        cases = (
+            (shards, TILTED),
+            (shards, other),
+            (dataclasses.replace(shards, metadata=metadata), other),
+        )
+        reads = [
+            self.run(log, tmp_path / "sums", monkeypatch, policy=policy)[1]
+            for log, policy in cases
+        ]
         assert reads[0] > 0
         assert reads == reads[:1] * 3
 
-    def test_a_file_of_sums_can_run_nothing(self, stored, tmp_path, monkeypatch) -> None:
+    def test_a_file_of_sums_can_run_nothing(
+        self, stored, tmp_path, monkeypatch
+    ) -> None:
         """Whatever lies there is a pass from the beginning."""
         _, shards = stored["discrete"]
         expected, whole = self.run(shards, tmp_path / "sums", monkeypatch)

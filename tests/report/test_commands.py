@@ -1,4 +1,6 @@
-"""``koffline diagnose`` and ``koffline select`` as a stranger uses them, with their pages."""
+"""``koffline diagnose`` and ``koffline select`` as a stranger uses them, with their
+pages.
+"""
 
 import json
 from pathlib import Path
@@ -11,8 +13,20 @@ from tests.data.logs import in_shards
 from tests.ope.problems import AS_OPTIONS, discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
 
-MODEL = "print('hello')\ndef q(s, a):\n    return s[:, 0] + a\n\ndef v(s):\n    return s[:, 0]\n"
-DIAGNOSE = ("diagnose", "log.npz", "--policy", "uniform", "--model", "values_here:q", "--gamma", "0.9")
+MODEL = (
+    "print('hello')\ndef q(s, a):\n    return s[:, 0] + a\n\ndef v(s):\n    return s[:,"
+    " 0]\n"
+)
+DIAGNOSE = (
+    "diagnose",
+    "log.npz",
+    "--policy",
+    "uniform",
+    "--model",
+    "values_here:q",
+    "--gamma",
+    "0.9",
+)
 TWO = ("--policies", "uniform", "epsilon:0.5:uniform")
 SELECT = ("select", "log.npz", "--gamma", "0.9")
 
@@ -21,21 +35,53 @@ SELECT = ("select", "log.npz", "--gamma", "0.9")
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("values_here.py").write_text(MODEL)
-    names = Metadata(extra={"feature_names": ["height", "speed"], "action_names": ["brake", "go", "turn"]})
+    names = Metadata(
+        extra={
+            "feature_names": ["height", "speed"],
+            "action_names": ["brake", "go", "turn"],
+        }
+    )
     write_transitions(discrete_log().replace(metadata=names), "log.npz", None, False)
 
 
 @pytest.mark.parametrize(
     ("command", "name", "words", "plots"),
     [
-        (DIAGNOSE, "diagnosis", ("rejected", "power", "kernel loss", "coverage", "not known which",
-                                  "state: height, speed, action 0: brake, action 1: go"),
-         {"map", "by_value", "by_step", "residuals", "coverage"}),
-        ((*SELECT, *TWO, *AS_OPTIONS), "ranking", ("May be the best", "uplift"), {"ranking"}),
-        (("evaluate", *SELECT[1:], "--policy", "uniform", "--estimator", "all", *AS_OPTIONS), "estimates",
-         ("kloss", "mwl", "wpdis", "drl", "kernel-certified"), {"forest"}),
+        (
+            DIAGNOSE,
+            "diagnosis",
+            (
+                "rejected",
+                "power",
+                "kernel loss",
+                "coverage",
+                "not known which",
+                "state: height, speed, action 0: brake, action 1: go",
+            ),
+            {"map", "by_value", "by_step", "residuals", "coverage"},
+        ),
+        (
+            (*SELECT, *TWO, *AS_OPTIONS),
+            "ranking",
+            ("May be the best", "uplift"),
+            {"ranking"},
+        ),
+        (
+            (
+                "evaluate",
+                *SELECT[1:],
+                "--policy",
+                "uniform",
+                "--estimator",
+                "all",
+                *AS_OPTIONS,
+            ),
+            "estimates",
+            ("kloss", "mwl", "wpdis", "drl", "kernel-certified"),
+            {"forest"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_table_and_report(command, name, words, plots) -> None:
     shown = succeed(*command, "--out", "why")
     assert all(word in shown for word in (*words, "report: why/report.html"))
@@ -44,31 +90,63 @@ def test_table_and_report(command, name, words, plots) -> None:
     page = Path("why/report.html").read_text(encoding="utf-8")
     assert {path.stem for path in Path("why/plots").iterdir()} == plots
     assert page.count("<svg") == len(plots)
-    known = ("www.w3.org", "purl.org", "creativecommons.org", "matplotlib.org")  # it loads nothing
-    assert all(any(name in word for name in known) for word in page.split() if "http" in word)
+    known = (
+        "www.w3.org",
+        "purl.org",
+        "creativecommons.org",
+        "matplotlib.org",
+    )  # it loads nothing
+    assert all(
+        any(name in word for name in known) for word in page.split() if "http" in word
+    )
     assert_refused(run_cli(*command, "--out", "why"), "--force")
 
 
 def test_a_selection_has_every_policy_and_pair() -> None:
     null = ("--set", "estimator=", "--set", "interval=")  # the defaults
     found = json.loads(succeed(*SELECT, *TWO, "--json", *AS_OPTIONS, *null))
-    assert {policy["name"] for policy in found["policies"]} == {"uniform", "epsilon:0.5:uniform"}
+    assert {policy["name"] for policy in found["policies"]} == {
+        "uniform",
+        "epsilon:0.5:uniform",
+    }
     assert len(found["comparisons"]) == 1
     for policy in found["policies"]:
         more = policy["uplift"]
-        assert more["value"] == pytest.approx(policy["value"] - more["behavior_value"], abs=1.0)
-    shown = succeed("evaluate", *SELECT[1:], "--policy", "uniform", *AS_OPTIONS, "--discrete", 4)
+        assert more["value"] == pytest.approx(
+            policy["value"] - more["behavior_value"], abs=1.0
+        )
+    shown = succeed(
+        "evaluate", *SELECT[1:], "--policy", "uniform", *AS_OPTIONS, "--discrete", 4
+    )
     assert "3 25% (log 0%)" in shown  # three have names
 
 
 def test_what_a_model_was_fitted_to() -> None:
-    """Own estimators are cross-fitted, training rows can be allowed; what a model prints is no result."""
-    own = ("--model", "fqe", "--cross-fit", "3", *AS_OPTIONS, "--set", "gamma=0.8", "--set", "seed=3")
+    """Own estimators are cross-fitted, training rows can be allowed; what a model
+    prints is no result.
+    """
+    own = (
+        "--model",
+        "fqe",
+        "--cross-fit",
+        "3",
+        *AS_OPTIONS,
+        "--set",
+        "gamma=0.8",
+        "--set",
+        "seed=3",
+    )
     found = json.loads(succeed(*DIAGNOSE[:-2], *own, "--json"))
-    assert (found["model"], found["gamma"], found["seed"]) == ("fqe (cross-fitted, 3 folds)", 0.8, 3)
+    assert (found["model"], found["gamma"], found["seed"]) == (
+        "fqe (cross-fitted, 3 folds)",
+        0.8,
+        3,
+    )
     assert found["test"]["held_out"] is True
     assert found["shown"]
-    found = json.loads(succeed(*DIAGNOSE, "--trained-on", "log.npz", "--allow-training-rows", "--json"))
+    found = json.loads(
+        succeed(*DIAGNOSE, "--trained-on", "log.npz", "--allow-training-rows", "--json")
+    )
     assert found["test"]["held_out"] is False
 
 
@@ -80,10 +158,19 @@ def test_what_a_model_was_fitted_to() -> None:
         ((*DIAGNOSE, "--model", "values_here:nothing"), "has no 'nothing'"),
         ((*DIAGNOSE, "--model", "kloss", "--set", "stepps=5"), "stepps is unknown"),
         ((*DIAGNOSE, "--model", "kloss", "--cross-fit", "50"), "folds is 50 for a log"),
-        ((*DIAGNOSE, "--model", "kloss", "--level", "1e-5"), "draws is 999, too few for level 1e-05"),
-        ((*DIAGNOSE, "--model", "kloss", "--set", "interval=bootstrp"), "did you mean 'bootstrap'?"),
+        (
+            (*DIAGNOSE, "--model", "kloss", "--level", "1e-5"),
+            "draws is 999, too few for level 1e-05",
+        ),
+        (
+            (*DIAGNOSE, "--model", "kloss", "--set", "interval=bootstrp"),
+            "did you mean 'bootstrap'?",
+        ),
         ((*DIAGNOSE, "--trained-on", "log.npz"), "was fitted to 100% of these rows"),
-        ((*SELECT, "--policies", "uniform"), "--policies names uniform; give two or more"),
+        (
+            (*SELECT, "--policies", "uniform"),
+            "--policies names uniform; give two or more",
+        ),
         ((*SELECT, "--policies", "uniform", "uniform"), "each once"),
         ((*SELECT, *TWO, "--set", "interval=bootstrp"), "did you mean 'bootstrap'?"),
         ((*SELECT, "--policies", "--json"), "Missing option '--policies'"),
@@ -94,7 +181,9 @@ def test_bad_input_is_one_line(arguments, message) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [DIAGNOSE, (*SELECT, *TWO, "--set", "steps=20")], ids=["diagnose", "select"]
+    "command",
+    [DIAGNOSE, (*SELECT, *TWO, "--set", "steps=20")],
+    ids=["diagnose", "select"],
 )
 def test_shards_say_what_their_file_says(command) -> None:
     write_transitions(discrete_log(120), "log.hdf5")
@@ -108,13 +197,26 @@ def test_shards_say_what_their_file_says(command) -> None:
 
 def _untimed(record):
     if not isinstance(record, dict):
-        return [_untimed(entry) for entry in record] if isinstance(record, list) else record
-    return {key: _untimed(entry) for key, entry in record.items() if key not in ("seconds", "source")}
+        return (
+            [_untimed(entry) for entry in record]
+            if isinstance(record, list)
+            else record
+        )
+    return {
+        key: _untimed(entry)
+        for key, entry in record.items()
+        if key not in ("seconds", "source")
+    }
 
 
 def test_a_reason_that_ends_the_output_is_no_warning_too() -> None:
     log = discrete_log()
     write_transitions(log.replace(rewards=0.0 * log.rewards), "zero.npz", None, False)
-    shown = succeed("evaluate", "zero.npz", *SELECT[2:], "--policy", "uniform", *AS_OPTIONS)
-    assert "say what the policy is worth: there is no interval, because rewards and endings are" in shown
+    shown = succeed(
+        "evaluate", "zero.npz", *SELECT[2:], "--policy", "uniform", *AS_OPTIONS
+    )
+    assert (
+        "say what the policy is worth: there is no interval, because rewards and"
+        " endings are" in shown
+    )
     assert "warning: No interval" not in shown

@@ -1,4 +1,6 @@
-"""Figures whatever settings lie about: results are there, names are plain text, a failure is one warning."""
+"""Figures whatever settings lie about: results are there, names are plain text, a
+failure is one warning.
+"""
 
 import json
 import logging
@@ -17,18 +19,59 @@ from tests.ope.problems import discrete_log
 from tests.refusals import run_cli
 
 KOFFLINE = str(Path(sys.executable).with_name("koffline"))
-SETTINGS = ("--gamma", "0.9", "--set", "steps=5", "--set", "resampled_replicas=2", "--quiet", "--out", "out")
-EVALUATE = ("evaluate", "log.hdf5", "--policy", "uniform", "--estimator", "is", *SETTINGS)
-SELECT = ("select", "log.hdf5", "--policies", "./$^$.npz", "./$x_$.npz", "./動\\frac{.npz", *SETTINGS)
-PLOT = ("d3rlpy", "plot", "numbers.csv", "--save", "out.png", "--title", "$^$", "--label", r"$\frac{$")
+SETTINGS = (
+    "--gamma",
+    "0.9",
+    "--set",
+    "steps=5",
+    "--set",
+    "resampled_replicas=2",
+    "--quiet",
+    "--out",
+    "out",
+)
+EVALUATE = (
+    "evaluate",
+    "log.hdf5",
+    "--policy",
+    "uniform",
+    "--estimator",
+    "is",
+    *SETTINGS,
+)
+SELECT = (
+    "select",
+    "log.hdf5",
+    "--policies",
+    "./$^$.npz",
+    "./$x_$.npz",
+    "./動\\frac{.npz",
+    *SETTINGS,
+)
+PLOT = (
+    "d3rlpy",
+    "plot",
+    "numbers.csv",
+    "--save",
+    "out.png",
+    "--title",
+    "$^$",
+    "--label",
+    r"$\frac{$",
+)
 COMMANDS = {"evaluate": EVALUATE, "select": SELECT, "plot": PLOT}
 RC = {
     "no text": b"\xff\xfe\x00",
     "usetex": b"text.usetex: True\n",
     "no such backend": b"backend: junk\n",
     "nonsense": b"figure.dpi: many\nno colon\n",
-    "huge figures": b"savefig.dpi: 1e9\nsavefig.bbox: tight\naxes.formatter.use_mathtext: True\n",
-    "LaTeX to come": b"text.latex.preamble: \\input{/etc/passwd}\ntext.usetex: True\nfont.family: serif\n",
+    "huge figures": (
+        b"savefig.dpi: 1e9\nsavefig.bbox: tight\naxes.formatter.use_mathtext: True\n"
+    ),
+    "LaTeX to come": (
+        b"text.latex.preamble: \\input{/etc/passwd}\ntext.usetex: True\nfont.family:"
+        b" serif\n"
+    ),
 }
 OFTEN = ("no text", "usetex")
 
@@ -64,12 +107,17 @@ def test_names_are_no_formulas(folder, words):
 
 def run(words, **environment):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([KOFFLINE, *words], env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [KOFFLINE, *words], env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.parametrize(
     "content",
-    [pytest.param(content, marks=() if name in OFTEN else pytest.mark.slow) for name, content in RC.items()],
+    [
+        pytest.param(content, marks=() if name in OFTEN else pytest.mark.slow)
+        for name, content in RC.items()
+    ],
     ids=RC,
 )
 def test_no_settings_of_the_current_folder_reach_a_figure(folder, content):
@@ -79,7 +127,9 @@ def test_no_settings_of_the_current_folder_reach_a_figure(folder, content):
     Path("matplotlibrc").write_bytes(content)
     again = run((*EVALUATE, "--force"), MPLBACKEND="junk")
     assert (again.returncode, again.stderr) == (0, "")
-    assert {path.name: path.read_bytes() for path in Path("out", "plots").iterdir()} == images
+    assert {
+        path.name: path.read_bytes() for path in Path("out", "plots").iterdir()
+    } == images
     plot = run(PLOT, MPLBACKEND="junk")
     assert plot.returncode == 0, plot.stderr
     check_result(folder, PLOT)
@@ -95,7 +145,10 @@ def test_a_figure_that_fails_is_one_warning(folder, words, monkeypatch, caplog):
         done = run_cli(*words)
     assert done.exit_code == 0, done.output
     name = "ranking" if words is SELECT else "estimate"
-    expected = f"the figure {name} was not drawn (RuntimeError: the font is broken); the results are complete"
+    expected = (
+        f"the figure {name} was not drawn (RuntimeError: the font is broken); the"
+        " results are complete"
+    )
     assert [record.getMessage() for record in caplog.records].count(expected) == 1
     assert (folder / "out" / "report.html").exists()
     assert (folder / "out" / f"{name}.json").exists()
@@ -116,9 +169,20 @@ def test_results_are_printed_also_where_they_cannot_be_written(folder, monkeypat
 
 def test_a_learning_curve_that_fails_loses_no_run(folder, monkeypatch, caplog):
     monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda *_, **__: (_ for _ in ()).throw(ValueError("no font"))
+        "matplotlib.figure.Figure.savefig",
+        lambda *_, **__: (_ for _ in ()).throw(ValueError("no font")),
     )
-    words = ("online", "--set", "env=Pendulum-v1", "--set", "steps=300", "--seed-count", "1", "--out", "run")
+    words = (
+        "online",
+        "--set",
+        "env=Pendulum-v1",
+        "--set",
+        "steps=300",
+        "--seed-count",
+        "1",
+        "--out",
+        "run",
+    )
     done = run_cli(*words, "--quiet")
     assert done.exit_code == 0, done.output
     assert "learning_curve was not drawn" in caplog.text

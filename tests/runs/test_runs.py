@@ -19,7 +19,9 @@ WORLD = "koffline-tests/Drawn-v0"
 
 
 def refusal(*words: object) -> str:
-    """The one line of a command that must end with exit code 2; d3rlpy may print before it."""
+    """The one line of a command that must end with exit code 2; d3rlpy may print before
+    it.
+    """
     result = run_cli(*words)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
     assert result.stderr.startswith("error: ")
@@ -41,31 +43,50 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of d3rlpy's own logger: parameters, metrics, gradients, models."""
     folder = tmp_path_factory.mktemp("runs")
     files = d3rlpy.logging.FileAdapterFactory(str(folder))
-    options = {"n_steps_per_epoch": 2, "experiment_name": "run", "with_timestamp": False}
+    options = {
+        "n_steps_per_epoch": 2,
+        "experiment_name": "run",
+        "with_timestamp": False,
+    }
     with quiet():
-        fit(make("KLossDQN"), make_buffer("KLossDQN"), steps=4, logger_adapter=files, **options)
+        fit(
+            make("KLossDQN"),
+            make_buffer("KLossDQN"),
+            steps=4,
+            logger_adapter=files,
+            **options,
+        )
     return folder / "run"
 
 
 def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "policy.onnx"
-    assert succeed("export", model, path) == f"{path}: the policy of the KLossDQN in {model}\n"
+    assert (
+        succeed("export", model, path)
+        == f"{path}: the policy of the KLossDQN in {model}\n"
+    )
     observations = np.random.default_rng(0).uniform(size=(20, 2)).astype(np.float32)
     policy = koffline.load_policy(path, koffline.Discrete(4), (2,))
     wanted = koffline.load(model).predict(observations)
-    np.testing.assert_array_equal(policy.probabilities(observations).argmax(axis=1), wanted)
+    np.testing.assert_array_equal(
+        policy.probabilities(observations).argmax(axis=1), wanted
+    )
     before = path.read_bytes()
     assert "exists already" in refusal("export", str(model), str(path))
     assert path.read_bytes() == before
     succeed("export", model, path, "--force")
     assert "give .pt" in refusal("export", str(model), str(tmp_path / "policy.d3"))
-    assert "No such file" in refusal("export", str(tmp_path / "nothing.d3"), str(tmp_path / "policy.pt"))
+    assert "No such file" in refusal(
+        "export", str(tmp_path / "nothing.d3"), str(tmp_path / "policy.pt")
+    )
     assert [found.name for found in tmp_path.iterdir()] == ["policy.onnx"]
 
 
 def test_d3rlpy_draws_a_run_with_gradients(run: Path, tmp_path: Path) -> None:
     assert len(list(run.glob("*_grad.csv"))) > 0
-    said = succeed("d3rlpy", "plot-all", run, "--save", tmp_path / "all.png", "--title", "A run")
+    said = succeed(
+        "d3rlpy", "plot-all", run, "--save", tmp_path / "all.png", "--title", "A run"
+    )
     assert "config={'type': 'kloss_dqn'" in said
     with Image.open(tmp_path / "all.png") as picture:
         pixels = np.asarray(picture.convert("L"))
@@ -79,7 +100,9 @@ def test_d3rlpy_prints_statistics_and_its_own_help(run: Path) -> None:
 
 
 def test_d3rlpy_plays_in_gymnasium(model: Path) -> None:
-    assert "Score: " in succeed("d3rlpy", "play", model, "--env-id", WORLD, "--n-episodes", "1")
+    assert "Score: " in succeed(
+        "d3rlpy", "play", model, "--env-id", WORLD, "--n-episodes", "1"
+    )
 
 
 def test_d3rlpy_records_films(model: Path, tmp_path: Path) -> None:
@@ -89,15 +112,23 @@ def test_d3rlpy_records_films(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "films" / "rl-video-episode-0.mp4").stat().st_size > 0
 
 
-def test_without_moviepy_there_are_no_films(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_moviepy_there_are_no_films(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("koffline.cli.models.find_spec", lambda name: None)
-    assert "koffline[video]" in refusal("d3rlpy", "record", str(model), "--env-id", WORLD)
+    assert "koffline[video]" in refusal(
+        "d3rlpy", "record", str(model), "--env-id", WORLD
+    )
 
 
 def test_d3rlpy_never_runs_what_a_model_holds(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bomb.d3", "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(Attack(tmp_path / "exploded")))
-    assert "bomb.d3" in refusal("d3rlpy", "play", str(tmp_path / "bomb.d3"), "--env-id", WORLD)
+        archive.writestr(
+            "archive/data.pkl", pickle.dumps(Attack(tmp_path / "exploded"))
+        )
+    assert "bomb.d3" in refusal(
+        "d3rlpy", "play", str(tmp_path / "bomb.d3"), "--env-id", WORLD
+    )
     assert not (tmp_path / "exploded").exists()
 
 

@@ -15,7 +15,9 @@ from tests.algos import makers
 from tests.interrupts import Hit
 
 
-def make_log(discrete: bool = True, episodes: int = 6, length: int = 8, seed: int = 0) -> Transitions:
+def make_log(
+    discrete: bool = True, episodes: int = 6, length: int = 8, seed: int = 0
+) -> Transitions:
     return makers.make_log(discrete, episodes * length, length, seed, columns=3, k=2)
 
 
@@ -39,7 +41,9 @@ def make_config(source: str, kind: str = "dqn", **train: Any) -> dict[str, Any]:
         if name == "batch_size":
             params[name] = 8
         if name in ("target_update_interval", "warmup_steps", "rl_start_step"):
-            params[name] = 7 if name.startswith("target") else 22  # in the middle of an epoch
+            params[name] = (
+                7 if name.startswith("target") else 22
+            )  # in the middle of an epoch
         if name == "observation_scaler":
             params[name] = {"type": "standard"}
     has_values = kind not in ("bc", "discrete_bc", *EVALUATORS)
@@ -53,7 +57,11 @@ def make_config(source: str, kind: str = "dqn", **train: Any) -> dict[str, Any]:
 
 def metric_files(folder: Path) -> dict[str, bytes]:
     """Everything logged but the clock."""
-    return {p.name: p.read_bytes() for p in folder.glob("*.csv") if not p.name.startswith("time_")}
+    return {
+        p.name: p.read_bytes()
+        for p in folder.glob("*.csv")
+        if not p.name.startswith("time_")
+    }
 
 
 def check_equal(left: Path, right: Path) -> None:
@@ -66,8 +74,12 @@ def check_equal(left: Path, right: Path) -> None:
     assert not list(right.glob(".*.tmp"))
 
 
-def check_killed_run(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that ends before its second checkpoint and goes on equals one that does not end."""
+def check_killed_run(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends before its second checkpoint and goes on equals one that does not
+    end.
+    """
     whole = train(config, tmp_path / "whole").out
     save = koffline.train.run.save_state
 

@@ -1,4 +1,6 @@
-"""Config files: what they may say, what they may not, and which defaults stand behind them."""
+"""Config files: what they may say, what they may not, and which defaults stand behind
+them.
+"""
 
 import json
 import math
@@ -48,23 +50,37 @@ def test_defaults_are_d3rlpys_own(kind):
 def test_nested_factories_are_laid_over_their_defaults():
     schedule = {"type": "warmup", "params": {"warmup_steps": 9}}
     params = {
-        "critic_encoder_factory": {"type": "vector", "params": {"use_layer_norm": True}},
+        "critic_encoder_factory": {
+            "type": "vector",
+            "params": {"use_layer_norm": True},
+        },
         "actor_optim_factory": {"params": {"lr_scheduler_factory": schedule}},
         "q_func_factory": {"type": "qr", "params": {"n_quantiles": 5}},
     }
     made = build(class_of("sac"), load_config(with_algo("sac", **params)).algo.params)
-    encoder, optimiser = made.critic_encoder_factory, made.actor_optim_factory
+    encoder = made.critic_encoder_factory
+    optimiser = made.actor_optim_factory
     assert (encoder.hidden_units, encoder.use_layer_norm) == ([256, 256], True)
-    assert (optimiser.lr_scheduler_factory.warmup_steps, optimiser.betas) == (9, (0.9, 0.999))
+    assert (optimiser.lr_scheduler_factory.warmup_steps, optimiser.betas) == (
+        9,
+        (0.9, 0.999),
+    )
     assert made.q_func_factory.n_quantiles == 5
     assert made.critic_optim_factory.lr_scheduler_factory is None
 
 
 def test_numbers_that_yaml_takes_for_text():
-    config = load_config(with_algo("sac"), ["algo.params.actor_learning_rate=1e-3", "train.n_steps=1e4"])
+    config = load_config(
+        with_algo("sac"), ["algo.params.actor_learning_rate=1e-3", "train.n_steps=1e4"]
+    )
     assert config.algo.params["actor_learning_rate"] == 1e-3
     assert config.train.n_steps == 10_000
-    assert load_config(with_algo("kloss_sac"), ["algo.params.bandwidth=5e-1"]).algo.params["bandwidth"] == 0.5
+    assert (
+        load_config(with_algo("kloss_sac"), ["algo.params.bandwidth=5e-1"]).algo.params[
+            "bandwidth"
+        ]
+        == 0.5
+    )
     rule = load_config(with_algo("kloss_sac"), ["algo.params.bandwidth=0.7 median"])
     assert rule.algo.params["bandwidth"] == "0.7 median"
 
@@ -81,17 +97,28 @@ def test_later_assignments_win_and_reach_any_depth():
         ],
     )
     assert config.algo.params["gamma"] == 0.6
-    assert config.algo.params["critic_encoder_factory"]["params"]["hidden_units"] == [4, 5]
-    assert {name: each.part for name, each in config.evaluators.items()} == {"td_error": "held_out"}
-    assert load_config(with_algo("sac"), ["algo.params=null"]) == load_config(with_algo("sac"))
+    assert config.algo.params["critic_encoder_factory"]["params"]["hidden_units"] == [
+        4,
+        5,
+    ]
+    assert {name: each.part for name, each in config.evaluators.items()} == {
+        "td_error": "held_out"
+    }
+    assert load_config(with_algo("sac"), ["algo.params=null"]) == load_config(
+        with_algo("sac")
+    )
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "a.yaml").write_text("data: {source: ../logs/a.hdf5}\nalgo: {type: dqn}\n")
+    (tmp_path / "configs" / "a.yaml").write_text(
+        "data: {source: ../logs/a.hdf5}\nalgo: {type: dqn}\n"
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert load_config("../configs/a.yaml").data.source == str(tmp_path / "logs" / "a.hdf5")
+    assert load_config("../configs/a.yaml").data.source == str(
+        tmp_path / "logs" / "a.hdf5"
+    )
     for options in ({"data": "b.hdf5"}, {"assignments": ["data.source=b.hdf5"]}):
         found = load_config("../configs/a.yaml", **options).data.source
         assert found == str(tmp_path / "elsewhere" / "b.hdf5")
@@ -103,14 +130,32 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
         ("algo.type=saac", "algo.type is 'saac'; did you mean 'sac'"),
         ("algo.type=tacr", "algo.type is 'tacr': it acts on histories"),
         ("algo.params.gama=0.9", "algo.params.gama is unknown; did you mean 'gamma'"),
-        ("algo.params.actor_optim_factory.type=adm", "optim_factory.type is 'adm'; did you mean 'adam'"),
-        ("algo.params.actor_optim_factory.params.betass=1", "params.betass is unknown; did you mean"),
-        ("algo.params.gamma=1.5", "algo.params.gamma is 1.5: input should be less than or equal to 1"),
-        ("algo.params.reward_scaler=clip", "algo.params.reward_scaler clips at no bound; give params.low"),
+        (
+            "algo.params.actor_optim_factory.type=adm",
+            "optim_factory.type is 'adm'; did you mean 'adam'",
+        ),
+        (
+            "algo.params.actor_optim_factory.params.betass=1",
+            "params.betass is unknown; did you mean",
+        ),
+        (
+            "algo.params.gamma=1.5",
+            "algo.params.gamma is 1.5: input should be less than or equal to 1",
+        ),
+        (
+            "algo.params.reward_scaler=clip",
+            "algo.params.reward_scaler clips at no bound; give params.low",
+        ),
         ("train.n_step=5", "train.n_step is unknown; did you mean 'n_steps'"),
         ("train.n_steps=true", "train.n_steps is true: a yes or no"),
-        ("evaluators.td_eror={}", "the type 'td_eror' is unknown; did you mean 'td_error'"),
-        ("evaluators.td_error.part=held_out", "nothing is held out; set data.split.held_out"),
+        (
+            "evaluators.td_eror={}",
+            "the type 'td_eror' is unknown; did you mean 'td_error'",
+        ),
+        (
+            "evaluators.td_error.part=held_out",
+            "nothing is held out; set data.split.held_out",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(assignment, message):
@@ -131,7 +176,9 @@ def test_there_is_one_per_algorithm():
     assert [path.stem for path in ALGORITHMS] == sorted(algorithm_types())
 
 
-@pytest.mark.parametrize("path", [*ALGORITHMS, *EXPERIMENTS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*ALGORITHMS, *EXPERIMENTS], ids=lambda path: path.stem
+)
 def test_it_loads(path):
     config = load_config(path)
     assert Path(config.data.source).is_file()
@@ -148,7 +195,11 @@ def test_it_loads(path):
 )
 def test_it_trains(path, tmp_path):
     config = load_config(path, FEW_STEPS)
-    more = ["evaluators.environment.episodes=1"] if "environment" in config.evaluators else []
+    more = (
+        ["evaluators.environment.episodes=1"]
+        if "environment" in config.evaluators
+        else []
+    )
     if config.algo.type in EVALUATORS:
         policy = load_config(FOLDER / "dqn.yaml", [*FEW_STEPS, "evaluators={}"])
         more.append(f"algo.policy={train(policy, tmp_path / 'policy').model}")

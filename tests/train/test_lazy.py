@@ -27,9 +27,23 @@ from tests.train.small_runs import check_killed_run, make_config, make_log
 SCALERS = {
     "observation_scaler": ("standard", "min_max"),
     "action_scaler": ("min_max",),
-    "reward_scaler": ("standard", "min_max", "return", "multiply", {"type": "clip", "params": {"low": 0.0}}),
+    "reward_scaler": (
+        "standard",
+        "min_max",
+        "return",
+        "multiply",
+        {"type": "clip", "params": {"low": 0.0}},
+    ),
 }
-NAMES = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminals", "intervals")
+NAMES = (
+    "observations",
+    "actions",
+    "rewards",
+    "next_observations",
+    "next_actions",
+    "terminals",
+    "intervals",
+)
 
 
 def test_late_ends_are_left_out_in_memory_and_named_from_disk(tmp_path, caplog) -> None:
@@ -38,7 +52,10 @@ def test_late_ends_are_left_out_in_memory_and_named_from_disk(tmp_path, caplog) 
     settings = DataSettings(source=str(tmp_path / "log"), split={"held_out": 0.2})
     data = open_data(settings)
     assert not caplog.records
-    assert data.rows.terminated.sum() + data.held_out.terminated.sum() < 0.9 * log.terminated.sum()
+    assert (
+        data.rows.terminated.sum() + data.held_out.terminated.sum()
+        < 0.9 * log.terminated.sum()
+    )
     assert len(open_data(settings.model_copy(update={"lazy": True})).log) == len(log)
     assert "ends are too frequent" in caplog.text
 
@@ -63,7 +80,9 @@ def lazy_config(shards, kind="dqn", **data):
 def make_buffer(shards) -> LazyReplayBuffer:
     log = open_transitions(shards, lazy=True)
     sampler = BlockSampler(log, 0, pool_rows=40, block_rows=10)
-    return LazyReplayBuffer(sampler, sample_units(log, 30, 0).transitions, statistics_of(log))
+    return LazyReplayBuffer(
+        sampler, sample_units(log, 30, 0).transitions, statistics_of(log)
+    )
 
 
 def made(name, kind):
@@ -72,7 +91,8 @@ def made(name, kind):
 
 def test_batches_are_those_of_the_columnar_buffer(shards):
     """Row by row: told by the rewards, all of them different."""
-    log, buffer = open_transitions(shards), make_buffer(shards)
+    log = open_transitions(shards)
+    buffer = make_buffer(shards)
     known = {np.float32(reward): row for row, reward in enumerate(log.rewards)}
     columnar = ColumnarReplayBuffer(log, 0)
     for _ in range(10):
@@ -86,7 +106,9 @@ def test_batches_are_those_of_the_columnar_buffer(shards):
             np.testing.assert_array_equal(found, getattr(expected, name))
 
 
-@pytest.mark.parametrize(("name", "kind"), [(n, kind) for n, kinds in SCALERS.items() for kind in kinds])
+@pytest.mark.parametrize(
+    ("name", "kind"), [(n, kind) for n, kinds in SCALERS.items() for kind in kinds]
+)
 def test_scalers_in_memory_and_on_disk_are_d3rlpys(name, kind, tmp_path):
     shards = write_shards(tmp_path, discrete=False)
     columnar = ColumnarReplayBuffer(open_transitions(shards), 0)
@@ -100,23 +122,32 @@ def test_scalers_in_memory_and_on_disk_are_d3rlpys(name, kind, tmp_path):
         found = getattr(algo, name).serialize_to_dict()
         assert found.keys() == expected.keys()
         for key, value in found.items():
-            np.testing.assert_allclose(np.asarray(value, float), np.asarray(expected[key], float), rtol=1e-6)
+            np.testing.assert_allclose(
+                np.asarray(value, float), np.asarray(expected[key], float), rtol=1e-6
+            )
 
 
 def test_scalers_that_cannot_be_fitted():
     log = make_log(discrete=False)
-    still = ColumnarReplayBuffer(log.replace(observations=np.ones_like(log.observations)), 0)
+    still = ColumnarReplayBuffer(
+        log.replace(observations=np.ones_like(log.observations)), 0
+    )
     words = "observation_scaler 'min_max' gives observations that are not finite"
     with pytest.raises(ConfigError, match=words):
         fit_scalers(made("observation_scaler", "min_max"), still)
     algo = made("action_scaler", "min_max")
-    algo.action_scaler.minimum, algo.action_scaler.maximum = -np.ones(5), np.ones(5)
-    with pytest.raises(ConfigError, match=r"is for other actions.*of shape \(2,\); --set algo"):
+    algo.action_scaler.minimum = -np.ones(5)
+    algo.action_scaler.maximum = np.ones(5)
+    with pytest.raises(
+        ConfigError, match=r"is for other actions.*of shape \(2,\); --set algo"
+    ):
         fit_scalers(algo, ColumnarReplayBuffer(log, 0))
 
 
 @pytest.mark.parametrize("kind", ["dqn", "kloss_dqn"])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(kind, shards, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    kind, shards, tmp_path, monkeypatch
+):
     check_killed_run(lazy_config(shards, kind), tmp_path, monkeypatch)
 
 
@@ -148,7 +179,9 @@ def test_what_needs_the_rows_in_memory_is_refused(kind, changes, message, tmp_pa
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path):
-    """Both logs are larger than the pool of 8 MB; in memory the second would take 230 MB more."""
+    """Both logs are larger than the pool of 8 MB; in memory the second would take 230
+    MB more.
+    """
     piece = make_log(discrete=True, episodes=1000, length=50)
     wide = np.tile(piece.observations, (1, 64))  # 192 columns: 77 MB in all
     piece = piece.replace(observations=wide, next_observations=wide)
@@ -158,7 +191,9 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
             for _ in range(copies):
                 writer.append(piece)
         code = PEAK.format(folder=str(tmp_path / f"{copies}"))
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         peaks.append(int(done.stdout.split()[-1]))
     assert peaks[1] - peaks[0] < 50_000
 

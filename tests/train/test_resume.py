@@ -13,7 +13,13 @@ from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.interrupts import Hit, contents_of, hit_at
 from tests.refusals import one_line
-from tests.train.small_runs import check_equal, check_killed_run, is_discrete, make_config, write_log
+from tests.train.small_runs import (
+    check_equal,
+    check_killed_run,
+    is_discrete,
+    make_config,
+    write_log,
+)
 
 METRICS = (koffline.algos.training.RunLogger, "write_metric")
 
@@ -36,10 +42,14 @@ def again(whole, tmp_path):
     return tmp_path / "run", load_config(whole / "config.yaml")
 
 
-@pytest.mark.parametrize("also_after", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    "also_after", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
     content = make_config(write_log(tmp_path), n_steps=5, n_steps_per_epoch=3)
-    config = load_config({**content, "evaluators": {"td_error": {}}}, ["logger.gradients=false"])
+    config = load_config(
+        {**content, "evaluators": {"td_error": {}}}, ["logger.gradients=false"]
+    )
     whole = train(config, tmp_path / "whole").out
     for number in range(1, 60):
         folder = tmp_path / f"hit_{number}"
@@ -51,11 +61,16 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
             check_equal(whole, folder)
         else:
             break
-    assert number > 15  # 2 × (5 metrics, a model, a checkpoint), config, params and two records
+    assert (
+        number > 15
+    )  # 2 × (5 metrics, a model, a checkpoint), config, params and two records
 
 
-def test_a_model_has_one_temporary_file_whose_name_is_known_to_who_cleans_up(tmp_path, monkeypatch):
-    named, plain = [], files.temporary_beside
+def test_a_model_has_one_temporary_file_whose_name_is_known_to_who_cleans_up(
+    tmp_path, monkeypatch
+):
+    named = []
+    plain = files.temporary_beside
     kept = lambda path, *ending: named.append(path.name) or plain(path, *ending)  # noqa: E731
     monkeypatch.setattr(files, "temporary_beside", kept)
     train(small(tmp_path, "kloss_dqn"), tmp_path / "run")
@@ -64,10 +79,14 @@ def test_a_model_has_one_temporary_file_whose_name_is_known_to_who_cleans_up(tmp
 
 
 KINDS = ("kloss_sac", "bcq", "bear", "discrete_trust_pcl", "kloss_dqn")
-OTHERS = [kind for kind in algorithm_types() if kind not in (*KINDS, "fqe", "kloss_fqe")]
+OTHERS = [
+    kind for kind in algorithm_types() if kind not in (*KINDS, "fqe", "kloss_fqe")
+]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
+@pytest.mark.parametrize(
+    "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
+)
 def test_every_family_goes_on_to_the_bit(kind, tmp_path, monkeypatch):
     check_killed_run(small(tmp_path, kind), tmp_path, monkeypatch)
 
@@ -80,14 +99,18 @@ def test_schedules_of_learning_rates_go_on(tmp_path, monkeypatch):
         "params": {"clip_grad_norm": 0.5, "lr_scheduler_factory": schedule},
     }
     content["algo"]["params"]["encoder_factory"]["params"]["dropout_rate"] = 0.3
-    check_killed_run(load_config(content, ["logger.gradients=false"]), tmp_path, monkeypatch)
+    check_killed_run(
+        load_config(content, ["logger.gradients=false"]), tmp_path, monkeypatch
+    )
 
 
 def test_a_finished_run_is_reported_and_not_touched(again):
     out, config = again
     before = contents_of(out)
     assert train(config, out, resume=True).steps == 25
-    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
+    with pytest.raises(
+        ConfigError, match="holds a run already; go on with it by --resume"
+    ):
         train(config, out)
     assert contents_of(out) == before
 
@@ -95,7 +118,10 @@ def test_a_finished_run_is_reported_and_not_touched(again):
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("algo.params.gamma=0.5", r"another config: algo\.params\.gamma is 0\.99 there and 0\.5 here"),
+        (
+            "algo.params.gamma=0.5",
+            r"another config: algo\.params\.gamma is 0\.99 there and 0\.5 here",
+        ),
         ("train.seed=9", r"train\.seed is 0 there and 9 here"),
         ("data.source=other", "another config: the digest of the data"),
         ("algo.type=kloss_dqn", r"algo\.type is dqn there and kloss_dqn here"),
@@ -128,13 +154,23 @@ def test_foreign_folders_and_files(resume, whole, tmp_path):
 @pytest.mark.parametrize(
     ("name", "damaged", "message"),
     [
-        ("checkpoint.pt", None, r"checkpoint\.pt is gone.*train again into another --out"),
-        ("checkpoint.pt", b"junk", r"checkpoint\.pt: it cannot be read.*train again into another --out"),
+        (
+            "checkpoint.pt",
+            None,
+            r"checkpoint\.pt is gone.*train again into another --out",
+        ),
+        (
+            "checkpoint.pt",
+            b"junk",
+            r"checkpoint\.pt: it cannot be read.*train again into another --out",
+        ),
         ("td_error.csv", b"", r"td_error\.csv is shorter than its checkpoint says"),
         ("run.json", b"{", r"run\.json cannot be read"),
     ],
 )
-def test_damaged_files_end_in_one_line_and_nothing_is_lost(name, damaged, message, again):
+def test_damaged_files_end_in_one_line_and_nothing_is_lost(
+    name, damaged, message, again
+):
     out, config = again
     (out / name).unlink()
     if damaged is not None:
@@ -151,14 +187,25 @@ def test_damaged_files_end_in_one_line_and_nothing_is_lost(name, damaged, messag
     [
         ("learning_rate=1e30", "the networks' values are not finite"),
         # Squares of rewards overflow, Adam's steps do not.
-        ("reward_scaler={type: multiply, params: {multiplier: 3e19}}", "critic_loss is not finite"),
+        (
+            "reward_scaler={type: multiply, params: {multiplier: 3e19}}",
+            "critic_loss is not finite",
+        ),
     ],
 )
-def test_a_diverged_run_is_a_failure_that_its_record_keeps(assignment, what, tmp_path, monkeypatch):
-    config = load_config(make_config(write_log(tmp_path), "kloss_dqn"), [f"algo.params.{assignment}"])
-    with pytest.raises(ConfigError, match=f"training diverged after step 0: .*{what}") as caught:
+def test_a_diverged_run_is_a_failure_that_its_record_keeps(
+    assignment, what, tmp_path, monkeypatch
+):
+    config = load_config(
+        make_config(write_log(tmp_path), "kloss_dqn"), [f"algo.params.{assignment}"]
+    )
+    with pytest.raises(
+        ConfigError, match=f"training diverged after step 0: .*{what}"
+    ) as caught:
         train(config, tmp_path / "run")
-    monkeypatch.setattr("koffline.train.run._train_epoch", None)  # nothing is trained again
+    monkeypatch.setattr(
+        "koffline.train.run._train_epoch", None
+    )  # nothing is trained again
     with pytest.raises(ConfigError) as again:
         train(config, tmp_path / "run", resume=True)
     assert str(again.value) == str(caught.value)

@@ -16,7 +16,12 @@ import koffline
 import koffline.train.run
 from koffline import ColumnarReplayBuffer, Discrete, Transitions
 from koffline.algos.options import resolve_params
-from koffline.algos.training import LogEvaluator, build_networks, make_algorithm, own_randomness
+from koffline.algos.training import (
+    LogEvaluator,
+    build_networks,
+    make_algorithm,
+    own_randomness,
+)
 from koffline.data import quiet
 from koffline.data.sources import write_transitions
 from koffline.data.units import split_log
@@ -29,7 +34,13 @@ from koffline.train.config import DataSettings, load_config
 from koffline.train.prepare import EnvironmentEvaluator, open_data
 from koffline.train.run import train
 from tests.refusals import assert_refused, run_cli
-from tests.train.small_runs import check_equal, is_discrete, make_config, make_log, write_log
+from tests.train.small_runs import (
+    check_equal,
+    is_discrete,
+    make_config,
+    make_log,
+    write_log,
+)
 
 
 def run(folder, kind="dqn", assignments=(), episodes=6, **options):
@@ -41,9 +52,16 @@ def run(folder, kind="dqn", assignments=(), episodes=6, **options):
 @pytest.mark.parametrize("kind", ["iql", "kloss_sac", "discrete_cql"])
 def test_the_folder_is_d3rlpys(kind, tmp_path):
     result = run(tmp_path, kind, ["data.split.held_out=0.34", "train.seed=5"])
-    folder, log = tmp_path / "run", make_log(is_discrete(kind))
+    folder = tmp_path / "run"
+    log = make_log(is_discrete(kind))
     names = {path.name for path in folder.iterdir()}
-    assert {"params.json", "config.yaml", "run.json", "td_error.csv", "time_step.csv"} <= names
+    assert {
+        "params.json",
+        "config.yaml",
+        "run.json",
+        "td_error.csv",
+        "time_step.csv",
+    } <= names
     assert {"model_10.d3", "model_20.d3", "model_25.d3"} <= names
     assert result.model == folder / "model_25.d3"
     assert result.steps == 25
@@ -56,7 +74,11 @@ def test_the_folder_is_d3rlpys(kind, tmp_path):
     assert koffline.load_policy(result.model, log.action_space, (3,)) is not None
     record = json.loads((folder / "run.json").read_text())
     counts = record["data"]
-    assert (counts["rows"], counts["train_rows"], counts["held_out_rows"]) == (48, 32, 16)
+    assert (counts["rows"], counts["train_rows"], counts["held_out_rows"]) == (
+        48,
+        32,
+        16,
+    )
     assert (record["digests"]["data"], record["seed"]) == (log.sha256, 5)
     assert (record["steps"], record["model"]) == (25, "model_25.d3")
     assert record["versions"]["d3rlpy"] == d3rlpy.__version__
@@ -70,14 +92,20 @@ def test_the_resolved_config_gives_the_same_run(tmp_path):
 
 
 def test_metrics_do_not_change_what_is_learned(tmp_path):
-    plain = run(tmp_path / "one", "bcq", ["evaluators={}"])  # draws candidates whenever it acts
+    plain = run(
+        tmp_path / "one", "bcq", ["evaluators={}"]
+    )  # draws candidates whenever it acts
     measured = run(tmp_path / "two", "bcq")
     assert plain.model.read_bytes() == measured.model.read_bytes()
 
 
 def test_global_generators_are_left_alone(tmp_path):
     def draws():
-        return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+        return (
+            random.random(),
+            float(np.random.random()),
+            float(torch.rand(())),
+        )
 
     def seed():
         random.seed(1)
@@ -96,12 +124,21 @@ def test_learns_a_bandit(tmp_path):
     """Action 1 pays 1, action 0 nothing; every episode is one step."""
     generator = np.random.default_rng(0)
     observations = generator.normal(size=(200, 2)).astype(np.float32)
-    actions, over = generator.integers(0, 2, 200), np.ones(200, dtype=bool)
-    log = Transitions(observations, actions, actions * 1.0, observations, over, ~over, Discrete(2))
+    actions = generator.integers(0, 2, 200)
+    over = np.ones(200, dtype=bool)
+    log = Transitions(
+        observations, actions, actions * 1.0, observations, over, ~over, Discrete(2)
+    )
     write_transitions(log, tmp_path / "log.hdf5")
-    config = make_config(str(tmp_path / "log.hdf5"), "dqn", n_steps=300, n_steps_per_epoch=100)
+    config = make_config(
+        str(tmp_path / "log.hdf5"), "dqn", n_steps=300, n_steps_per_epoch=100
+    )
     config["evaluators"] = {"average_value": {}, "td_error": {}}
-    settings = ["algo.params.learning_rate=0.01", "algo.params.batch_size=32", "data.split.held_out=0.3"]
+    settings = [
+        "algo.params.learning_rate=0.01",
+        "algo.params.batch_size=32",
+        "data.split.held_out=0.3",
+    ]
     result = train(load_config(config, settings), tmp_path / "run")
     assert result.metrics["average_value"] == pytest.approx(1.0, abs=0.05)
     assert result.metrics["td_error"] < 0.01  # on rows it has not seen
@@ -118,7 +155,9 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
     content["evaluators"] = {"initial_value": {}}
     result = train(load_config(content), tmp_path / "run")
     assert np.isfinite(result.metrics["initial_value"])
-    if kind == "fqe":  # observations scaled as the policy's, which sees them through the evaluator
+    if (
+        kind == "fqe"
+    ):  # observations scaled as the policy's, which sees them through the evaluator
         scalers = [
             json.loads(read_d3(m).config)["config"]["params"]["observation_scaler"]
             for m in (policy, result.model)
@@ -126,9 +165,21 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
         assert scalers[0] == scalers[1] != {"type": "none", "params": {}}
         refusals = [
             (make_config(source, kind), [], "fqe evaluates a policy and none is given"),
-            (make_config(source), [f"algo.policy={policy}"], "policy is for fqe and kloss_fqe, not for dqn"),
-            (content, ["algo.policy=none.d3"], "none.d3, which does not exist; train the policy first"),
-            (content, ["algo.params.observation_scaler=standard"], "is set, but fqe scales as its policy"),
+            (
+                make_config(source),
+                [f"algo.policy={policy}"],
+                "policy is for fqe and kloss_fqe, not for dqn",
+            ),
+            (
+                content,
+                ["algo.policy=none.d3"],
+                "none.d3, which does not exist; train the policy first",
+            ),
+            (
+                content,
+                ["algo.params.observation_scaler=standard"],
+                "is set, but fqe scales as its policy",
+            ),
         ]
         for asked, assignments, message in refusals:
             with pytest.raises(ConfigError, match=message):
@@ -137,17 +188,24 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
 
 def test_an_evaluation_on_the_rows_of_the_training_says_so(tmp_path):
     trained = make_log(episodes=100)
-    model, fresh = run(tmp_path, "dqn", episodes=100).model, make_log(episodes=50, seed=1)
-    space, shape = trained.action_space, trained.observation_shape
+    model = run(tmp_path, "dqn", episodes=100).model
+    fresh = make_log(episodes=50, seed=1)
+    space = trained.action_space
+    shape = trained.observation_shape
     known = koffline.load_policy(model, space, shape).trained_on
-    policy = DiscretePolicy(2, lambda states: np.full((len(states), 2), 0.5), trained_on=known)
+    policy = DiscretePolicy(
+        2, lambda states: np.full((len(states), 2), 0.5), trained_on=known
+    )
     part = koffline.split_transitions(trained, 0.5)[0]
     for rows, told in ((trained, 1), (part, 1), (fresh, 0)):
         found = koffline.evaluate(rows, policy, 0.5, steps=200, resampled_replicas=4)
         assert found.interval is not None
         said = found.verdict.because("training")
         assert (
-            sum("the policy was trained on 100% of these rows" in reason for reason in said)
+            sum(
+                "the policy was trained on 100% of these rows" in reason
+                for reason in said
+            )
             == len(said)
             == told
         )
@@ -179,12 +237,23 @@ CONTINUOUS = r"is for continuous actions, the log has Discrete\(2\).*such as"
 @pytest.mark.parametrize(
     ("log", "kind", "device", "message"),
     [
-        *(("continuous", kind, "cpu", f"{kind} {DISCRETE}") for kind in ("dqn", "kloss_discrete_sac")),
-        *(("discrete", kind, "cpu", f"{kind} {CONTINUOUS}") for kind in ("sac", "kloss_sac", "iql")),
-        *(("discrete", "dqn", device, "device is") for device in ("gpu", "cuda:77", "mps")),
+        *(
+            ("continuous", kind, "cpu", f"{kind} {DISCRETE}")
+            for kind in ("dqn", "kloss_discrete_sac")
+        ),
+        *(
+            ("discrete", kind, "cpu", f"{kind} {CONTINUOUS}")
+            for kind in ("sac", "kloss_sac", "iql")
+        ),
+        *(
+            ("discrete", "dqn", device, "device is")
+            for device in ("gpu", "cuda:77", "mps")
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(log, kind, device, message, tmp_path):
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    log, kind, device, message, tmp_path
+):
     config = load_config(make_config(write_log(tmp_path, log == "discrete"), kind))
     with pytest.raises(ConfigError, match=message):
         train(config, tmp_path / "run", device=device)
@@ -198,20 +267,30 @@ def config(tmp_path):
     return str(path)
 
 
-def test_stdout_belongs_to_the_result_and_out_has_a_default(config, tmp_path, monkeypatch):
+def test_stdout_belongs_to_the_result_and_out_has_a_default(
+    config, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     done = run_cli("train", config, "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
     assert "dataset info" not in done.stdout
     assert "25 steps" in done.stdout
     assert (tmp_path / "runs" / "small" / "config.yaml").exists()
-    for arguments, words in (((), "go on with it by --resume"), (("--data", "no.hdf5"), "does not exist")):
+    for arguments, words in (
+        ((), "go on with it by --resume"),
+        (("--data", "no.hdf5"), "does not exist"),
+    ):
         assert_refused(run_cli("train", config, *arguments), words)
 
 
 def test_a_closed_stdout_is_no_error(config, tmp_path):
-    command = f"{sys.executable} -m koffline train {config} --out {tmp_path}/run --quiet >&-"
-    assert subprocess.run(command, shell=True, check=True, capture_output=True).stderr == b""
+    command = (
+        f"{sys.executable} -m koffline train {config} --out {tmp_path}/run --quiet >&-"
+    )
+    assert (
+        subprocess.run(command, shell=True, check=True, capture_output=True).stderr
+        == b""
+    )
     assert (tmp_path / "run" / "model_25.d3").exists()
 
 
@@ -227,11 +306,18 @@ def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
         done = run_cli("train", config, "--out", tmp_path / "run")
     assert done.exit_code == 130
     assert "go on with --resume" in done.stderr
-    assert run_cli("train", config, "--out", tmp_path / "run", "--resume").exit_code == 0
+    assert (
+        run_cli("train", config, "--out", tmp_path / "run", "--resume").exit_code == 0
+    )
 
 
 def make(kind, log, seed=1, **params):
-    own = {"observation_scaler": "standard", "reward_scaler": "standard", "batch_size": 8, **params}
+    own = {
+        "observation_scaler": "standard",
+        "reward_scaler": "standard",
+        "batch_size": 8,
+        **params,
+    }
     with own_randomness(seed), quiet():
         algo = make_algorithm(kind, resolve_params(kind, own))
         build_networks(algo, ColumnarReplayBuffer(log, 0), kind)
@@ -240,7 +326,8 @@ def make(kind, log, seed=1, **params):
 
 def test_soft_opc():
     log = make_log()
-    made, threshold = make("dqn", log), float(np.median(log.returns()))
+    made = make("dqn", log)
+    threshold = float(np.median(log.returns()))
     values = made.predict_value(log.observations, log.actions.reshape(-1, 1))
     good = np.repeat(log.returns() >= threshold, log.episode_lengths)
     measured = LogEvaluator("soft_opc", log, "a", return_threshold=threshold)(made)
@@ -262,7 +349,9 @@ def test_rows_without_episodes():
 def test_mean_return_of_episodes_one_by_one():
     rows = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     flags = np.zeros(20, dtype=bool)
-    log = Transitions(rows, np.arange(20) % 2, np.ones(20), rows, flags, flags, Discrete(2))
+    log = Transitions(
+        rows, np.arange(20) % 2, np.ones(20), rows, flags, flags, Discrete(2)
+    )
     algo = make("dqn", log, reward_scaler=None)
     evaluator = EnvironmentEvaluator("CartPole-v1", log, episodes=4, seed=7)
     measured = evaluator(algo)
@@ -270,10 +359,14 @@ def test_mean_return_of_episodes_one_by_one():
     for episode in range(4):
         env = gymnasium.make("CartPole-v1")
         observation, _ = env.reset(seed=7 + episode)
-        over, total = False, 0.0
+        over = False
+        total = 0.0
         while not over:
-            observation, reward, ended, cut, _ = env.step(int(algo.predict(observation[None])[0]))
-            total, over = total + reward, ended or cut
+            observation, reward, ended, cut, _ = env.step(
+                int(algo.predict(observation[None])[0])
+            )
+            total = total + reward
+            over = ended or cut
         returns.append(total)
     assert measured == np.mean(returns)
     assert evaluator(algo) == measured  # the same starts every time

@@ -1,1 +1,3 @@
-"""Logs that stay on disk: shards, blocks of rows, mini-batches and samples from them."""
+"""Logs that stay on disk: shards, blocks of rows, mini-batches and samples from
+them.
+"""

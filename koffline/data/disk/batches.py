@@ -1,8 +1,10 @@
-"""Mini-batches from a log on disk: a pool of random blocks is read into memory, used up, and replaced.
+"""Mini-batches from a log on disk: a pool of random blocks is read into memory, used
+up, and replaced.
 
-Reading a random row from a file takes milliseconds, a row of a block microseconds. Blocks are visited in
-random order, each row once per epoch. A batch takes its rows from different blocks in turn, so that rows that
-are neighbours in the log are rarely in the same batch.
+Reading a random row from a file takes milliseconds, a row of a block microseconds.
+Blocks are visited in random order, each row once per epoch. A batch takes its rows from
+different blocks in turn, so that rows that are neighbours in the log are rarely in the
+same batch.
 """
 
 from __future__ import annotations
@@ -21,18 +23,31 @@ if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions, OpenShard
 
 # Smaller blocks mix better, larger ones are read faster.
-_MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
-_WANTED_BLOCKS, _LEAST_BLOCKS = 256, 64  # blocks per pool
-DRAWN = ("observations", "actions", "rewards", "next_observations", "terminated")  # columns of mini-batches
-_ORDER, _ROWS = 1, 2  # independent random streams of one seed
+_MOST_BLOCK_ROWS = 4096
+_LEAST_BLOCK_ROWS = 1024
+# blocks per pool
+_WANTED_BLOCKS = 256
+_LEAST_BLOCKS = 64
+DRAWN = (
+    "observations",
+    "actions",
+    "rewards",
+    "next_observations",
+    "terminated",
+)  # columns of mini-batches
+# independent random streams of one seed
+_ORDER = 1
+_ROWS = 2
 
 
 class BlockSampler:
-    """Draws mini-batches from a log on disk: each row once per epoch, each batch from many blocks.
+    """Draws mini-batches from a log on disk: each row once per epoch, each batch from
+    many blocks.
 
-    pool_rows: rows of the pool; block_rows: rows read at once. part: draw only from that side of a split by
-    units. A pool depends on the seed, its number and the shards: the same seed on the same shards gives the
-    same batches. Raises DataError for a shard that cannot be read.
+    pool_rows: rows of the pool; block_rows: rows read at once. part: draw only from
+    that side of a split by units. A pool depends on the seed, its number and the
+    shards: the same seed on the same shards gives the same batches. Raises DataError
+    for a shard that cannot be read.
     """
 
     def __init__(
@@ -44,50 +59,88 @@ class BlockSampler:
         block_rows: int | None = None,
         part: Part | None = None,
     ) -> None:
-        self._log, self._seed, self._part = log, seed, part
+        self._log = log
+        self._seed = seed
+        self._part = part
         sizes = [shard.rows for shard in log.shards]
         # compromise: many blocks per pool mix well, large blocks are read fast
-        wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, pool_rows // _WANTED_BLOCKS))
-        size = min(block_rows or max(1, min(wanted, pool_rows // _LEAST_BLOCKS)), max(sizes), pool_rows)
+        wanted = min(
+            _MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, pool_rows // _WANTED_BLOCKS)
+        )
+        size = min(
+            block_rows or max(1, min(wanted, pool_rows // _LEAST_BLOCKS)),
+            max(sizes),
+            pool_rows,
+        )
         self._blocks = [
             (shard, start, min(start + size, count))
             for shard, count in enumerate(sizes)
             for start in range(0, count, size)
         ]
         self._in_pool = min(max(1, pool_rows // size), len(self._blocks))
-        self.block_rows, self.pool_rows = size, self._in_pool * size
-        self._identity = [len(log), size, self._in_pool, seed, None if part is None else repr(part)]
+        self.block_rows = size
+        self.pool_rows = self._in_pool * size
+        self._identity = [
+            len(log),
+            size,
+            self._in_pool,
+            seed,
+            None if part is None else repr(part),
+        ]
         self._columns: dict[str, np.ndarray] = {}
-        self._pool, self._drawn = -1, 0  # number of the pool, and of its rows drawn so far
+        # number of the pool, and of its rows drawn so far
+        self._pool = -1
+        self._drawn = 0
         self._order = np.zeros(0, dtype=np.int64)  # of the rows in the pool
 
     def draw(self, count: int) -> dict[str, np.ndarray]:
-        """Draw ``count`` rows, as columns of d3rlpy's mini-batches. Raises DataError for an unreadable shard.
+        """Draw ``count`` rows, as columns of d3rlpy's mini-batches. Raises DataError
+        for an unreadable shard.
 
-        ``next_actions`` (B, ...): actions of the next row in the same episode, else the row's own.
+        ``next_actions`` (B, ...): actions of the next row in the same episode, else the
+        row's own.
         """
         pieces: list[dict[str, np.ndarray]] = []
         while count:
-            while self._drawn == len(self._order):  # a pool may have no row of the part; the log has some
+            while self._drawn == len(
+                self._order
+            ):  # a pool may have no row of the part; the log has some
                 self._pool += 1
                 self._fill()
             rows = self._order[self._drawn : self._drawn + count]
-            pieces.append({name: column.take(rows, axis=0) for name, column in self._columns.items()})
+            pieces.append(
+                {
+                    name: column.take(rows, axis=0)
+                    for name, column in self._columns.items()
+                }
+            )
             self._drawn += len(rows)
             count -= len(rows)
         if len(pieces) == 1:
             return pieces[0]
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        return {
+            name: np.concatenate([piece[name] for piece in pieces])
+            for name in pieces[0]
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """State as plain values; after ``load_state_dict`` the batches continue identically."""
+        """State as plain values; after ``load_state_dict`` the batches continue
+        identically.
+        """
         return {"of": self._identity, "pool": self._pool, "drawn": self._drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the pool and position. Raises ConfigError for the state of another sampler."""
+        """Restore the pool and position.
+
+        Raises ConfigError for the state of another sampler.
+        """
         if state.get("of") != self._identity or "drawn" not in state:
-            raise ConfigError("the batches were drawn from another log or pool; start again with this one")
-        self._pool, self._order = int(state["pool"]), self._order[:0]
+            raise ConfigError(
+                "the batches were drawn from another log or pool; start again with"
+                " this one"
+            )
+        self._pool = int(state["pool"])
+        self._order = self._order[:0]
         if self._pool >= 0:
             self._fill()
         self._drawn = int(state["drawn"])
@@ -96,11 +149,17 @@ class BlockSampler:
         """Read the blocks of the pool and shuffle its rows."""
         epoch, first = divmod(self._pool * self._in_pool, len(self._blocks))
         orders = [  # a pool may begin in one epoch and end in the next
-            np.random.default_rng((self._seed, _ORDER, each)).permutation(len(self._blocks))
+            np.random.default_rng((self._seed, _ORDER, each)).permutation(
+                len(self._blocks)
+            )
             for each in (epoch, epoch + 1)
         ]
-        chosen = np.sort(np.concatenate(orders)[first : first + self._in_pool])  # each file is opened once
-        generator, turns, count = np.random.default_rng((self._seed, _ROWS, self._pool)), [], 0
+        chosen = np.sort(
+            np.concatenate(orders)[first : first + self._in_pool]
+        )  # each file is opened once
+        generator = np.random.default_rng((self._seed, _ROWS, self._pool))
+        turns = []
+        count = 0
         blocks = (self._blocks[block] for block in chosen)
         for shard, ranges in itertools.groupby(blocks, lambda block: block[0]):
             with self._log.open_shard(shard) as opened:
@@ -109,14 +168,23 @@ class BlockSampler:
                     size = len(columns["rewards"])
                     for name, values in columns.items():
                         if name not in self._columns:
-                            self._columns[name] = np.empty((self.pool_rows, *values.shape[1:]), values.dtype)
+                            self._columns[name] = np.empty(
+                                (self.pool_rows, *values.shape[1:]), values.dtype
+                            )
                         self._columns[name][count : count + size] = values
-                    # every stretch of the pool has about one row of each block, in random order
-                    turns.append((generator.permutation(size) + generator.random(size)) / max(size, 1))
+                    # every stretch of the pool has about one row of each block, in
+                    # random order
+                    turns.append(
+                        (generator.permutation(size) + generator.random(size))
+                        / max(size, 1)
+                    )
                     count += size
-        self._order, self._drawn = np.argsort(np.concatenate(turns)), 0
+        self._order = np.argsort(np.concatenate(turns))
+        self._drawn = 0
 
-    def _read(self, opened: OpenShard, shard: int, start: int, stop: int) -> dict[str, np.ndarray]:
+    def _read(
+        self, opened: OpenShard, shard: int, start: int, stop: int
+    ) -> dict[str, np.ndarray]:
         """Columns of those rows of a block that belong to the part."""
         count = stop - start
         below = int(stop < self._log.shards[shard].rows)
@@ -126,4 +194,7 @@ class BlockSampler:
             rows = np.flatnonzero(self._part.holds(shard, block.units[:count]))
         columns = {name: getattr(block, name).take(rows, axis=0) for name in DRAWN}
         goes_on = ~last_rows(block.columns)
-        return {**columns, "next_actions": block.actions.take(rows + goes_on[rows], axis=0)}
+        return {
+            **columns,
+            "next_actions": block.actions.take(rows + goes_on[rows], axis=0),
+        }

@@ -1,4 +1,6 @@
-"""A log on disk: file names, kinds of columns and metadata; rows are read by blocks and checked."""
+"""A log on disk: file names, kinds of columns and metadata; rows are read by blocks and
+checked.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ BLOCK_BYTES = 2**23
 
 @dataclass(frozen=True)
 class Column:
-    """An array of a shard: its key, and the dtype and row shape in which it is returned."""
+    """An array of a shard: its key, and the dtype and row shape in which it is
+    returned.
+    """
 
     key: str
     dtype: Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|float(16|32|64))$")]
@@ -48,9 +52,11 @@ class Column:
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One file of a log: its path or URL, and its numbers of rows and episodes (0 without episodes).
+    """One file of a log: its path or URL, and its numbers of rows and episodes (0
+    without episodes).
 
-    ``sha256``: digest of the file as written. In a manifest, the name is relative to the folder.
+    ``sha256``: digest of the file as written. In a manifest, the name is relative to
+    the folder.
     """
 
     name: Annotated[str, Field(alias="file", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
@@ -61,11 +67,13 @@ class ShardInfo:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LazyTransitions:
-    """A log that stays on disk: N rows in shards, which are checked like ``Transitions`` when they are read.
+    """A log that stays on disk: N rows in shards, which are checked like
+    ``Transitions`` when they are read.
 
-    Returned by ``open_transitions(…, lazy=True)``. The object is small and can be pickled and sent to
-    processes and machines that see the same files. ``columns``: dtype and row shape of each column of the
-    log. Every episode lies within one shard; in each shard, ``episode_ids`` count 0, 1, 2, … .
+    Returned by ``open_transitions(…, lazy=True)``. The object is small and can be
+    pickled and sent to processes and machines that see the same files. ``columns``:
+    dtype and row shape of each column of the log. Every episode lies within one shard;
+    in each shard, ``episode_ids`` count 0, 1, 2, … .
     """
 
     shards: tuple[ShardInfo, ...]
@@ -78,8 +86,14 @@ class LazyTransitions:
 
     def __getstate__(self) -> dict[str, Any]:
         """Make paths absolute: the receiver of a pickle may run in another folder."""
-        names = {s: s.name if remote.is_url(s.name) else str(Path(s.name).absolute()) for s in self.shards}
-        return {**vars(self), "shards": tuple(dataclasses.replace(s, name=n) for s, n in names.items())}
+        names = {
+            s: s.name if remote.is_url(s.name) else str(Path(s.name).absolute())
+            for s in self.shards
+        }
+        return {
+            **vars(self),
+            "shards": tuple(dataclasses.replace(s, name=n) for s, n in names.items()),
+        }
 
     @property
     def has_episodes(self) -> bool:
@@ -97,12 +111,18 @@ class LazyTransitions:
     @property
     def n_episodes(self) -> int:
         """Number of episodes; 0 when there are none."""
-        return sum(shard.episodes for shard in self.shards) if self.has_episodes else 0
+        if self.has_episodes:
+            return sum(shard.episodes for shard in self.shards)
+        return 0
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory, including its step and unit."""
-        kept = sum(column.row_bytes for name, column in self.columns.items() if name not in COUNTED)
+        kept = sum(
+            column.row_bytes
+            for name, column in self.columns.items()
+            if name not in COUNTED
+        )
         return kept + (8 if self.has_episodes else 0) + 8
 
     @property
@@ -115,16 +135,27 @@ class LazyTransitions:
         return max(1, int(memory_bytes) // self.row_bytes)
 
     def blocks(self, block_rows: int | None = None) -> Iterator[Transitions]:
-        """All rows in order, in blocks; a block lies in one shard but may begin inside an episode."""
+        """All rows in order, in blocks; a block lies in one shard but may begin inside
+        an episode.
+        """
         for shard in range(len(self.shards)):
             yield from self.shard_blocks(shard, block_rows)
 
-    def shard_blocks(self, shard: int, block_rows: int | None = None) -> Iterator[Transitions]:
-        """The rows of one shard in order. Raises DataError that names the shard and the wrong row."""
-        size = self.block_rows_for(BLOCK_BYTES) if block_rows is None else block_rows
+    def shard_blocks(
+        self, shard: int, block_rows: int | None = None
+    ) -> Iterator[Transitions]:
+        """The rows of one shard in order.
+
+        Raises DataError that names the shard and the wrong row.
+        """
+        if block_rows is None:
+            size = self.block_rows_for(BLOCK_BYTES)
+        else:
+            size = block_rows
         if size < 1:
             raise DataError(f"block_rows is {block_rows}; give at least one row")
-        rows, last = self.shards[shard].rows, None
+        rows = self.shards[shard].rows
+        last = None
         with self.open_shard(shard) as opened:
             for start in range(0, rows, size):
                 block = opened.block(start, min(start + size, rows))
@@ -135,45 +166,81 @@ class LazyTransitions:
 
     @contextlib.contextmanager
     def open_shard(self, shard: int) -> Iterator[OpenShard]:
-        """Open a shard for several reads. DataErrors, also those raised in the context, name the shard."""
-        name, keys = self.shards[shard].name, [column.key for column in self.columns.values()]
-        with reading(name, "HDF5"), remote.local_file(name) as path, open_hdf5(path) as file:
-            yield OpenShard(self, shard, file.slices([key for key in keys if key in file]))
+        """Open a shard for several reads.
+
+        DataErrors, also those raised in the context, name the shard.
+        """
+        name = self.shards[shard].name
+        keys = [column.key for column in self.columns.values()]
+        with (
+            reading(name, "HDF5"),
+            remote.local_file(name) as path,
+            open_hdf5(path) as file,
+        ):
+            yield OpenShard(
+                self, shard, file.slices([key for key in keys if key in file])
+            )
 
     def load(self) -> Transitions:
-        """The whole log in memory; episodes are numbered 0, 1, 2, … . Raises DataError."""
-        kept = {name: column for name, column in self.columns.items() if name != "episode_ids"}
+        """The whole log in memory; episodes are numbered 0, 1, 2, … .
+
+        Raises DataError.
+        """
+        kept = {
+            name: column
+            for name, column in self.columns.items()
+            if name != "episode_ids"
+        }
         with reading(self.metadata.source or self.shards[0].name, "data"):
-            needed = len(self) * (sum(column.row_bytes for column in kept.values()) + 16)
+            needed = len(self) * (
+                sum(column.row_bytes for column in kept.values()) + 16
+            )
             check_memory(needed)
-            announce_large(self.metadata.source or self.shards[0].name, None, needed, COPIES)
-        held = {name: np.empty((len(self), *column.shape), column.dtype) for name, column in kept.items()}
+            announce_large(
+                self.metadata.source or self.shards[0].name, None, needed, COPIES
+            )
+        held = {
+            name: np.empty((len(self), *column.shape), column.dtype)
+            for name, column in kept.items()
+        }
         row = 0
         for block in self.blocks():
             for name, column in held.items():
                 column[row : row + len(block)] = getattr(block, name)
             row += len(block)
-        return Transitions(**held, action_space=self.action_space, metadata=self.metadata)
+        return Transitions(
+            **held, action_space=self.action_space, metadata=self.metadata
+        )
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the rows; equals ``Transitions.sha256`` of the loaded log, whatever the shards.
+        """Digest of the rows; equals ``Transitions.sha256`` of the loaded log, whatever
+        the shards.
 
         It is taken from the manifest, else computed in one pass, column by column.
         """
         return self.metadata.sha256 or checks.digest_columns(
-            (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
+            (
+                name,
+                (len(self), *column.shape),
+                np.dtype(column.dtype),
+                self._parts(name, column),
+            )
             for name, column in sorted(self.columns.items())
             if name != "episode_ids"
         )
 
     def declared_anew(self, asked: SpaceRequest | None) -> LazyTransitions:
-        """Copy of the log with the requested action space, against which rows are checked when read."""
+        """Copy of the log with the requested action space, against which rows are
+        checked when read.
+        """
         space = bounded(asked, self.columns["actions"].shape)
         if space is None or space == self.action_space:
             return self
         note = f"action space {space} as asked, the log declares {self.action_space}"
-        return dataclasses.replace(self, action_space=space, metadata=self.metadata.with_notes(note))
+        return dataclasses.replace(
+            self, action_space=space, metadata=self.metadata.with_notes(note)
+        )
 
     def _parts(self, name: str, column: Column) -> Iterator[np.ndarray]:
         size = max(1, BLOCK_BYTES // column.row_bytes)
@@ -184,16 +251,29 @@ class LazyTransitions:
 
 
 class OpenShard:
-    """An open shard. Raises DataError if shapes or kinds of its arrays differ from the log's columns."""
+    """An open shard.
 
-    def __init__(self, log: LazyTransitions, shard: int, arrays: Mapping[str, Any]) -> None:
-        self._log, self._info, self._arrays = log, log.shards[shard], arrays
+    Raises DataError if shapes or kinds of its arrays differ from the log's columns.
+    """
+
+    def __init__(
+        self, log: LazyTransitions, shard: int, arrays: Mapping[str, Any]
+    ) -> None:
+        self._log = log
+        self._info = log.shards[shard]
+        self._arrays = arrays
         for column in log.columns.values():
-            array, expected = arrays.get(column.key), (self._info.rows, *column.shape)
+            array = arrays.get(column.key)
+            expected = (self._info.rows, *column.shape)
             if array is None:
-                raise DataError(f"{column.key} is missing; copy or write the file again")
+                raise DataError(
+                    f"{column.key} is missing; copy or write the file again"
+                )
             if array.shape != expected or array.dtype.kind not in "biuf":
-                said = f"{column.key} has shape {array.shape} and dtype {array.dtype}, expected {expected}"
+                said = (
+                    f"{column.key} has shape {array.shape} and dtype {array.dtype},"
+                    f" expected {expected}"
+                )
                 raise DataError(f"{said} {column.dtype}; copy or write the file again")
 
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
@@ -201,23 +281,40 @@ class OpenShard:
         column = self._log.columns[name]
         values = np.asarray(self._arrays[column.key][start:stop])
         # whole numbers and flags are checked before they are cast
-        return values.astype(column.dtype, copy=False) if np.dtype(column.dtype).kind == "f" else values
+        if np.dtype(column.dtype).kind == "f":
+            return values.astype(column.dtype, copy=False)
+        return values
 
     def columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """All columns of some rows by name, unchecked, without episode ids and steps."""
-        return {name: self.column(name, start, stop) for name in self._log.columns if name not in COUNTED}
+        """All columns of some rows by name, unchecked, without episode ids and
+        steps.
+        """
+        return {
+            name: self.column(name, start, stop)
+            for name in self._log.columns
+            if name not in COUNTED
+        }
 
     def block(self, start: int, stop: int) -> Transitions:
-        """Checked rows start … stop − 1, with units counted within the shard. Raises DataError."""
-        space, info = self._log.action_space, self._info
+        """Checked rows start … stop − 1, with units counted within the shard.
+
+        Raises DataError.
+        """
+        space = self._log.action_space
+        info = self._info
         checked = checks.row_columns(self.columns(start, stop), space, start)
         if not self._log.has_episodes:
             return Transitions.of_checked(checked, space, np.arange(start, stop))
-        units, steps = (checks.integer_column(n, self.column(n, start, stop), start) for n in COUNTED)
+        units, steps = (
+            checks.integer_column(n, self.column(n, start, stop), start)
+            for n in COUNTED
+        )
         block = Transitions.of_checked({**checked, "steps": steps}, space, units)
         _check_episodes(block, start)
         if start == 0 and (steps[0] != 0 or units[0] != 0):
-            raise DataError("row 0 is no first step of an episode; write the shard again")
+            raise DataError(
+                "row 0 is no first step of an episode; write the shard again"
+            )
         if stop == info.rows and units[-1] != info.episodes - 1:
             said = f"there are {units[-1] + 1} episodes, {info.episodes} were promised"
             raise DataError(f"{said}; write the shard again")
@@ -228,7 +325,9 @@ AnyLog = Transitions | LazyTransitions
 
 
 def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
-    """Yield the rows of one shard in blocks of whole units, so that no episode is split between blocks."""
+    """Yield the rows of one shard in blocks of whole units, so that no episode is split
+    between blocks.
+    """
     waiting: list[Transitions] = []
     for block in blocks:
         if block.steps is None:
@@ -239,7 +338,10 @@ def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
             waiting.append(block)
             continue
         cut = int(starts[-1])
-        before = [*waiting, block.part(slice(cut))] if cut else waiting
+        if cut:
+            before = [*waiting, block.part(slice(cut))]
+        else:
+            before = waiting
         if before:
             yield joined(before)
         waiting = [block.part(slice(cut, None))]
@@ -251,15 +353,22 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
     """Concatenate consecutive parts of a log."""
     if len(parts) == 1:
         return parts[0]
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    columns = {
+        name: np.concatenate([part.columns[name] for part in parts])
+        for name in parts[0].columns
+    }
     units = np.concatenate([part.units for part in parts])
     return Transitions.of_checked(columns, parts[0].action_space, units)
 
 
 def _check_episodes(block: Transitions, start: int) -> None:
-    """Raise DataError unless steps count 0, 1, 2, … in each unit and only last rows are flagged."""
+    """Raise DataError unless steps count 0, 1, 2, … in each unit and only last rows are
+    flagged.
+    """
     if block.steps is not None:
-        begun = np.diff(block.units)  # 1 where an episode begins, 0 inside, others wrong
+        begun = np.diff(
+            block.units
+        )  # 1 where an episode begins, 0 inside, others wrong
         counted = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))
         checks.check_steps(block.steps[1:], counted, start + 1)
         checks.check_flags_end_episodes(block.columns, start)

@@ -1,8 +1,9 @@
-"""A folder of shards, at a path or a URL, and its ``manifest.json``, which describes the log.
+"""A folder of shards, at a path or a URL, and its ``manifest.json``, which describes
+the log.
 
-Each shard is a flat koffline HDF5 file. A folder is written atomically, with memory bounded by the rows of
-one `append`, and is opened from its manifest alone. Other kinds of logs are first converted into such a
-folder.
+Each shard is a flat koffline HDF5 file. A folder is written atomically, with memory
+bounded by the rows of one `append`, and is opened from its manifest alone. Other kinds
+of logs are first converted into such a folder.
 """
 
 from __future__ import annotations
@@ -22,30 +23,49 @@ from koffline.data.columns import COUNTED
 from koffline.data.disk.log import Column, LazyTransitions, ShardInfo
 from koffline.data.flat import DESCRIPTION, KEYS
 from koffline.data.kinds import MANIFEST, OWN_FILES, SHARDS, is_shard_folder
-from koffline.data.raw import METADATA, describe_columns, metadata_to_json, space_from_json, space_to_json
+from koffline.data.raw import (
+    METADATA,
+    describe_columns,
+    metadata_to_json,
+    space_from_json,
+    space_to_json,
+)
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS, Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import Location, atomic_folder, digest_of
 from koffline.untrusted.hdf5 import new_hdf5, write_text
-from koffline.untrusted.limits import TEXT_BYTES, one_line_errors, parse_json, shown_bytes
+from koffline.untrusted.limits import (
+    TEXT_BYTES,
+    one_line_errors,
+    parse_json,
+    shown_bytes,
+)
 
-# Limit of the number of shards: at about 190 bytes each, the longest manifest that is read.
+# Limit of the number of shards: at about 190 bytes each, the longest manifest that is
+# read.
 MOST_SHARDS = 80_000
-# Bytes of a chunk of the widest column: large enough for the disk, small enough for shuffled blocks of rows.
+# Bytes of a chunk of the widest column: large enough for the disk, small enough for
+# shuffled blocks of rows.
 _CHUNK_BYTES = 2**18
 
 
-def open_lazy(source: Location, action_space: SpaceRequest | None = None) -> LazyTransitions:
-    """Open a folder of shards from its manifest alone. Raises DataError for anything else."""
+def open_lazy(
+    source: Location, action_space: SpaceRequest | None = None
+) -> LazyTransitions:
+    """Open a folder of shards from its manifest alone.
+
+    Raises DataError for anything else.
+    """
     name = os.fspath(source)
     if is_shard_folder(name):
         return _read_manifest(name).declared_anew(action_space)
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path")
     raise DataError(
-        f"{name} is no folder of shards (with {MANIFEST}), which alone is read from disk; make one of it: "
-        f"koffline data convert {name} shards --shard-rows 100000"
+        f"{name} is no folder of shards (with {MANIFEST}), which alone is read from"
+        f" disk; make one of it: koffline data convert {name} shards --shard-rows"
+        " 100000"
     )
 
 
@@ -64,19 +84,25 @@ class _Manifest(BaseModel):
 
 
 def write_manifest(folder: Path, log: LazyTransitions) -> None:
-    """Write ``manifest.json`` into a folder that is not in use yet; shards are given by their paths."""
+    """Write ``manifest.json`` into a folder that is not in use yet; shards are given by
+    their paths.
+    """
     shards = [dataclasses.asdict(shard) for shard in log.shards]
     described = {
         "format": SHARDS,
         "version": 1,
         "rows": len(log),
         "action_space": space_to_json(log.action_space),
-        "columns": {name: dataclasses.asdict(column) for name, column in log.columns.items()},
+        "columns": {
+            name: dataclasses.asdict(column) for name, column in log.columns.items()
+        },
         "episodes": log.has_episodes,
         **metadata_to_json(log.metadata),
         "shards": [{"file": Path(shard.pop("name")).name, **shard} for shard in shards],
     }
-    (folder / MANIFEST).write_text(json.dumps(described, indent=1, default=str) + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(
+        json.dumps(described, indent=1, default=str) + "\n", encoding="utf-8"
+    )
 
 
 def _read_manifest(folder: str) -> LazyTransitions:
@@ -86,53 +112,88 @@ def _read_manifest(folder: str) -> LazyTransitions:
     if remote.size(name) > TEXT_BYTES:
         most = f"{shown_bytes(TEXT_BYTES)}, the most that a manifest may have"
         raise DataError(f"{name} is larger than {most}; write fewer and larger shards")
-    what, remedy = "damaged, or newer than this koffline", "write the folder again"
+    what = "damaged, or newer than this koffline"
+    remedy = "write the folder again"
     with one_line_errors(name, what, remedy):
         try:
-            found = _Manifest.model_validate(parse_json(remote.read_bytes(name, TEXT_BYTES)))
-            metadata = dataclasses.replace(METADATA.validate_python(found.model_extra), source=folder)
+            found = _Manifest.model_validate(
+                parse_json(remote.read_bytes(name, TEXT_BYTES))
+            )
+            metadata = dataclasses.replace(
+                METADATA.validate_python(found.model_extra), source=folder
+            )
         except ValidationError as error:
             first = error.errors()[0]
-            said = "is missing" if first["type"] == "missing" else f"is {first['input']!r:.60}"
-            raise DataError(f"{what} ({'.'.join(map(str, first['loc']))} {said}); {remedy}") from None
-        space, rows = space_from_json(found.action_space), sum(shard.rows for shard in found.shards)
+            if first["type"] == "missing":
+                said = "is missing"
+            else:
+                said = f"is {first['input']!r:.60}"
+            raise DataError(
+                f"{what} ({'.'.join(map(str, first['loc']))} {said}); {remedy}"
+            ) from None
+        space = space_from_json(found.action_space)
+        rows = sum(shard.rows for shard in found.shards)
         needed = (*REQUIRED_COLUMNS, *(COUNTED if found.episodes else ()))
-        wrong = [f"columns.{column} is missing" for column in needed if column not in found.columns]
-        wrong += ["it lists a shard twice"] * (len({s.name for s in found.shards}) < len(found.shards))
-        wrong += [f"it promises {found.rows} rows and has {rows}"] * (rows != found.rows)
+        wrong = [
+            f"columns.{column} is missing"
+            for column in needed
+            if column not in found.columns
+        ]
+        wrong += ["it lists a shard twice"] * (
+            len({s.name for s in found.shards}) < len(found.shards)
+        )
+        wrong += [f"it promises {found.rows} rows and has {rows}"] * (
+            rows != found.rows
+        )
         if wrong:
             raise DataError(f"{wrong[0]}; {remedy}")
-    shards = [dataclasses.replace(s, name=remote.joined(folder, s.name)) for s in found.shards]
+    shards = [
+        dataclasses.replace(s, name=remote.joined(folder, s.name)) for s in found.shards
+    ]
     for shard in shards:
         _refuse_link(shard.name)
     return LazyTransitions(tuple(shards), space, found.columns, metadata)
 
 
 def _refuse_link(name: str) -> None:
-    """Raise DataError for a symbolic link, since a link within the folder could count a shard twice."""
+    """Raise DataError for a symbolic link, since a link within the folder could count a
+    shard twice.
+    """
     path = remote.local_path(name)
     if path is not None and path.is_symlink():
-        raise DataError(f"{name} is a link, which is not followed; copy the folder with the files themselves")
+        raise DataError(
+            f"{name} is a link, which is not followed; copy the folder with the files"
+            " themselves"
+        )
 
 
 class ShardWriter:
-    """Append logs of whole episodes to a new folder of shards with at most ``shard_rows`` rows each.
+    """Append logs of whole episodes to a new folder of shards with at most
+    ``shard_rows`` rows each.
 
-    A longer episode gets a shard of its own. Use it as a context manager: the folder appears when the block
-    ends without an error; otherwise nothing is left behind. ``metadata`` may be set until then; default: that
-    of the first appended log. Where shards are cut depends on the episodes only, not on how they are
-    appended. force: replace a folder of shards with that name. Raises DataError.
+    A longer episode gets a shard of its own. Use it as a context manager: the folder
+    appears when the block ends without an error; otherwise nothing is left behind.
+    ``metadata`` may be set until then; default: that of the first appended log. Where
+    shards are cut depends on the episodes only, not on how they are appended. force:
+    replace a folder of shards with that name. Raises DataError.
     """
 
     def __init__(self, target: Location, shard_rows: int, force: bool = False) -> None:
         if shard_rows < 1:
-            raise DataError(f"shard_rows is {shard_rows}; give at least one row per shard")
-        self.target, self.shard_rows = os.fspath(target), shard_rows
+            raise DataError(
+                f"shard_rows is {shard_rows}; give at least one row per shard"
+            )
+        self.target = os.fspath(target)
+        self.shard_rows = shard_rows
         if "://" in self.target:
-            raise DataError(f"{target} is no folder of this machine; write one here and copy it there")
+            raise DataError(
+                f"{target} is no folder of this machine; write one here and copy it"
+                " there"
+            )
         self.metadata: Metadata | None = None
         self._force = force
-        self._folders, self._files = contextlib.ExitStack(), contextlib.ExitStack()
+        self._folders = contextlib.ExitStack()
+        self._files = contextlib.ExitStack()
         self._space: ActionSpace | None = None
         self._columns: dict[str, Column] = {}
         self._shards: list[ShardInfo] = []
@@ -145,7 +206,8 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # The folder's context must also see a failure of the last steps, so that no folder appears.
+        # The folder's context must also see a failure of the last steps, so that no
+        # folder appears.
         with self._folders, self._files:
             if error is not None:
                 raise error
@@ -157,37 +219,61 @@ class ShardWriter:
         return sum(shard.rows for shard in self._shards) + self._rows
 
     def append(self, log: Transitions) -> None:
-        """Append a log of whole episodes. Raises DataError if it differs in space or columns."""
+        """Append a log of whole episodes.
+
+        Raises DataError if it differs in space or columns.
+        """
         columns = log.columns
-        kinds = {name: Column(KEYS[name][0], own.dtype.name, own.shape[1:]) for name, own in columns.items()}
+        kinds = {
+            name: Column(KEYS[name][0], own.dtype.name, own.shape[1:])
+            for name, own in columns.items()
+        }
         if self._space is None:
-            self._space, self._columns = log.action_space, kinds
-            self.metadata = log.metadata if self.metadata is None else self.metadata
+            self._space = log.action_space
+            self._columns = kinds
+            if self.metadata is None:
+                self.metadata = log.metadata
+            else:
+                self.metadata = self.metadata
         here = {"action space": log.action_space, **kinds}
         before = {"action space": self._space, **self._columns}
         for name in (*here, *before):
             if here.get(name) != before.get(name):
-                said = f"the appended log has {name} {here.get(name)}, the first one {before.get(name)}"
+                said = (
+                    f"the appended log has {name} {here.get(name)}, the first one"
+                    f" {before.get(name)}"
+                )
                 raise DataError(f"{self.target}: {said}; give pieces of one log")
-        ends = np.append(log.episode_starts[1:], len(log)) if log.has_episodes else np.arange(1, len(log) + 1)
+        if log.has_episodes:
+            ends = np.append(log.episode_starts[1:], len(log))
+        else:
+            ends = np.arange(1, len(log) + 1)
         done = row = 0
         while row < len(log):
-            fitting = int(np.searchsorted(ends, row + self.shard_rows - self._rows, side="right"))
+            fitting = int(
+                np.searchsorted(ends, row + self.shard_rows - self._rows, side="right")
+            )
             if fitting <= done and self._rows:
                 self._close_shard()
                 continue
             fitting = max(fitting, done + 1)  # an episode may be longer than a shard
             stop = int(ends[fitting - 1])
             self._write({name: array[row:stop] for name, array in columns.items()})
-            done, row = fitting, stop
+            done = fitting
+            row = stop
 
     def _write(self, columns: dict[str, np.ndarray]) -> None:
-        """Write rows of whole episodes to the open shard, and number the episodes within the shard."""
-        start, stop = self._rows, self._rows + len(columns["rewards"])
+        """Write rows of whole episodes to the open shard, and number the episodes
+        within the shard.
+        """
+        start = self._rows
+        stop = self._rows + len(columns["rewards"])
         if not start:
             self._open_shard()
         if "steps" in columns:
-            columns["episode_ids"] = self._episodes - 1 + np.cumsum(columns["steps"] == 0)
+            columns["episode_ids"] = (
+                self._episodes - 1 + np.cumsum(columns["steps"] == 0)
+            )
             self._episodes = int(columns["episode_ids"][-1]) + 1
         for name, array in self._arrays.items():
             array.resize(stop, axis=0)
@@ -200,14 +286,20 @@ class ShardWriter:
             raise DataError(f"{said}; put more rows into each")
         self._path = self._folder / f"shard-{len(self._shards):05d}.hdf5"
         file = self._files.enter_context(new_hdf5(self._path))
-        # chunks of all columns hold the same rows, so that reading a block reads the same share of each
+        # chunks of all columns hold the same rows, so that reading a block reads the
+        # same share of each
         widest = max(column.row_bytes for column in self._columns.values())
         chunk = max(1, min(self.shard_rows, _CHUNK_BYTES // widest))
         options: dict[str, Any] = {"fletcher32": True, "track_times": False}
         for name, column in self._columns.items():
-            options |= {"maxshape": (None, *column.shape), "chunks": (chunk, *column.shape)}
+            options |= {
+                "maxshape": (None, *column.shape),
+                "chunks": (chunk, *column.shape),
+            }
             empty = (0, *column.shape)
-            self._arrays[name] = file.create_dataset(column.key, empty, column.dtype, **options)
+            self._arrays[name] = file.create_dataset(
+                column.key, empty, column.dtype, **options
+            )
 
     def _close_shard(self) -> None:
         assert self._space is not None
@@ -217,7 +309,11 @@ class ShardWriter:
         said = describe_columns(self._space, "steps" in self._columns, metadata)
         write_text(self._arrays["rewards"].file, DESCRIPTION, said)
         self._files.close()
-        self._shards.append(ShardInfo(str(self._path), self._rows, self._episodes, digest_of(self._path)))
+        self._shards.append(
+            ShardInfo(
+                str(self._path), self._rows, self._episodes, digest_of(self._path)
+            )
+        )
         self._rows = self._episodes = 0
 
     def _finish(self) -> None:
@@ -225,7 +321,9 @@ class ShardWriter:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._rows:
             self._close_shard()
-        metadata = dataclasses.replace(self.metadata, sha256=None)  # which is of the rows as they were read
+        metadata = dataclasses.replace(
+            self.metadata, sha256=None
+        )  # which is of the rows as they were read
         log = LazyTransitions(tuple(self._shards), self._space, self._columns, metadata)
         metadata = dataclasses.replace(metadata, sha256=log.sha256)
         write_manifest(self._folder, dataclasses.replace(log, metadata=metadata))

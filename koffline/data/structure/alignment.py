@@ -1,9 +1,10 @@
 """Whether actions and rewards stand in the row of the step that they belong to.
 
-In a log that was read rightly the action of a row explains the step of that row. Where each row holds the
-action that led to its observation (as dm_env time steps do), the action of the row below explains it instead,
-and the row's own action does not. Two kinds of tests compare regressions on unseen episodes: over all rows,
-and episode by episode, for logs of which only some episodes are shifted.
+In a log that was read rightly the action of a row explains the step of that row. Where
+each row holds the action that led to its observation (as dm_env time steps do), the
+action of the row below explains it instead, and the row's own action does not. Two
+kinds of tests compare regressions on unseen episodes: over all rows, and episode by
+episode, for logs of which only some episodes are shifted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from koffline.data.structure.symptom import Symptom
 from koffline.errors import counted
 
 _MOST_ROWS = 4000
-_FEWEST_ROWS, _FEWEST_EPISODES = 200, 10
+_FEWEST_ROWS = 200
+_FEWEST_EPISODES = 10
 _FOLDS = 2
 _RIDGE = 1e-3
 _LARGE_SCORE = 5.0  # standard errors
@@ -44,7 +46,9 @@ Errors = Float[np.ndarray, "row target"]
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """Rows with a row before and a row below in their episode, and what may explain their steps."""
+    """Rows with a row before and a row below in their episode, and what may explain
+    their steps.
+    """
 
     rows: LoggedRows
     inner: Int[np.ndarray, " row"]
@@ -104,19 +108,26 @@ class _Gains:
 
 
 def _compare_actions(steps: _Steps, shift: Shift) -> _Gains | None:
-    """Gains of the shifted action where it explains steps and the row's own action does not; else None."""
-    rows, inner = steps.rows, steps.inner
+    """Gains of the shifted action where it explains steps and the row's own action does
+    not; else None.
+    """
+    rows = steps.rows
+    inner = steps.inner
     base = steps.base
     if shift == "below":
         shifted_action = rows.actions(inner + 1)
     else:
         shifted_action = rows.actions(inner - 1)
-        before = _features(rows, inner - 1)  # the action of the row above tells of that row's state, too
+        before = _features(
+            rows, inner - 1
+        )  # the action of the row above tells of that row's state, too
         base = np.hstack([base, before])
     own_action = rows.actions(inner)
     without = _unseen_errors(base, targets=steps.step, episode=steps.episode)
     own = _unseen_errors(
-        _crossed(steps.base, own_action, beside=base), targets=steps.step, episode=steps.episode
+        _crossed(steps.base, own_action, beside=base),
+        targets=steps.step,
+        episode=steps.episode,
     )
     shifted = _unseen_errors(
         _crossed(steps.base, shifted_action, beside=base),
@@ -136,7 +147,9 @@ def _compare_actions(steps: _Steps, shift: Shift) -> _Gains | None:
         own=float(max(own_share[best], 0.0)),
         score=_score(own[:, best] - shifted[:, best], episode=steps.episode),
     )
-    explains_elsewhere = bool((own_share > np.maximum(_CLEAR_GAIN, shifted_share)).any())
+    explains_elsewhere = bool(
+        (own_share > np.maximum(_CLEAR_GAIN, shifted_share)).any()
+    )
     is_clear = gains.shifted > _CLEAR_GAIN and gains.score > _LARGE_SCORE
     if not is_clear or gains.own > _LITTLE * gains.shifted or explains_elsewhere:
         return None
@@ -146,10 +159,14 @@ def _compare_actions(steps: _Steps, shift: Shift) -> _Gains | None:
 
 
 def _late_actions(steps: _Steps, gains: _Gains) -> Symptom:
-    """The symptom of actions that stand one row late; the remedy names rewards as far as they tell."""
+    """The symptom of actions that stand one row late; the remedy names rewards as far
+    as they tell.
+    """
     action = steps.rows.actions(steps.inner + 1)
     reward_gain = _reward_gain(rows=steps.rows, inner=steps.inner, action=action)
-    remedy = "move actions up by one row, and rewards too if they are of the step before"
+    remedy = (
+        "move actions up by one row, and rewards too if they are of the step before"
+    )
     if reward_gain > _CLEAR_REWARD_GAIN:
         remedy = "move actions and rewards up by one row"
     elif reward_gain < -_CLEAR_REWARD_GAIN:
@@ -161,8 +178,8 @@ def _late_actions(steps: _Steps, gains: _Gains) -> Symptom:
         of=len(steps.inner),
         p_value=math.erfc(gains.score / math.sqrt(2.0)),
         statement=(
-            f"the action of the row below explains {gains.shifted:.0%} of each step, the row's own "
-            f"{gains.own:.0%}"
+            f"the action of the row below explains {gains.shifted:.0%} of each step,"
+            f" the row's own {gains.own:.0%}"
         ),
         remedy=f"if each row holds what led to its observation, {remedy}",
     )
@@ -177,12 +194,13 @@ def _early_actions(steps: _Steps, gains: _Gains) -> Symptom:
         of=len(steps.inner),
         p_value=math.erfc(gains.score / math.sqrt(2.0)),
         statement=(
-            f"the action of the row before explains {gains.shifted:.0%} of each step, the row's own "
-            f"{gains.own:.0%}"
+            f"the action of the row before explains {gains.shifted:.0%} of each step,"
+            f" the row's own {gains.own:.0%}"
         ),
         remedy=(
-            "if each row holds the action of the row below, move actions down by one row; if "
-            "actions act one step later, add the last action to the observation"
+            "if each row holds the action of the row below, move actions down by one"
+            " row; if actions act one step later, add the last action to the"
+            " observation"
         ),
     )
 
@@ -196,20 +214,27 @@ def _late_rewards(steps: _Steps, gain: float) -> Symptom:
         of=len(steps.inner),
         p_value=SIGNIFICANT,
         statement=(
-            f"each row's state and action explain {gain:.0%} more of the reward of the row below "
-            "than of its own"
+            f"each row's state and action explain {gain:.0%} more of the reward of the"
+            " row below than of its own"
         ),
-        remedy="if each row holds the reward of the row before, move rewards up by one row",
+        remedy=(
+            "if each row holds the reward of the row before, move rewards up by one row"
+        ),
     )
 
 
 def _shifted_episodes(steps: _Steps) -> Iterator[Symptom]:
-    """Yield a symptom if the model of all episodes says that some of them are one row late."""
-    rows, inner = steps.rows, steps.inner
+    """Yield a symptom if the model of all episodes says that some of them are one row
+    late.
+    """
+    rows = steps.rows
+    inner = steps.inner
     own_inputs = _crossed(steps.base, rows.actions(inner))
     below_inputs = _crossed(steps.base, rows.actions(inner + 1))
     own, below = _errors_of_one_model(
-        inputs=(own_inputs, below_inputs), targets=(steps.step, steps.step), episode=steps.episode
+        inputs=(own_inputs, below_inputs),
+        targets=(steps.step, steps.step),
+        episode=steps.episode,
     )
     without = _unseen_errors(steps.base, targets=steps.step, episode=steps.episode)
     total = np.maximum(without.sum(axis=0), 1e-6 * len(inner))
@@ -217,10 +242,14 @@ def _shifted_episodes(steps: _Steps) -> Iterator[Symptom]:
     best = int(share.argmax())
     if share[best] > _CLEAR_GAIN:
         yield from _of_some_episodes(
-            difference=own[:, best] - below[:, best], episode=steps.episode, what="action"
+            difference=own[:, best] - below[:, best],
+            episode=steps.episode,
+            what="action",
         )
     following = _features(rows, inner, following=True)
-    inputs = _crossed(steps.base, rows.actions(inner), beside=np.hstack([steps.base, following]))
+    inputs = _crossed(
+        steps.base, rows.actions(inner), beside=np.hstack([steps.base, following])
+    )
     rewards = np.asarray(rows.log.rewards, dtype=np.float64)
     deviation = float(rewards[inner].std())
     if deviation == 0.0:
@@ -228,16 +257,22 @@ def _shifted_episodes(steps: _Steps) -> Iterator[Symptom]:
     own_reward = ((rewards[inner] - rewards[inner].mean()) / deviation)[:, None]
     below_reward = ((rewards[inner + 1] - rewards[inner].mean()) / deviation)[:, None]
     own, below = _errors_of_one_model(
-        inputs=(inputs, inputs), targets=(own_reward, below_reward), episode=steps.episode
+        inputs=(inputs, inputs),
+        targets=(own_reward, below_reward),
+        episode=steps.episode,
     )
     if float(own.mean()) < 1.0 - _CLEAR_REWARD_GAIN:
-        yield from _of_some_episodes(difference=(own - below)[:, 0], episode=steps.episode, what="reward")
+        yield from _of_some_episodes(
+            difference=(own - below)[:, 0], episode=steps.episode, what="reward"
+        )
 
 
 def _of_some_episodes(
     difference: Float[np.ndarray, " row"], episode: Int[np.ndarray, " row"], what: str
 ) -> Iterator[Symptom]:
-    """Yield a symptom if the value of the row below fits far better in more episodes than by chance."""
+    """Yield a symptom if the value of the row below fits far better in more episodes
+    than by chance.
+    """
     scores = []
     for rows in np.split(difference, np.flatnonzero(np.diff(episode)) + 1):
         unequal = rows[rows != 0.0]
@@ -257,15 +292,19 @@ def _of_some_episodes(
         of=len(scores),
         p_value=p_value,
         statement=(
-            f"in {count} of {counted(len(scores), 'episode')} the {what} of the row below fits each "
-            f"step, and the row's own {what} does not"
+            f"in {count} of {counted(len(scores), 'episode')} the {what} of the row"
+            f" below fits each step, and the row's own {what} does not"
         ),
-        remedy=f"check how these episodes were recorded; move their {what}s up by one row",
+        remedy=(
+            f"check how these episodes were recorded; move their {what}s up by one row"
+        ),
     )
 
 
 def _inner_rows(rows: LoggedRows) -> Int[np.ndarray, " inner"] | None:
-    """Up to 4000 rows with a row before and a row below in the same episode, from whole episodes."""
+    """Up to 4000 rows with a row before and a row below in the same episode, from whole
+    episodes.
+    """
     lengths = np.asarray(rows.log.episode_lengths)
     if len(lengths) < _FEWEST_EPISODES:
         return None
@@ -283,7 +322,9 @@ def _inner_rows(rows: LoggedRows) -> Int[np.ndarray, " inner"] | None:
 def _features(
     rows: LoggedRows, chosen: np.ndarray, following: bool = False
 ) -> Float[np.ndarray, "some feature"]:
-    """Features of observations: one column per observation if there are few, else smooth functions."""
+    """Features of observations: one column per observation if there are few, else
+    smooth functions.
+    """
     keys = rows.next_keys if following else rows.observation_keys
     known = rows.few_observations
     if known is None:
@@ -313,24 +354,33 @@ def _crossed(
     action: Float[np.ndarray, "row action"],
     beside: Float[np.ndarray, "row other"] | None = None,
 ) -> Float[np.ndarray, "row input"]:
-    """Products of every feature with every number of the action, beside the features (or ``beside``)."""
+    """Products of every feature with every number of the action, beside the features
+    (or ``beside``).
+    """
     products = features[:, :, None] * action[:, None, :]
     first = features if beside is None else beside
     return np.hstack([first, products.reshape(len(features), -1)])
 
 
 def _unseen_errors(
-    inputs: Float[np.ndarray, "row input"], targets: Errors, episode: Int[np.ndarray, " row"]
+    inputs: Float[np.ndarray, "row input"],
+    targets: Errors,
+    episode: Int[np.ndarray, " row"],
 ) -> Errors:
     """Squared errors of ridge regressions that were fitted to other episodes."""
-    (errors,) = _errors_of_one_model(inputs=(inputs,), targets=(targets,), episode=episode)
+    (errors,) = _errors_of_one_model(
+        inputs=(inputs,), targets=(targets,), episode=episode
+    )
     return errors
 
 
 def _errors_of_one_model(
-    inputs: tuple[np.ndarray, ...], targets: tuple[np.ndarray, ...], episode: Int[np.ndarray, " row"]
+    inputs: tuple[np.ndarray, ...],
+    targets: tuple[np.ndarray, ...],
+    episode: Int[np.ndarray, " row"],
 ) -> tuple[Errors, ...]:
-    """Squared errors for several pairs of inputs and targets of ridge regressions fitted to the first pair.
+    """Squared errors for several pairs of inputs and targets of ridge regressions
+    fitted to the first pair.
 
     Each error is of a model that was fitted to other episodes.
     """
@@ -349,22 +399,31 @@ def _errors_of_one_model(
     return errors
 
 
-def _score(difference: Float[np.ndarray, " row"], episode: Int[np.ndarray, " row"]) -> float:
-    """Mean of the episodes' mean differences over its standard error; 0 without spread."""
+def _score(
+    difference: Float[np.ndarray, " row"], episode: Int[np.ndarray, " row"]
+) -> float:
+    """Mean of the episodes' mean differences over its standard error; 0 without
+    spread.
+    """
     counts = np.bincount(episode)
     means = np.bincount(episode, weights=difference)[counts > 0] / counts[counts > 0]
     if len(means) < 2:
         return 0.0
     error = float(means.std(ddof=1)) / math.sqrt(len(means))
-    return float(means.mean()) / error if error > 0.0 else 0.0
+    if error > 0.0:
+        return float(means.mean()) / error
+    return 0.0
 
 
 def _tells_of_the_step(steps: _Steps, action: Float[np.ndarray, "row action"]) -> bool:
-    """Whether the step that led to a state predicts the action of that state's row, beyond the state.
+    """Whether the step that led to a state predicts the action of that state's row,
+    beyond the state.
 
-    A policy that sees the state only does not remember the step. An action that made the step does.
+    A policy that sees the state only does not remember the step. An action that made
+    the step does.
     """
-    rows, inner = steps.rows, steps.inner
+    rows = steps.rows
+    inner = steps.inner
     base = _features(rows, inner, following=True)
     with_step = np.hstack([base, _smooth(steps.step), steps.base])
     inputs = _crossed(steps.base[:, :_MOST_CROSSED], steps.step, beside=with_step)
@@ -382,7 +441,8 @@ def _reward_gain(
     inner: Int[np.ndarray, " inner"],
     action: Float[np.ndarray, "inner action"],
 ) -> float:
-    """How much more of the next row's reward than of the own one a step explains, as a share of variance.
+    """How much more of the next row's reward than of the own one a step explains, as a
+    share of variance.
 
     Negative if the own reward is explained better; 0 if the difference is not clear.
     """
@@ -396,7 +456,9 @@ def _reward_gain(
         return 0.0
     targets = (targets - targets.mean(axis=0)) / deviation
     episode = rows.episode[inner]
-    errors = np.minimum(_unseen_errors(inputs, targets=targets, episode=episode), _FAR_ERROR)
+    errors = np.minimum(
+        _unseen_errors(inputs, targets=targets, episode=episode), _FAR_ERROR
+    )
     difference = errors[:, 0] - errors[:, 1]
     if abs(_score(difference, episode=episode)) < _LARGE_SCORE:
         return 0.0

@@ -1,7 +1,8 @@
-"""Where episodes meet: terminations that ended nothing, dummy rows of resets, next observations of resets.
+"""Where episodes meet: terminations that ended nothing, dummy rows of resets, next
+observations of resets.
 
-Every test counts rows that are exactly equal, and compares the count with the chance of such equalities
-between episodes that have nothing to do with each other.
+Every test counts rows that are exactly equal, and compares the count with the chance of
+such equalities between episodes that have nothing to do with each other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from koffline.data.flat import rows_are_linked
-from koffline.data.structure.chances import SIGNIFICANT, chance_of_count, coincidence_rate, is_clear
+from koffline.data.structure.chances import (
+    SIGNIFICANT,
+    chance_of_count,
+    coincidence_rate,
+    is_clear,
+)
 from koffline.data.structure.rows import LoggedRows
 from koffline.data.structure.surprise import PlacesOfEpisodes
 from koffline.data.structure.symptom import Symptom
@@ -34,19 +40,27 @@ def boundary_symptoms(rows: LoggedRows) -> Iterator[Symptom]:
 
 
 def _terminations_that_end_nothing(rows: LoggedRows) -> Iterator[Symptom]:
-    """Terminations after which the next episode begins in the very observation that ended the last one.
+    """Terminations after which the next episode begins in the very observation that
+    ended the last one.
 
-    Either the flag did not end anything, or the next row is a dummy row of an automatic reset.
+    Either the flag did not end anything, or the next row is a dummy row of an automatic
+    reset.
     """
     lasts, firsts = rows.meetings
     is_terminated = np.asarray(rows.log.terminated)[lasts]
-    lasts, firsts = lasts[is_terminated], firsts[is_terminated]
-    has_own = rows.next_keys[lasts] != rows.observation_keys[lasts]  # readers may repeat the last observation
-    lasts, firsts = lasts[has_own], firsts[has_own]
+    lasts = lasts[is_terminated]
+    firsts = firsts[is_terminated]
+    has_own = (
+        rows.next_keys[lasts] != rows.observation_keys[lasts]
+    )  # readers may repeat the last observation
+    lasts = lasts[has_own]
+    firsts = firsts[has_own]
     if len(lasts) < _LEAST_ROWS:
         return
     is_joined = rows.next_keys[lasts] == rows.observation_keys[firsts]
-    rate = coincidence_rate(ends=rows.next_keys[lasts], starts=rows.observation_keys[rows.firsts])
+    rate = coincidence_rate(
+        ends=rows.next_keys[lasts], starts=rows.observation_keys[rows.firsts]
+    )
     count = int(is_joined.sum())
     p_value = chance_of_count(count=count, trials=len(lasts), rate=rate)
     if not is_clear(count=count, of=len(lasts), p_value=p_value):
@@ -54,19 +68,22 @@ def _terminations_that_end_nothing(rows: LoggedRows) -> Iterator[Symptom]:
     joined_rewards = np.asarray(rows.log.rewards)[firsts[is_joined]]
     if (joined_rewards == 0.0).all():
         statement = (
-            f"after {count} of {counted(len(lasts), 'termination')} the next episode begins in the "
-            "observation that ended the last one, with reward 0"
+            f"after {count} of {counted(len(lasts), 'termination')} the next episode"
+            " begins in the observation that ended the last one, with reward 0"
         )
         remedy = (
-            "leave out these rows if an automatic reset wrote them; if the episode went on, its "
-            "terminal flag is wrong"
+            "leave out these rows if an automatic reset wrote them; if the episode went"
+            " on, its terminal flag is wrong"
         )
     else:
         statement = (
-            f"after {count} of {counted(len(lasts), 'termination')} the next episode begins in the "
-            "observation that ended the last one"
+            f"after {count} of {counted(len(lasts), 'termination')} the next episode"
+            " begins in the observation that ended the last one"
         )
-        remedy = "check the terminal flag: a flag that ends nothing is a time limit, or means the opposite"
+        remedy = (
+            "check the terminal flag: a flag that ends nothing is a time limit, or"
+            " means the opposite"
+        )
     yield Symptom(
         test="terminations that end nothing",
         kind="ends",
@@ -79,10 +96,12 @@ def _terminations_that_end_nothing(rows: LoggedRows) -> Iterator[Symptom]:
 
 
 def _reset_rows(rows: LoggedRows) -> Iterator[Symptom]:
-    """First rows whose observation ended another episode, as dummy rows of an automatic reset begin.
+    """First rows whose observation ended another episode, as dummy rows of an automatic
+    reset begin.
 
-    They are named if their rewards are all 0 where others are not, or if their steps are unlike all others.
-    A stream that was cut into pieces, and worlds that begin where they end, show neither.
+    They are named if their rewards are all 0 where others are not, or if their steps
+    are unlike all others. A stream that was cut into pieces, and worlds that begin
+    where they end, show neither.
     """
     log = rows.log
     last_keys = rows.next_keys[rows.lasts]
@@ -114,15 +133,20 @@ def _reset_rows(rows: LoggedRows) -> Iterator[Symptom]:
         of=len(rows.firsts),
         p_value=p_value,
         statement=(
-            f"{count} of {counted(len(rows.firsts), 'episode')} begin in an observation that ended another "
-            f"one, {evidence}"
+            f"{count} of {counted(len(rows.firsts), 'episode')} begin in an observation"
+            f" that ended another one, {evidence}"
         ),
-        remedy="leave out these first rows if an automatic reset wrote them (their actions did nothing)",
+        remedy=(
+            "leave out these first rows if an automatic reset wrote them (their actions"
+            " did nothing)"
+        ),
     )
 
 
 def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
-    """Cut rows whose next observation is a start of another episode, which the dynamics do not lead to."""
+    """Cut rows whose next observation is a start of another episode, which the dynamics
+    do not lead to.
+    """
     log = rows.log
     cut = rows.lasts[~np.asarray(log.terminated)[rows.lasts]]
     if len(cut) < _LEAST_ROWS:
@@ -130,7 +154,9 @@ def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
     starts = rows.observation_keys[rows.firsts]
     is_start = np.isin(rows.next_keys[cut], starts)
     inside = np.flatnonzero(~rows.is_last)
-    inside_rate = (float(np.isin(rows.next_keys[inside], starts).sum()) + 1.0) / (len(inside) + 2.0)
+    inside_rate = (float(np.isin(rows.next_keys[inside], starts).sum()) + 1.0) / (
+        len(inside) + 2.0
+    )
     count = int(is_start.sum())
     p_value = chance_of_count(count=count, trials=len(cut), rate=inside_rate)
     if not is_clear(count=count, of=len(cut), p_value=p_value):
@@ -145,18 +171,20 @@ def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
         of=len(cut),
         p_value=p_value,
         statement=(
-            f"in {count} of {len(cut)} cut episodes the last next observation is the first one of another "
-            "episode, as after an automatic reset"
+            f"in {count} of {len(cut)} cut episodes the last next observation is the"
+            " first one of another episode, as after an automatic reset"
         ),
         remedy=(
-            "store the observation that was reached (Gymnasium: info['final_obs']), or leave next "
-            "observations out of the log"
+            "store the observation that was reached (Gymnasium: info['final_obs']), or"
+            " leave next observations out of the log"
         ),
     )
 
 
 def unlinked_rows(log: Transitions) -> Iterator[Symptom]:
-    """Yield a symptom if next observations inside episodes are not the observations of the rows below."""
+    """Yield a symptom if next observations inside episodes are not the observations of
+    the rows below.
+    """
     linked = rows_are_linked(log.observations, log.next_observations)
     inside = np.delete(linked, log.episode_ends[:-1])
     broken = int((~inside).sum())
@@ -169,7 +197,8 @@ def unlinked_rows(log: Transitions) -> Iterator[Symptom]:
         of=len(inside),
         p_value=0.0,
         statement=(
-            f"{percent(broken / len(inside))} of next observations in episodes are not those of the row below"
+            f"{percent(broken / len(inside))} of next observations in episodes are not"
+            " those of the row below"
         ),
         remedy="export them anew, or leave next observations out of the log",
     )
@@ -193,20 +222,26 @@ def late_first_rewards(log: Transitions) -> Iterator[Symptom]:
         p_value=(zero_share + 1.0 / len(log)) ** len(starts),
         statement="the first one of every episode is 0 and hardly any other is",
         remedy=(
-            "if each row holds the reward of the row before, move rewards up by one row, and the "
-            "actions too if each row holds the action before"
+            "if each row holds the reward of the row before, move rewards up by one"
+            " row, and the actions too if each row holds the action before"
         ),
     )
 
 
 def rows_that_go_on(log: Transitions) -> Iterator[Symptom]:
-    """Yield a symptom if rows without episodes follow each other: episodes were lost."""
+    """Yield a symptom if rows without episodes follow each other: episodes were
+    lost.
+    """
     goes_on = ~np.asarray(log.terminated)[:-1]
     if log.has_episodes or goes_on.sum() < _LEAST_ROWS:
         return
-    linked: Bool[np.ndarray, " pair"] = rows_are_linked(log.observations, log.next_observations)
+    linked: Bool[np.ndarray, " pair"] = rows_are_linked(
+        log.observations, log.next_observations
+    )
     count = int((linked & goes_on).sum())
-    shifted: Float[np.ndarray, "..."] = np.roll(np.asarray(log.next_observations), shift=7, axis=0)
+    shifted: Float[np.ndarray, "..."] = np.roll(
+        np.asarray(log.next_observations), shift=7, axis=0
+    )
     by_chance = int((rows_are_linked(log.observations, shifted) & goes_on).sum())
     if count - by_chance < _MOSTLY * goes_on.sum():
         return
@@ -217,8 +252,8 @@ def rows_that_go_on(log: Transitions) -> Iterator[Symptom]:
         of=int(goes_on.sum()),
         p_value=0.0,
         statement=(
-            f"the rows stand alone, yet {percent(count / goes_on.sum())} of them go on in the row "
-            "below: every row counts as a start"
+            f"the rows stand alone, yet {percent(count / goes_on.sum())} of them go on"
+            " in the row below: every row counts as a start"
         ),
         remedy="name the episode of each row (episode_ids, or steps)",
     )

@@ -12,14 +12,20 @@ _LEAST_SHARE = 0.005  # of the rows that could show a symptom
 
 
 def chance_of_count(count: int, trials: int, rate: float) -> float:
-    """Probability of at least ``count`` successes in ``trials`` independent trials of a rate."""
+    """Probability of at least ``count`` successes in ``trials`` independent trials of a
+    rate.
+    """
     if count <= 0:
         return 1.0
     return float(bdtrc(count - 1, trials, min(max(rate, 0.0), 1.0)))
 
 
-def coincidence_rate(ends: Int[np.ndarray, " end"], starts: Int[np.ndarray, " start"]) -> float:
-    """Chance that an end drawn at random equals a start drawn at random, with one more pair for caution."""
+def coincidence_rate(
+    ends: Int[np.ndarray, " end"], starts: Int[np.ndarray, " start"]
+) -> float:
+    """Chance that an end drawn at random equals a start drawn at random, with one more
+    pair for caution.
+    """
     values, end_counts = np.unique(ends, return_counts=True)
     start_values, start_counts = np.unique(starts, return_counts=True)
     place = np.searchsorted(start_values, values)

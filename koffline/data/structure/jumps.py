@@ -1,8 +1,10 @@
-"""Ends that nobody marked: steps inside episodes that lead to where episodes begin, against the dynamics.
+"""Ends that nobody marked: steps inside episodes that lead to where episodes begin,
+against the dynamics.
 
-Two tests. A time limit shows at one step number: there nearly all rows lead to start states, although the
-same states and actions lead elsewhere at other steps. Files glued together and lost flags show at any step:
-a row leads to a start state, and no step from similar states and actions resembles it.
+Two tests. A time limit shows at one step number: there nearly all rows lead to start
+states, although the same states and actions lead elsewhere at other steps. Files glued
+together and lost flags show at any step: a row leads to a start state, and no step from
+similar states and actions resembles it.
 """
 
 from __future__ import annotations
@@ -44,15 +46,23 @@ def jump_symptoms(rows: LoggedRows) -> Iterator[Symptom]:
     places = PlacesOfEpisodes.of(rows)
     is_jump = _jumps(inside=inside, places=places)
     evidence = _Evidence(
-        rows=rows, inside=inside, leads_to_start=leads_to_start, is_jump=is_jump, places=places
+        rows=rows,
+        inside=inside,
+        leads_to_start=leads_to_start,
+        is_jump=is_jump,
+        places=places,
     )
     symptom = evidence.of_time_limits() or evidence.of_scattered_jumps()
     if symptom is not None:
         yield symptom
 
 
-def _jumps(inside: Int[np.ndarray, " inside"], places: PlacesOfEpisodes) -> Bool[np.ndarray, " inside"]:
-    """Which rows take a step that no similar row of another episode takes, among the longest steps."""
+def _jumps(
+    inside: Int[np.ndarray, " inside"], places: PlacesOfEpisodes
+) -> Bool[np.ndarray, " inside"]:
+    """Which rows take a step that no similar row of another episode takes, among the
+    longest steps.
+    """
     is_jump = np.zeros(len(inside), dtype=np.bool_)
     usual = places.surprise(places.controls())
     usual = usual[np.isfinite(usual)]
@@ -67,7 +77,9 @@ def _jumps(inside: Int[np.ndarray, " inside"], places: PlacesOfEpisodes) -> Bool
 
 
 class _StartStates:
-    """The region of the start states: balls around them, as wide as start states are apart."""
+    """The region of the start states: balls around them, as wide as start states are
+    apart.
+    """
 
     def __init__(self, rows: LoggedRows) -> None:
         firsts = rows.firsts
@@ -77,7 +89,9 @@ class _StartStates:
         self._radius = _ROUNDING
         if len(states) > 1:
             distances = _nearest(states, states, skip_self=True)
-            self._radius = max(self._radius, float(np.quantile(distances, _NEAR_QUANTILE)))
+            self._radius = max(
+                self._radius, float(np.quantile(distances, _NEAR_QUANTILE))
+            )
 
     def hold(self, states: Float[np.ndarray, "some d"]) -> Bool[np.ndarray, " some"]:
         """Whether states lie in the region."""
@@ -85,15 +99,23 @@ class _StartStates:
         block = max(1, 4_000_000 // len(self._states))
         for start in range(0, len(states), block):
             part = states[start : start + block]
-            inside[start : start + block] = _nearest(part, self._states, skip_self=False) <= self._radius
+            inside[start : start + block] = (
+                _nearest(part, self._states, skip_self=False) <= self._radius
+            )
         return inside
 
 
 def _nearest(
-    left: Float[np.ndarray, "left d"], right: Float[np.ndarray, "right d"], skip_self: bool
+    left: Float[np.ndarray, "left d"],
+    right: Float[np.ndarray, "right d"],
+    skip_self: bool,
 ) -> Float[np.ndarray, " left"]:
     """Distance of each left state to the nearest right one."""
-    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2.0 * (left @ right.T)
+    squares = (
+        (left**2).sum(axis=1)[:, None]
+        + (right**2).sum(axis=1)[None, :]
+        - 2.0 * (left @ right.T)
+    )
     if skip_self:
         np.fill_diagonal(squares, np.inf)
     return np.sqrt(np.maximum(squares.min(axis=1), 0.0))
@@ -110,7 +132,9 @@ class _Evidence:
     places: PlacesOfEpisodes
 
     def of_time_limits(self) -> Symptom | None:
-        """A time limit that is not marked: at one step number nearly all rows jump, or lead to starts."""
+        """A time limit that is not marked: at one step number nearly all rows jump, or
+        lead to starts.
+        """
         steps = np.asarray(self.rows.log.steps)[self.inside]
         counts = np.bincount(steps)
         for sign in (self.is_jump, self.leads_to_start):
@@ -118,12 +142,16 @@ class _Evidence:
             rate = (float(sign.sum()) + 1.0) / (len(steps) + 2.0)
             is_clear = (counts >= _FEWEST_AT_STEP) & (hits >= _AT_ONE_STEP * counts)
             for step in np.flatnonzero(is_clear).tolist():
-                chance = chance_of_count(count=int(hits[step]), trials=int(counts[step]), rate=rate)
+                chance = chance_of_count(
+                    count=int(hits[step]), trials=int(counts[step]), rate=rate
+                )
                 p_value = len(counts) * chance
                 if step == 0 or p_value >= SIGNIFICANT:
                     continue
                 at_step = self.inside[(steps == step) & sign]
-                if sign is self.is_jump or self.places.go_elsewhere_at_other_steps(chosen=at_step, step=step):
+                if sign is self.is_jump or self.places.go_elsewhere_at_other_steps(
+                    chosen=at_step, step=step
+                ):
                     return _time_limit(
                         limit=step + 1,
                         hits=int(hits[step]),
@@ -148,11 +176,14 @@ class _Evidence:
             of=len(self.inside),
             p_value=p_value,
             statement=(
-                f"in {counted(to_start, 'row')} inside episodes "
-                f"({to_start / len(self.inside):.2%}) the state jumps to where episodes begin, as no "
-                "similar row does"
+                f"in {counted(to_start, 'row')} inside episodes"
+                f" ({to_start / len(self.inside):.2%}) the state jumps to where"
+                " episodes begin, as no similar row does"
             ),
-            remedy="if an episode ended there unmarked, or files were glued together, mark the ends",
+            remedy=(
+                "if an episode ended there unmarked, or files were glued together, mark"
+                " the ends"
+            ),
         )
 
 
@@ -165,7 +196,11 @@ def _time_limit(limit: int, hits: int, episodes: int, p_value: float) -> Symptom
         of=episodes,
         p_value=p_value,
         statement=(
-            f"after {counted(limit, 'step')} {hits} of {episodes} episodes jump to where episodes begin"
+            f"after {counted(limit, 'step')} {hits} of {episodes} episodes jump to"
+            " where episodes begin"
         ),
-        remedy=f"mark a time limit of {limit} steps as truncated, and begin a new episode there",
+        remedy=(
+            f"mark a time limit of {limit} steps as truncated, and begin a new episode"
+            " there"
+        ),
     )

@@ -14,7 +14,8 @@ from koffline.data.transitions import Transitions
 def label_symptoms(log: Transitions) -> Iterator[Symptom]:
     """Yield a symptom for each number of the observations that looks like a label.
 
-    Columns whose encoding the user named are not looked at, and pictures (uint8) neither.
+    Columns whose encoding the user named are not looked at, and pictures (uint8)
+    neither.
     """
     observations = np.asarray(log.observations)
     if observations.ndim != 2 or observations.dtype == np.uint8:
@@ -28,7 +29,10 @@ def label_symptoms(log: Transitions) -> Iterator[Symptom]:
         names=log.feature_names,
     )
     features = log.metadata.features
-    encoded = set() if features is None else set(features.encodings)
+    if features is None:
+        encoded = set()
+    else:
+        encoded = set(features.encodings)
     for column in columns:
         if column.label in encoded:
             continue

@@ -1,19 +1,22 @@
-"""Whole numbers that look like labels: few values, and nothing in the log knows their order.
+"""Whole numbers that look like labels: few values, and nothing in the log knows their
+order.
 
-A quantity shows its order: one step leads to a value near the present one, and neighbouring values have
-similar rewards, actions and next values. If the values were numbered anew at random, that would be gone. A
-label shows as much order as a random numbering of its values. For each whole-number column two things are
-measured:
+A quantity shows its order: one step leads to a value near the present one, and
+neighbouring values have similar rewards, actions and next values. If the values were
+numbered anew at random, that would be gone. A label shows as much order as a random
+numbering of its values. For each whole-number column two things are measured:
 
-- *structure*: what comes next, the reward or the action depends on the value (else its numbering does not
-  matter, and nothing is said);
-- *order*: the length of steps, on a line and on a circle, the variety of strides, and the differences between
-  neighbouring values' mean next value, reward, action and other columns, each as a share of its mean over
-  random numberings.
+- *structure*: what comes next, the reward or the action depends on the value (else its
+  numbering does not matter, and nothing is said);
+- *order*: the length of steps, on a line and on a circle, the variety of strides, and
+  the differences between neighbouring values' mean next value, reward, action and other
+  columns, each as a share of its mean over random numberings.
 
-A column is reported if it has structure, and neither measure with structure tells it from a random
-numbering: no p-value is small and no share is far below one. That errs towards silence: a label that is
-numbered partly in order, such as the cell ``row * width + column`` of a grid, is not reported.
+A column is reported if it has structure, and neither measure with structure tells it
+from a random
+numbering: no p-value is small and no share is far below one. That errs towards silence:
+a label that is numbered partly in order, such as the cell ``row * width + column`` of a
+grid, is not reported.
 """
 
 from __future__ import annotations
@@ -26,26 +29,34 @@ from jaxtyping import Bool, Float, Int, Shaped
 from scipy import special
 
 NAME = "labels"
-FEWEST_VALUES, MOST_VALUES = 8, 1000  # few values show too little of their order
+# few values show too little of their order
+FEWEST_VALUES = 8
+MOST_VALUES = 1000
 _ROWS_PER_VALUE = 10  # on average, and _FEWEST_ROWS at each value that is looked at
 _FEWEST_ROWS = 5
 _MOST_ROWS = 20_000  # looked at, evenly spread
-_MOST_COLUMNS = 50  # looked at; wide observations are images, spectra or one-hot columns
+_MOST_COLUMNS = (
+    50  # looked at; wide observations are images, spectra or one-hot columns
+)
 _MOST_PROFILES = 20
 _NUMBERINGS = 400
 _STRUCTURE = 1e-8  # p-value
 _CLEARLY_MORE = 1.3  # equal pairs of steps, relative to shuffled next values
 _ORDER = 0.05  # p-value below which an order is taken to be there
-_ORDERED = 0.5  # share of a random numbering's, below which an order is taken to be there
+_ORDERED = (
+    0.5  # share of a random numbering's, below which an order is taken to be there
+)
 
 
 @dataclass(frozen=True)
 class LabelColumn:
     """A column of whole numbers that looks like labels.
 
-    ``column``: its number. ``values``: how many different ones there are. ``effect``: the smallest of the
-    measures of order, as a share of its mean over random numberings (0: in order, 1: as at random).
-    ``p_value``: the smallest p-value of an order. ``structure_p_value``: of the values' influence.
+    ``column``: its number. ``values``: how many different ones there are. ``effect``:
+    the smallest of the measures of order, as a share of its mean over random numberings
+    (0: in order, 1: as at random).
+    ``p_value``: the smallest p-value of an order. ``structure_p_value``: of the values'
+    influence.
     """
 
     column: int
@@ -59,17 +70,30 @@ class LabelColumn:
     @property
     def remedy(self) -> str:
         """What to do, for tables and for arrays."""
-        return f"if they are labels, say so (--encode '{self.label}=one-hot'); if quantities, leave it"
+        return (
+            f"if they are labels, say so (--encode '{self.label}=one-hot'); if"
+            " quantities, leave it"
+        )
 
     def __str__(self) -> str:
-        said = f"{self.label} holds {self.values} whole numbers that look like labels read as quantities"
-        shown = f"what follows depends on them, but not on their order: {self.effect:.0%} of what a random"
-        return f"{said}: {shown} numbering shows (p = {self.p_value:.2g}); {self.remedy}"
+        said = (
+            f"{self.label} holds {self.values} whole numbers that look like labels read"
+            " as quantities"
+        )
+        shown = (
+            f"what follows depends on them, but not on their order: {self.effect:.0%}"
+            " of what a random"
+        )
+        return (
+            f"{said}: {shown} numbering shows (p = {self.p_value:.2g}); {self.remedy}"
+        )
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """Order of the values in one respect: its share of a random numbering's, and its two-sided p-value."""
+    """Order of the values in one respect: its share of a random numbering's, and its
+    two-sided p-value.
+    """
 
     share: float
     p_value: float
@@ -86,23 +110,31 @@ def find_labels(
 ) -> tuple[LabelColumn, ...]:
     """Columns of observations that look like labels.
 
-    observations, next_observations: (N, d); of images, (N, h, w), nothing is said. goes_on: rows whose next
-    observation counts (not terminated). actions: (N,) of discrete actions, or (N, k). names: of the columns;
-    by default ``observations[3]``, or ``observations`` if there is one.
+    observations, next_observations: (N, d); of images, (N, h, w), nothing is said.
+    goes_on: rows whose next observation counts (not terminated). actions: (N,) of
+    discrete actions, or (N, k). names: of the columns; by default ``observations[3]``,
+    or ``observations`` if there is one.
     """
     if observations.ndim != 2 or observations.shape[1] > _MOST_COLUMNS:
         return ()
     count = observations.shape[1]
     rows = np.arange(0, len(observations), max(1, -(-len(observations) // _MOST_ROWS)))
-    states, following = observations[rows], next_observations[rows]
-    usual = [f"observations[{i}]" for i in range(count)] if count > 1 else ["observations"]
+    states = observations[rows]
+    following = next_observations[rows]
+    if count > 1:
+        usual = [f"observations[{i}]" for i in range(count)]
+    else:
+        usual = ["observations"]
     about = (goes_on[rows], np.asarray(rewards[rows], dtype=np.float64), actions[rows])
     found = []
     for column in range(count):
         others = np.delete(states, column, axis=1)
         one = _judged(states[:, column], following[:, column], others, *about)
         if one is not None:
-            label = names[column] if len(names) == count else usual[column]
+            if len(names) == count:
+                label = names[column]
+            else:
+                label = usual[column]
             found.append(LabelColumn(column, label, *one))
     return tuple(found)
 
@@ -115,11 +147,15 @@ def _judged(
     rewards: Float[np.ndarray, " row"],
     actions: Shaped[np.ndarray, "row ..."],
 ) -> tuple[int, float, float, float] | None:
-    """Number of values, share, p-value and structure's p-value of a column; None if it is no label."""
+    """Number of values, share, p-value and structure's p-value of a column; None if it
+    is no label.
+    """
     if not _are_whole(values):
         return None
     known, ranks, counts = np.unique(values, return_inverse=True, return_counts=True)
-    if not FEWEST_VALUES <= len(known) <= MOST_VALUES or len(values) < _ROWS_PER_VALUE * len(known):
+    if not FEWEST_VALUES <= len(known) <= MOST_VALUES or len(
+        values
+    ) < _ROWS_PER_VALUE * len(known):
         return None
     kept = counts[ranks] >= _FEWEST_ROWS
     is_frequent = counts >= _FEWEST_ROWS
@@ -134,23 +170,37 @@ def _judged(
     measures = [
         *_of_steps(place[ranks[has_next]], later[has_next], len(frequent), generator),
         *_of_profiles(
-            place[ranks[kept]], others[kept], rewards[kept], actions[kept], len(frequent), generator
+            place[ranks[kept]],
+            others[kept],
+            rewards[kept],
+            actions[kept],
+            len(frequent),
+            generator,
         ),
     ]
-    measures = [measure for measure in measures if measure.structure_p_value < _STRUCTURE]
+    measures = [
+        measure for measure in measures if measure.structure_p_value < _STRUCTURE
+    ]
     if not measures:
         return None
     share = min(measure.share for measure in measures)
     p_value = min(measure.p_value for measure in measures)
     if share < _ORDERED or p_value < _ORDER:
         return None
-    return len(known), share, p_value, min(measure.structure_p_value for measure in measures)
+    return (
+        len(known),
+        share,
+        p_value,
+        min(measure.structure_p_value for measure in measures),
+    )
 
 
 def _are_whole(values: Shaped[np.ndarray, " row"]) -> bool:
     if values.dtype.kind in "iu":
         return True
-    return values.dtype.kind == "f" and bool((np.isfinite(values) & (values == np.trunc(values))).all())
+    return values.dtype.kind == "f" and bool(
+        (np.isfinite(values) & (values == np.trunc(values))).all()
+    )
 
 
 def _of_steps(
@@ -159,9 +209,12 @@ def _of_steps(
     count: int,
     generator: np.random.Generator,
 ) -> Iterator[_Measure]:
-    """Order in steps that change the value: their length on a line and a circle, strides, mean next value."""
+    """Order in steps that change the value: their length on a line and a circle,
+    strides, mean next value.
+    """
     moves = now != later
-    now, later = now[moves], later[moves]
+    now = now[moves]
+    later = later[moves]
     if len(now) < _ROWS_PER_VALUE * FEWEST_VALUES:
         return
     pairs, weights = np.unique(now * count + later, return_counts=True)
@@ -181,11 +234,15 @@ def _variety_of_strides(
     second: Int[np.ndarray, " pair"],
     weights: Int[np.ndarray, " pair"],
 ) -> Float[np.ndarray, " numbering"]:
-    """One over the share of equal strides, on a circle: a quantity may take few long ones."""
+    """One over the share of equal strides, on a circle: a quantity may take few long
+    ones.
+    """
     total, count = numberings.shape
     strides = (numberings[:, second] - numberings[:, first]) % count
     places = strides + count * np.arange(total)[:, None]
-    shares = np.bincount(places.ravel(), weights=np.tile(weights, total), minlength=total * count)
+    shares = np.bincount(
+        places.ravel(), weights=np.tile(weights, total), minlength=total * count
+    )
     return 1.0 / np.square(shares.reshape(total, count) / weights.sum()).sum(axis=1)
 
 
@@ -196,14 +253,20 @@ def _p_value_of_pairs(
     weights: Int[np.ndarray, " pair"],
     generator: np.random.Generator,
 ) -> float:
-    """p-value of the number of equal pairs of steps, by the normal limit over shuffled next values."""
+    """p-value of the number of equal pairs of steps, by the normal limit over shuffled
+    next values.
+    """
     equal = float(weights @ (weights - 1.0))
     shuffled = []
     for _ in range(30):
-        _, drawn = np.unique(now * count + generator.permutation(later), return_counts=True)
+        _, drawn = np.unique(
+            now * count + generator.permutation(later), return_counts=True
+        )
         shuffled.append(float(drawn @ (drawn - 1.0)))
     if equal < _CLEARLY_MORE * np.mean(shuffled):
-        return 1.0  # that steps change the value is no structure, yet makes some pairs more frequent
+        # that steps change the value is no structure, yet makes some pairs more
+        # frequent
+        return 1.0
     deviation = max(float(np.std(shuffled, ddof=1)), 1.0)
     return float(special.ndtr(-(equal - np.mean(shuffled)) / deviation))
 
@@ -222,7 +285,11 @@ def _of_profiles(
         chosen = [np.asarray(actions == action, dtype=np.float64) for action in taken]
     else:
         chosen = [np.asarray(column, dtype=np.float64) for column in actions.T]
-    columns = [rewards, *chosen, *(np.asarray(column, dtype=np.float64) for column in others.T)]
+    columns = [
+        rewards,
+        *chosen,
+        *(np.asarray(column, dtype=np.float64) for column in others.T),
+    ]
     numberings = _numberings(count, generator)
     for column in columns[:_MOST_PROFILES]:
         yield _of_profile(values, column, count, numberings)
@@ -236,15 +303,23 @@ def _of_profile(
 ) -> _Measure:
     """Order in the means of numbers by value: squared differences between neighbours.
 
-    Each difference is weighted by the inverse of its variance, so that rare values do not decide.
+    Each difference is weighted by the inverse of its variance, so that rare values do
+    not decide.
     """
     rows = np.bincount(values, minlength=count).astype(np.float64)
-    means = np.bincount(values, weights=numbers, minlength=count) / np.maximum(rows, 1.0)
+    means = np.bincount(values, weights=numbers, minlength=count) / np.maximum(
+        rows, 1.0
+    )
     structure = _p_value_of_means(values, numbers, rows, means)
     ordered = np.argsort(numberings, axis=1)  # values in the order of each numbering
-    sizes, heights = rows[ordered], means[ordered]
-    weights = sizes[:, 1:] * sizes[:, :-1] / np.maximum(sizes[:, 1:] + sizes[:, :-1], 1.0)
-    total = (weights * np.square(np.diff(heights, axis=1))).sum(axis=1) / weights.sum(axis=1)
+    sizes = rows[ordered]
+    heights = means[ordered]
+    weights = (
+        sizes[:, 1:] * sizes[:, :-1] / np.maximum(sizes[:, 1:] + sizes[:, :-1], 1.0)
+    )
+    total = (weights * np.square(np.diff(heights, axis=1))).sum(axis=1) / weights.sum(
+        axis=1
+    )
     return _compared(total, structure)
 
 
@@ -254,9 +329,11 @@ def _p_value_of_means(
     rows: Float[np.ndarray, " value"],
     means: Float[np.ndarray, " value"],
 ) -> float:
-    """p-value of an F-test that means differ by value, also without the value that differs most.
+    """p-value of an F-test that means differ by value, also without the value that
+    differs most.
 
-    A single odd value (an empty stock, the ground floor) says nothing of the order of the others.
+    A single odd value (an empty stock, the ground floor) says nothing of the order of
+    the others.
     """
     shares = rows * np.square(means - numbers.mean())
     kept = np.flatnonzero((rows > 0.0) & (np.arange(len(rows)) != shares.argmax()))
@@ -270,11 +347,15 @@ def _p_value_of_means(
     between = float(rows[kept] @ np.square(means[kept] - seen.mean()))
     if between + within <= 1e-12 * max(1.0, float(np.square(seen).sum())):
         return 1.0
-    ratio = (between / freedom[0]) / max(within / freedom[1], 1e-12 * (between + within))
+    ratio = (between / freedom[0]) / max(
+        within / freedom[1], 1e-12 * (between + within)
+    )
     return float(special.fdtrc(*freedom, ratio))
 
 
-def _numberings(count: int, generator: np.random.Generator) -> Int[np.ndarray, "numbering value"]:
+def _numberings(
+    count: int, generator: np.random.Generator
+) -> Int[np.ndarray, "numbering value"]:
     """The values' own numbering, then random ones."""
     drawn = generator.permuted(np.tile(np.arange(count), (_NUMBERINGS, 1)), axis=1)
     return np.concatenate([np.arange(count)[None], drawn])
@@ -282,7 +363,8 @@ def _numberings(count: int, generator: np.random.Generator) -> Int[np.ndarray, "
 
 def _compared(totals: Float[np.ndarray, " numbering"], structure: float) -> _Measure:
     """The first total compared with the others."""
-    own, drawn = float(totals[0]), totals[1:]
+    own = float(totals[0])
+    drawn = totals[1:]
     tails = (1.0 + (drawn <= own).sum(), 1.0 + (drawn >= own).sum())
     p_value = min(1.0, 2.0 * float(min(tails)) / (len(drawn) + 1.0))
     return _Measure(own / max(float(drawn.mean()), 1e-300), p_value, structure)

@@ -39,15 +39,21 @@ _LIMITS = frozenset(
 
 
 def is_sentinel(number: float) -> bool:
-    """Whether people and programs write such a number for "missing": 99, −999, 9999, −32768, 1e30, …"""
+    """Whether people and programs write such a number for "missing": 99, −999, 9999,
+    −32768, 1e30, …
+    """
     size = abs(number)
     largest = (float(np.finfo(np.float32).max), float(np.finfo(np.float64).max))
     return size in _NINES or size in _LIMITS or size in largest
 
 
 def sentinel_symptoms(log: Transitions) -> Iterator[Symptom]:
-    """Yield a symptom for each of reward and observation that holds numbers like −999 far from others."""
-    yield from _of_column(name="reward", column=np.asarray(log.rewards, dtype=np.float64))
+    """Yield a symptom for each of reward and observation that holds numbers like −999
+    far from others.
+    """
+    yield from _of_column(
+        name="reward", column=np.asarray(log.rewards, dtype=np.float64)
+    )
     observations = log.observations
     if observations.dtype == np.uint8:
         return
@@ -57,13 +63,17 @@ def sentinel_symptoms(log: Transitions) -> Iterator[Symptom]:
     names = log.feature_names
     for number in range(width):
         column = observations.reshape(len(log), -1)[:, number]
-        name = names[number] if number < len(names) else f"number {number} of the observation"
+        if number < len(names):
+            name = names[number]
+        else:
+            name = f"number {number} of the observation"
         yield from _of_column(name=name, column=np.asarray(column, dtype=np.float64))
 
 
 def _of_column(name: str, column: Float[np.ndarray, " row"]) -> Iterator[Symptom]:
     """Look at the smallest and at the largest number of a column."""
-    lowest, highest = float(column.min()), float(column.max())
+    lowest = float(column.min())
+    highest = float(column.max())
     if lowest == highest:
         return
     for extreme in (lowest, highest):
@@ -71,7 +81,9 @@ def _of_column(name: str, column: Float[np.ndarray, " row"]) -> Iterator[Symptom
         others = column[~is_extreme]
         spread = float(others.max() - others.min())
         gap = float(np.abs(others - extreme).min())
-        is_mark = is_sentinel(extreme) and gap > _GAP * max(spread, 1e-12 * abs(extreme), 1.0)
+        is_mark = is_sentinel(extreme) and gap > _GAP * max(
+            spread, 1e-12 * abs(extreme), 1.0
+        )
         count = int(is_extreme.sum())
         if is_mark and count <= _MOST_SHARE * len(column):
             yield Symptom(
@@ -81,9 +93,9 @@ def _of_column(name: str, column: Float[np.ndarray, " row"]) -> Iterator[Symptom
                 of=len(column),
                 p_value=0.0,
                 statement=(
-                    f"{name} is exactly {extreme:g} in {count} of {len(column)} rows "
-                    f"({percent(count / len(column))}), far from all others ({others.min():g} to "
-                    f"{others.max():g})"
+                    f"{name} is exactly {extreme:g} in {count} of {len(column)} rows"
+                    f" ({percent(count / len(column))}), far from all others"
+                    f" ({others.min():g} to {others.max():g})"
                 ),
                 remedy="if that stands for a missing value, drop or mend these rows",
             )
@@ -100,7 +112,11 @@ def _of_one_row(name: str, column: Float[np.ndarray, " row"]) -> Iterator[Sympto
     total = float(deviations.sum())
     second = float(np.sqrt(np.partition(deviations, -2)[-2]))
     is_lonely = np.sqrt(deviations[farthest]) > _LONELY * second
-    is_far = is_lonely and len(column) > _FAR**2 and deviations[farthest] > _FAR**2 * total / len(column)
+    is_far = (
+        is_lonely
+        and len(column) > _FAR**2
+        and deviations[farthest] > _FAR**2 * total / len(column)
+    )
     if name != "reward" or not is_far or deviations[farthest] < _OUTWEIGHS * total:
         return
     yield Symptom(
@@ -109,6 +125,9 @@ def _of_one_row(name: str, column: Float[np.ndarray, " row"]) -> Iterator[Sympto
         rows=1,
         of=len(column),
         p_value=0.0,
-        statement=f"one {name}, {column[farthest]:g} in row {farthest}, outweighs all others together",
+        statement=(
+            f"one {name}, {column[farthest]:g} in row {farthest}, outweighs all others"
+            " together"
+        ),
         remedy="check whether that is an error; the value rests on this row",
     )

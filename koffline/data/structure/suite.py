@@ -1,4 +1,6 @@
-"""All tests of a log's structure in one list, and how their results add up over parts of a log."""
+"""All tests of a log's structure in one list, and how their results add up over parts
+of a log.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from koffline.data.structure.symptom import Symptom
 from koffline.data.transitions import Transitions
 
 _ROWS_TOGETHER = 65_536
-_LEAST_SHARE = 0.005  # of a log's rows: parts with a symptom that make up less are not reported
+_LEAST_SHARE = (
+    0.005  # of a log's rows: parts with a symptom that make up less are not reported
+)
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,14 @@ class Structure:
     parts: tuple[tuple[int, tuple[Symptom, ...]], ...] = ()
 
     @classmethod
-    def of(cls, log: Transitions, units: Int[np.ndarray, " episode"] | None = None) -> Structure:
-        """Run all tests on whole episodes of a log (or on rows that stand alone) in memory.
+    def of(
+        cls, log: Transitions, units: Int[np.ndarray, " episode"] | None = None
+    ) -> Structure:
+        """Run all tests on whole episodes of a log (or on rows that stand alone) in
+        memory.
 
-        units: numbers (E,) of the episodes in the log; without them the episodes follow each other.
+        units: numbers (E,) of the episodes in the log; without them the episodes follow
+        each other.
         """
         if not len(log):
             return cls()
@@ -53,7 +61,9 @@ class Structure:
 
     @property
     def symptoms(self) -> tuple[Symptom, ...]:
-        """One symptom per test and kind, with the counts of all parts, if they make up half a percent."""
+        """One symptom per test and kind, with the counts of all parts, if they make up
+        half a percent.
+        """
         rows_in_all = sum(rows for rows, _ in self.parts)
         joined: dict[tuple[str, str], Symptom] = {}
         shares: dict[tuple[str, str], float] = {}
@@ -77,11 +87,14 @@ def _larger(first: Symptom | None, second: Symptom) -> Symptom:
     return dataclasses.replace(larger, p_value=min(first.p_value, second.p_value))
 
 
-def symptoms_of(log: Transitions, units: Int[np.ndarray, " episode"] | None = None) -> tuple[Symptom, ...]:
+def symptoms_of(
+    log: Transitions, units: Int[np.ndarray, " episode"] | None = None
+) -> tuple[Symptom, ...]:
     """Run all tests on rows in memory and return what they found.
 
-    log: whole episodes, or rows that stand alone. units: numbers (E,) of the episodes in a larger log of
-    which these rows are a part; without them the episodes follow each other in the log.
+    log: whole episodes, or rows that stand alone. units: numbers (E,) of the episodes
+    in a larger log of which these rows are a part; without them the episodes follow
+    each other in the log.
     """
     if not log.has_episodes:
         return (*rows_that_go_on(log), *label_symptoms(log), *sentinel_symptoms(log))
@@ -105,7 +118,8 @@ def is_small(log: AnyLog) -> bool:
 
 
 def symptoms_of_log(log: AnyLog, parts: Iterable[Structure]) -> tuple[Symptom, ...]:
-    """The symptoms of a log: of a small one from all rows together, so that its shards do not matter.
+    """The symptoms of a log: of a small one from all rows together, so that its shards
+    do not matter.
 
     parts: the structure of the parts of a larger log, in order.
     """

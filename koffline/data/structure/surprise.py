@@ -1,8 +1,10 @@
-"""How little a step resembles the log's other steps: distances to the nearest steps of other episodes.
+"""How little a step resembles the log's other steps: distances to the nearest steps of
+other episodes.
 
-The step of a row is s' − s. A step is surprising if none of the steps that were taken from similar states
-with similar actions, in other episodes, resembles it. That holds for any dynamics, also for those that jump:
-where jumps are usual, similar steps jump too.
+The step of a row is s' − s. A step is surprising if none of the steps that were taken
+from similar states with similar actions, in other episodes, resembles it. That holds
+for any dynamics, also for those that jump: where jumps are usual, similar steps jump
+too.
 """
 
 from __future__ import annotations
@@ -18,10 +20,15 @@ from koffline.data.structure.rows import LoggedRows
 _NEIGHBOURS = 40
 _ALIKE = 2  # neighbours that must take a similar step
 _SAME_STEP = 1e-3  # distances below are rounding
-_MOST_REFERENCES, _MOST_QUERIES = 6000, 500
-_ACTION_WEIGHT = 2.0  # of a change of action by one, beside a change of the state by one deviation
+_MOST_REFERENCES = 6000
+_MOST_QUERIES = 500
+_ACTION_WEIGHT = (
+    2.0  # of a change of action by one, beside a change of the state by one deviation
+)
 _STEP_FLOOR = 1e-3  # of a state's deviation: the least scale of its steps
-_UNLIKE_SHARE = 0.8  # chance that such a step is more surprising than one inside an episode
+_UNLIKE_SHARE = (
+    0.8  # chance that such a step is more surprising than one inside an episode
+)
 _UNLIKE_P = 1e-4
 _FEWEST = 5
 _FEWEST_REFERENCES = 60
@@ -30,7 +37,8 @@ _NEAR = 3.0  # times the usual distance to the nearest row
 
 @dataclass(frozen=True, eq=False)
 class PlacesOfEpisodes:
-    """Steps inside episodes (up to 6000, drawn once) with their states, actions and episodes.
+    """Steps inside episodes (up to 6000, drawn once) with their states, actions and
+    episodes.
 
     scale: root mean square (d,) of the steps of each number of the state.
     """
@@ -42,17 +50,26 @@ class PlacesOfEpisodes:
     scale: Float[np.ndarray, " d"]
 
     @classmethod
-    def of(cls, rows: LoggedRows, without: np.ndarray | None = None) -> PlacesOfEpisodes:
-        """Draw steps inside episodes, but not the rows ``without``; the same rows give the same steps."""
+    def of(
+        cls, rows: LoggedRows, without: np.ndarray | None = None
+    ) -> PlacesOfEpisodes:
+        """Draw steps inside episodes, but not the rows ``without``; the same rows give
+        the same steps.
+        """
         generator = np.random.default_rng(0)
         is_usable = ~rows.is_last
         if without is not None:
             is_usable[without] = False
         inside = np.flatnonzero(is_usable)
         if len(inside) > _MOST_REFERENCES:
-            inside = np.sort(generator.choice(inside, size=_MOST_REFERENCES, replace=False))
+            inside = np.sort(
+                generator.choice(inside, size=_MOST_REFERENCES, replace=False)
+            )
         steps = rows.states(inside, following=True) - rows.states(inside)
-        scale = np.sqrt(np.mean(steps**2, axis=0)) if len(inside) else np.ones(steps.shape[1])
+        if len(inside):
+            scale = np.sqrt(np.mean(steps**2, axis=0))
+        else:
+            scale = np.ones(steps.shape[1])
         scale = np.maximum(scale, _STEP_FLOOR).astype(np.float32)
         return cls(
             rows=rows,
@@ -62,11 +79,15 @@ class PlacesOfEpisodes:
             scale=scale,
         )
 
-    def surprise(self, chosen: Int[np.ndarray, " query"]) -> Float[np.ndarray, " query"]:
-        """Distance of each chosen row's step to the second most similar one among its 40 neighbours.
+    def surprise(
+        self, chosen: Int[np.ndarray, " query"]
+    ) -> Float[np.ndarray, " query"]:
+        """Distance of each chosen row's step to the second most similar one among its
+        40 neighbours.
 
-        Neighbours are steps of other episodes from the nearest (state, action). In units of a usual step;
-        0 where the difference is rounding, ∞ with too few neighbours.
+        Neighbours are steps of other episodes from the nearest (state, action). In
+        units of a usual step; 0 where the difference is rounding, ∞ with too few
+        neighbours.
         """
         rows = self.rows
         steps = (rows.states(chosen, following=True) - rows.states(chosen)) / self.scale
@@ -83,15 +104,23 @@ class PlacesOfEpisodes:
         second = np.partition(apart, kth=_ALIKE - 1, axis=1)[:, _ALIKE - 1]
         return np.where(second < _SAME_STEP, 0.0, second)
 
-    def step_lengths(self, chosen: Int[np.ndarray, " query"]) -> Float[np.ndarray, " query"]:
+    def step_lengths(
+        self, chosen: Int[np.ndarray, " query"]
+    ) -> Float[np.ndarray, " query"]:
         """Root mean square of each chosen row's step, in units of usual steps."""
-        steps = (self.rows.states(chosen, following=True) - self.rows.states(chosen)) / self.scale
+        steps = (
+            self.rows.states(chosen, following=True) - self.rows.states(chosen)
+        ) / self.scale
         return np.sqrt((steps**2).mean(axis=1))
 
-    def go_elsewhere_at_other_steps(self, chosen: Int[np.ndarray, " query"], step: int) -> bool:
-        """Whether similar rows at other step numbers take other steps than the chosen rows at ``step``.
+    def go_elsewhere_at_other_steps(
+        self, chosen: Int[np.ndarray, " query"], step: int
+    ) -> bool:
+        """Whether similar rows at other step numbers take other steps than the chosen
+        rows at ``step``.
 
-        False also if no similar rows at other step numbers are known: then nothing contradicts the jump.
+        False also if no similar rows at other step numbers are known: then nothing
+        contradicts the jump.
         """
         stride = max(1, len(chosen) // _MOST_QUERIES)
         chosen = chosen[::stride][:_MOST_QUERIES]
@@ -112,10 +141,19 @@ class PlacesOfEpisodes:
             return False
         return other.p_value_of_unlike(chosen[is_near]) < _UNLIKE_P
 
-    def neighbour_distance(self, chosen: Int[np.ndarray, " query"]) -> Float[np.ndarray, " query"]:
-        """Distance of each chosen row to the nearest reference row of another episode, in (state, action)."""
-        distances = _squared_distances(_inputs(rows=self.rows, chosen=chosen), self.inputs)
-        is_same = self.rows.episode[chosen][:, None] == self.rows.episode[self.reference][None, :]
+    def neighbour_distance(
+        self, chosen: Int[np.ndarray, " query"]
+    ) -> Float[np.ndarray, " query"]:
+        """Distance of each chosen row to the nearest reference row of another episode,
+        in (state, action).
+        """
+        distances = _squared_distances(
+            _inputs(rows=self.rows, chosen=chosen), self.inputs
+        )
+        is_same = (
+            self.rows.episode[chosen][:, None]
+            == self.rows.episode[self.reference][None, :]
+        )
         distances[is_same] = np.inf
         return np.sqrt(distances.min(axis=1))
 
@@ -125,24 +163,28 @@ class PlacesOfEpisodes:
         return self.reference[::stride][:_MOST_QUERIES]
 
     def p_value_of_unlike(self, chosen: Int[np.ndarray, " query"]) -> float:
-        """P-value of a rank test that the chosen rows' steps are as surprising as steps inside episodes.
+        """P-value of a rank test that the chosen rows' steps are as surprising as steps
+        inside episodes.
 
-        1.0 if the difference is small (a chosen step is the more surprising one in less than 80 % of the
-        pairs), or if there are fewer than five rows.
+        1.0 if the difference is small (a chosen step is the more surprising one in less
+        than 80 % of the pairs), or if there are fewer than five rows.
         """
         if len(chosen) < _FEWEST or len(self.reference) < _FEWEST_REFERENCES:
             return 1.0
         stride = max(1, len(chosen) // _MOST_QUERIES)
         asked = self.surprise(chosen[::stride][:_MOST_QUERIES])
         usual = self.surprise(self.controls())
-        asked, usual = asked[np.isfinite(asked)], usual[np.isfinite(usual)]
+        asked = asked[np.isfinite(asked)]
+        usual = usual[np.isfinite(usual)]
         if len(asked) < _FEWEST or len(usual) < _FEWEST:
             return 1.0
         if min(asked.min(), usual.min()) == max(asked.max(), usual.max()):
             return 1.0
         test = mannwhitneyu(asked, usual, alternative="greater")
         share = float(test.statistic) / (len(asked) * len(usual))
-        return float(test.pvalue) if share > _UNLIKE_SHARE else 1.0
+        if share > _UNLIKE_SHARE:
+            return float(test.pvalue)
+        return 1.0
 
 
 def _inputs(rows: LoggedRows, chosen: np.ndarray) -> Float[np.ndarray, "some x"]:

@@ -1,1 +1,3 @@
-"""Tables (Parquet, Arrow, CSV, arrays) as logs: columns are given by name and become transitions."""
+"""Tables (Parquet, Arrow, CSV, arrays) as logs: columns are given by name and become
+transitions.
+"""

@@ -1,8 +1,9 @@
-"""Arrow types and record batches as polars types and frames, and times that no calendar can show.
+"""Arrow types and record batches as polars types and frames, and times that no calendar
+can show.
 
-polars prints a panic on standard error where it meets a type or a time that it does not know, before Python
-sees an exception. Therefore such types are recognised by Arrow's own description, and such times by their
-number, and polars never sees them.
+polars prints a panic on standard error where it meets a type or a time that it does not
+know, before Python sees an exception. Therefore such types are recognised by Arrow's
+own description, and such times by their number, and polars never sees them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ _DAY = 86_400
 # Python's first and last dates, in days since 1970; polars knows more.
 _FIRST_DAY = (datetime.date.min - datetime.date(1970, 1, 1)).days
 _LAST_DAY = (datetime.date.max - datetime.date(1970, 1, 1)).days
-# Half of Python's longest length of time, in days: the difference of two lengths can then be shown, too.
+# Half of Python's longest length of time, in days: the difference of two lengths can
+# then be shown, too.
 _MOST_DAYS = datetime.timedelta.max.days // 2
-_LEAST, _MOST = -(2**63), 2**63 - 1  # numbers of nanoseconds reach less far than the calendar
+# numbers of nanoseconds reach less far than the calendar
+_LEAST = -(2**63)
+_MOST = 2**63 - 1
 _PER_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -38,11 +42,15 @@ class UnreadableColumn(DataError):
 
 @cache
 def polars_type(kind: Any) -> Any:
-    """The polars type for a column of an Arrow type (of a dictionary: for its values), or Unknown."""
+    """The polars type for a column of an Arrow type (of a dictionary: for its values),
+    or Unknown.
+    """
     if pa.types.is_dictionary(kind):
         value = polars_type(kind.value_type)
         # One list in every row would be a small file with long rows.
-        return pl.Unknown() if value.is_nested() else value
+        if value.is_nested():
+            return pl.Unknown()
+        return value
     if isinstance(kind, pa.BaseExtensionType):
         return polars_type(kind.storage_type)
     if pa.types.is_timestamp(kind):
@@ -60,7 +68,9 @@ def _is_known(kind: Any) -> bool:
     types = pa.types
     if types.is_struct(kind):
         names = [field.name for field in kind]
-        return len(set(names)) == len(names) > 0 and all(_is_known(field.type) for field in kind)
+        return len(set(names)) == len(names) > 0 and all(
+            _is_known(field.type) for field in kind
+        )
     if types.is_fixed_size_list(kind):
         return kind.list_size > 0 and _is_known(kind.value_type)
     if types.is_list(kind) or types.is_large_list(kind):
@@ -94,7 +104,8 @@ _PLAIN = (
 def _in_known_zone(kind: Any) -> Any:
     """A type of timestamps; in UTC if polars does not know its zone.
 
-    Timestamps with a zone are stored as instants in UTC, whatever the zone: it says only how to show them.
+    Timestamps with a zone are stored as instants in UTC, whatever the zone: it says
+    only how to show them.
     """
     if kind.tz is None or _is_zone(kind.tz):
         return kind
@@ -114,7 +125,8 @@ def _is_zone(name: str) -> bool:
 def frame_of_batch(batch: Any, file: str) -> pl.DataFrame:
     """Convert a record batch to a frame, with dictionaries decoded.
 
-    Raises UnreadableColumn if a column is damaged: an untrusted file may hold wrong offsets or invalid texts.
+    Raises UnreadableColumn if a column is damaged: an untrusted file may hold wrong
+    offsets or invalid texts.
     """
     batch.validate()
     columns = []
@@ -124,7 +136,9 @@ def frame_of_batch(batch: Any, file: str) -> pl.DataFrame:
         except pa.ArrowInvalid as error:
             reason = one_line(error)
             said = f"{file}: column {name} is damaged ({reason})"
-            raise UnreadableColumn(f"{said}; export the file again, or leave the column out", name) from None
+            raise UnreadableColumn(
+                f"{said}; export the file again, or leave the column out", name
+            ) from None
         columns.append(_plain(column))
     # Without the fields' metadata: polars would make its own types of them.
     table = pa.Table.from_arrays(columns, names=batch.schema.names)
@@ -132,7 +146,9 @@ def frame_of_batch(batch: Any, file: str) -> pl.DataFrame:
 
 
 def _plain(column: Any) -> Any:
-    """An Arrow column as polars knows it: extensions as they are stored, timestamps in a known zone."""
+    """An Arrow column as polars knows it: extensions as they are stored, timestamps in
+    a known zone.
+    """
     if isinstance(column.type, pa.BaseExtensionType):
         return _plain(column.storage)
     if pa.types.is_dictionary(column.type) and not _is_text(column.type.value_type):
@@ -143,21 +159,38 @@ def _plain(column: Any) -> Any:
 
 
 def _is_text(kind: Any) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+    )
 
 
 def check_times(frame: pl.DataFrame, file: str) -> None:
-    """Raise UnreadableColumn for a time outside of the calendar's years, or a duration beyond Python's."""
+    """Raise UnreadableColumn for a time outside of the calendar's years, or a duration
+    beyond Python's.
+    """
     for name, kind in frame.schema.items():
         for values in _leaves(frame[name]):
             outside = _outside_of_calendar(values)
             if outside is not None:
-                unit = "days" if values.dtype == pl.Date else getattr(values.dtype, "time_unit", "ns")
-                what = "a duration" if isinstance(values.dtype, pl.Duration) else "a time"
-                origin = "" if isinstance(values.dtype, pl.Duration) else " since 1970"
+                if values.dtype == pl.Date:
+                    unit = "days"
+                else:
+                    unit = getattr(values.dtype, "time_unit", "ns")
+                if isinstance(values.dtype, pl.Duration):
+                    what = "a duration"
+                else:
+                    what = "a time"
+                if isinstance(values.dtype, pl.Duration):
+                    origin = ""
+                else:
+                    origin = " since 1970"
                 said = f"holds {what} that no calendar has, {outside} {unit}{origin}"
                 remedy = "check its unit, mend it, or leave the column out"
-                raise UnreadableColumn(f"{file}: column {name} ({kind}) {said}; {remedy}", name)
+                raise UnreadableColumn(
+                    f"{file}: column {name} ({kind}) {said}; {remedy}", name
+                )
 
 
 def _leaves(column: pl.Series) -> Iterator[pl.Series]:
@@ -182,7 +215,9 @@ def _holds_times(kind: Any) -> bool:
 
 
 def _outside_of_calendar(times: pl.Series) -> int | None:
-    """The first number of a column of times that cannot be shown; None if there is none."""
+    """The first number of a column of times that cannot be shown; None if there is
+    none.
+    """
     first, end = _range_of(times.dtype)
     numbers = times.to_physical().cast(pl.Int64)
     wrong = (numbers < first) | (numbers >= end)
@@ -192,7 +227,9 @@ def _outside_of_calendar(times: pl.Series) -> int | None:
 
 
 def _range_of(kind: Any) -> tuple[int, int]:
-    """The first number that can be shown as a time of this type, and the first after it that cannot."""
+    """The first number that can be shown as a time of this type, and the first after it
+    that cannot.
+    """
     if kind == pl.Date:
         return _FIRST_DAY, _LAST_DAY + 1
     if isinstance(kind, pl.Time):
@@ -200,7 +237,11 @@ def _range_of(kind: Any) -> tuple[int, int]:
     per_day = _DAY * _PER_SECOND[kind.time_unit]
     if isinstance(kind, pl.Duration):
         return max(-_MOST_DAYS * per_day, _LEAST), min(_MOST_DAYS * per_day, _MOST)
-    zone_days = 0 if kind.time_zone is None else 1  # a zone moves a clock by less than a day
+    # a zone moves a clock by less than a day
+    if kind.time_zone is None:
+        zone_days = 0
+    else:
+        zone_days = 1
     first = (_FIRST_DAY + zone_days) * per_day
     end = (_LAST_DAY + 1 - zone_days) * per_day
     return max(first, _LEAST), min(end, _MOST)

@@ -1,7 +1,9 @@
-"""Which columns say where episodes end or begin: by what their names mean, tested on the rows.
+"""Which columns say where episodes end or begin: by what their names mean, tested on
+the rows.
 
-A flag that is set in most rows marks no ends: ``not_done``, ``masks`` and ``alive`` are set where the world
-went on. If several flags are there, one says that the world ended, and the others say that an episode ended.
+A flag that is set in most rows marks no ends: ``not_done``, ``masks`` and ``alive`` are
+set where the world went on. If several flags are there, one says that the world ended,
+and the others say that an episode ended.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ ENDS = (Flag.TERMINAL, Flag.DONE, Flag.OUTCOME, Flag.GOES_ON)
 
 @dataclass
 class EndFlag:
-    """A column whose rows ``is_set`` (N,) mark ends, in the table's order, and how a mapping writes it."""
+    """A column whose rows ``is_set`` (N,) mark ends, in the table's order, and how a
+    mapping writes it.
+    """
 
     column: Profile
     meaning: Flag
@@ -41,7 +45,9 @@ class EndFlag:
 
 @dataclass
 class Ends:
-    """What the flags of a table say: roles, open questions by key, problems, and what is no flag."""
+    """What the flags of a table say: roles, open questions by key, problems, and what
+    is no flag.
+    """
 
     roles: dict[str, EndFlag] = field(default_factory=dict)
     questions: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
@@ -54,9 +60,15 @@ def meaning(column: Profile) -> Flag | None:
     if column.role != IGNORED or column.reason or column.values.dtype.is_nested():
         return None
     found = flag_of(column.name)
-    if found is Flag.GOES_ON and column.values.dtype.is_numeric():  # a discount is 0 where the world ended
-        return found if (column.distinct == 2 and column.low == 0) or column.is_flag else None
-    return found if column.is_flag else None
+    if (
+        found is Flag.GOES_ON and column.values.dtype.is_numeric()
+    ):  # a discount is 0 where the world ended
+        if (column.distinct == 2 and column.low == 0) or column.is_flag:
+            return found
+        return None
+    if column.is_flag:
+        return found
+    return None
 
 
 def set_rows(column: Profile) -> np.ndarray:
@@ -72,24 +84,36 @@ def written(column: Profile, is_set: bool) -> str:
     """How a mapping says that a flag is set, or that it is not."""
     if is_set:
         return column.name
-    name = column.name if column.name.isidentifier() else f"`{column.name}`"
+    if column.name.isidentifier():
+        name = column.name
+    else:
+        name = f"`{column.name}`"
     if column.values.dtype.is_numeric():
         return f"{name} == 0"
     unset = column.values.filter(~set_rows(column)).drop_nulls()
-    text = str(unset[0]).lower() if unset.dtype == pl.Boolean else str(unset[0])
+    if unset.dtype == pl.Boolean:
+        text = str(unset[0]).lower()
+    else:
+        text = str(unset[0])
     return f"{name} == {text!r}"
 
 
-def find_ends(columns: Sequence[tuple[Profile, Flag]], steps: Steps, unlinked: np.ndarray | None) -> Ends:
+def find_ends(
+    columns: Sequence[tuple[Profile, Flag]], steps: Steps, unlinked: np.ndarray | None
+) -> Ends:
     """Settle which flags are the ends, cuts and starts of a mapping.
 
-    unlinked: (N,) whether a row's next observation is not the observation of the row below, if that is known.
+    unlinked: (N,) whether a row's next observation is not the observation of the row
+    below, if that is known.
     """
     found = Ends()
     flags: dict[Flag, list[EndFlag]] = {each: [] for each in Flag}
     for column, says in columns:
         flag = EndFlag(column, says, set_rows(column), written(column, True))
-        if says in ENDS and (end := _oriented(flag, steps, unlinked, found)) is not None:
+        if (
+            says in ENDS
+            and (end := _oriented(flag, steps, unlinked, found)) is not None
+        ):
             kind = Flag.TERMINAL if says is Flag.GOES_ON else says
             flags[kind].append(end)
         elif says not in ENDS:
@@ -99,7 +123,10 @@ def find_ends(columns: Sequence[tuple[Profile, Flag]], steps: Steps, unlinked: n
     _settle_bounds(flags, steps, found)
     for role, flag in found.roles.items():
         flag.column.role = role
-        flag.column.formula = flag.text if flag.text != flag.name else ""
+        if flag.text != flag.name:
+            flag.column.formula = flag.text
+        else:
+            flag.column.formula = ""
         flag.column.reason = _reason(flag)
     return found
 
@@ -111,27 +138,39 @@ def _reason(flag: EndFlag) -> str:
 
 
 def _ignore(flag: EndFlag, reason: str) -> None:
-    flag.column.role, flag.column.reason = IGNORED, reason
+    flag.column.role = IGNORED
+    flag.column.reason = reason
 
 
-def _oriented(flag: EndFlag, steps: Steps, unlinked: np.ndarray | None, found: Ends) -> EndFlag | None:
-    """The flag with ``is_set`` at ends, as its name says unless the rows say otherwise; None: a question."""
-    by_name = ~flag.is_set if flag.meaning is Flag.GOES_ON else flag.is_set
-    ends, other = (by_name, ~by_name)
-    fits, fits_other = _fits(ends, steps, unlinked), _fits(other, steps, unlinked)
+def _oriented(
+    flag: EndFlag, steps: Steps, unlinked: np.ndarray | None, found: Ends
+) -> EndFlag | None:
+    """The flag with ``is_set`` at ends, as its name says unless the rows say otherwise;
+    None: a question.
+    """
+    if flag.meaning is Flag.GOES_ON:
+        by_name = ~flag.is_set
+    else:
+        by_name = flag.is_set
+    ends = by_name
+    other = ~by_name
+    fits = _fits(ends, steps, unlinked)
+    fits_other = _fits(other, steps, unlinked)
     share = f"{by_name.mean():.0%} of the rows"
     if fits is False and fits_other is True:
         ends = other
         text = written(flag.column, bool((ends == flag.is_set).all()))
         found.problems.append(
-            f"{flag.name}: by its name it would mark ends in {share}, which go on; its other value marks "
-            f"ends: taken as terminal: {text}"
+            f"{flag.name}: by its name it would mark ends in {share}, which go on; its"
+            f" other value marks ends: taken as terminal: {text}"
         )
     elif fits is False and not says_end(flag.name):
         found.no_flags.append(flag.column)
         return None
     elif fits is not True and ends.any() and not ends.all() and ends.mean() > _MOST:
-        answers = [{"terminal": written(flag.column, is_set)} for is_set in (False, True)]
+        answers = [
+            {"terminal": written(flag.column, is_set)} for is_set in (False, True)
+        ]
         found.questions.setdefault("terminal", []).extend(answers)
         found.problems.append(f"{flag.name}: by its name it would mark ends in {share}")
         _ignore(flag, "which of its values marks ends is not clear")
@@ -141,7 +180,9 @@ def _oriented(flag: EndFlag, steps: Steps, unlinked: np.ndarray | None, found: E
 
 
 def _fits(ends: np.ndarray, steps: Steps, unlinked: np.ndarray | None) -> bool | None:
-    """Whether rows can be ends of episodes, by ids or by next observations; None if neither tells."""
+    """Whether rows can be ends of episodes, by ids or by next observations; None if
+    neither tells.
+    """
     if ends.all() or not ends.any():
         return None
     if steps.has_ids:
@@ -155,8 +196,12 @@ def _fits(ends: np.ndarray, steps: Steps, unlinked: np.ndarray | None) -> bool |
 
 
 def _settle_terminal(flags: Mapping[Flag, list[EndFlag]], found: Ends) -> None:
-    """Choose the flag of terminations: the narrowest; what is set at every end of an episode is a cut."""
-    strong, done, outcomes = flags[Flag.TERMINAL], flags[Flag.DONE], flags[Flag.OUTCOME]
+    """Choose the flag of terminations: the narrowest; what is set at every end of an
+    episode is a cut.
+    """
+    strong = flags[Flag.TERMINAL]
+    done = flags[Flag.DONE]
+    outcomes = flags[Flag.OUTCOME]
     strong.sort(key=lambda each: each.text != each.name)  # plain flags before formulas
     ranked = [*strong, *done, *outcomes]
     if not ranked or "terminal" in found.questions:
@@ -165,7 +210,10 @@ def _settle_terminal(flags: Mapping[Flag, list[EndFlag]], found: Ends) -> None:
         return
     chosen = ranked[0]
     found.roles["terminal"] = chosen
-    cut = flags[Flag.CUT][0].is_set if flags[Flag.CUT] else np.zeros_like(chosen.is_set)
+    if flags[Flag.CUT]:
+        cut = flags[Flag.CUT][0].is_set
+    else:
+        cut = np.zeros_like(chosen.is_set)
     for other in ranked[1:]:
         if (other.is_set == chosen.is_set).all():
             _ignore(other, f"it says the same as {chosen.text}")
@@ -181,9 +229,15 @@ def _settle_terminal(flags: Mapping[Flag, list[EndFlag]], found: Ends) -> None:
 
 
 def _settle_every_end(
-    every: EndFlag, chosen: EndFlag, cut: np.ndarray, flags: Mapping[Flag, list[EndFlag]], found: Ends
+    every: EndFlag,
+    chosen: EndFlag,
+    cut: np.ndarray,
+    flags: Mapping[Flag, list[EndFlag]],
+    found: Ends,
 ) -> None:
-    """Use a flag of all ends of episodes as the flag of cuts, unless another flag tells these."""
+    """Use a flag of all ends of episodes as the flag of cuts, unless another flag tells
+    these.
+    """
     beyond = every.is_set & ~chosen.is_set
     if not flags[Flag.CUT]:
         found.roles["truncated"] = every
@@ -194,11 +248,15 @@ def _settle_every_end(
 
 
 def _ask(chosen: EndFlag, other: EndFlag, found: Ends) -> None:
-    answers: list[Mapping[str, Any]] = [{"terminal": chosen.text}, {"terminal": other.text}]
+    answers: list[Mapping[str, Any]] = [
+        {"terminal": chosen.text},
+        {"terminal": other.text},
+    ]
     known = found.questions.setdefault("terminal", [])
     known += [each for each in answers if each not in known]
     found.problems.append(
-        f"{chosen.name} and {other.name} mark ends in different rows; say which marks that the world ended"
+        f"{chosen.name} and {other.name} mark ends in different rows; say which marks"
+        " that the world ended"
     )
     _ignore(other, f"it marks other ends than {chosen.text}")
 
@@ -211,23 +269,37 @@ def _settle_cuts(flags: Mapping[Flag, list[EndFlag]], found: Ends) -> None:
             _ignore(each, f"{flags[Flag.CUT][0].name} says what was cut")
 
 
-def _settle_bounds(flags: Mapping[Flag, list[EndFlag]], steps: Steps, found: Ends) -> None:
+def _settle_bounds(
+    flags: Mapping[Flag, list[EndFlag]], steps: Steps, found: Ends
+) -> None:
     """Use flags of first and of last rows where no ids tell episodes apart."""
     for each in flags[Flag.START]:
         is_new = not steps.has_ids and "starts" not in found.roles
         if is_new and each.is_set.any() and each.is_set.mean() <= _MOST:
             found.roles["starts"] = each
         else:
-            _ignore(each, "first rows of episodes" if steps.has_ids else "it marks no beginnings of episodes")
+            _ignore(
+                each,
+                (
+                    "first rows of episodes"
+                    if steps.has_ids
+                    else "it marks no beginnings of episodes"
+                ),
+            )
     for each in flags[Flag.LAST]:
         terminal = found.roles.get("terminal")
         if steps.has_ids or "starts" in found.roles or each.is_set.mean() > _MOST:
             _ignore(each, "last rows of episodes")
         elif terminal is None and "terminal" not in found.questions:
-            found.questions["terminal"] = [{"terminal": each.text}, {"truncated": each.text}]
+            found.questions["terminal"] = [
+                {"terminal": each.text},
+                {"truncated": each.text},
+            ]
             _ignore(each, "last rows of episodes; why they end is asked")
         elif (
-            terminal is not None and "truncated" not in found.roles and (each.is_set & ~terminal.is_set).any()
+            terminal is not None
+            and "truncated" not in found.roles
+            and (each.is_set & ~terminal.is_set).any()
         ):
             found.roles["truncated"] = each
         else:

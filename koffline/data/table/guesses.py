@@ -1,4 +1,6 @@
-"""A guess of each column's role, with its reason: from names first, then tested on the rows."""
+"""A guess of each column's role, with its reason: from names first, then tested on the
+rows.
+"""
 
 from __future__ import annotations
 
@@ -20,71 +22,109 @@ from koffline.data.table.names import (
     is_later,
     joined,
     parts,
-)  # fmt: skip
+)
 from koffline.data.table.profiles import IGNORED, Profile
 from koffline.data.table.steps import Steps
 from koffline.data.table.values import FALSE, ID_NAME, is_pattern
 from koffline.errors import counted
 
 MOST_ONE_HOT = 50  # at most so many categories become features by default
-_SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
+_SHARED = (
+    0.2  # share of rows: if more share their guessed time with others, it is no time
+)
 _ID = "an id by its name"
 _NONE = 1000  # rank of a name without a word of the role
-_FEWEST_COUNTED = 5  # episodes with two rows or more: fewer do not show that a column counts rows
+_FEWEST_COUNTED = (
+    5  # episodes with two rows or more: fewer do not show that a column counts rows
+)
 
 _FLAGGED = "give true and false, or 1 and 0"
-# By role: words in names, the likeliest first; whether values suit; what to do where they do not, if said.
+# By role: words in names, the likeliest first; whether values suit; what to do where
+# they do not, if said.
 _ROLES: dict[str, tuple[str, Callable[[Profile], bool], str]] = {
     "behavior_log_probability": (
-        "logprob logp loglikelihood logpropensity", lambda it: it.is_number and it.high <= 0, ""
+        "logprob logp loglikelihood logpropensity",
+        lambda it: it.is_number and it.high <= 0,
+        "",
     ),
     "behavior_probability": (
-        "probability prob propensity propensities pscore chance behaviour behavior p mu",
-        lambda it: it.is_number and it.low > 0 and it.high <= 1, "give probabilities above 0, up to 1",
+        (
+            "probability prob propensity propensities pscore chance behaviour behavior"
+            " p mu"
+        ),
+        lambda it: it.is_number and it.low > 0 and it.high <= 1,
+        "give probabilities above 0, up to 1",
     ),
     "terminal": (
         "terminal terminals terminated done dones death dead died ended end churned",
-        lambda it: False, _FLAGGED,
+        lambda it: False,
+        _FLAGGED,
     ),
-    "truncated": ("truncated truncation timeout timeouts censored cut", lambda it: False, _FLAGGED),
+    "truncated": (
+        "truncated truncation timeout timeouts censored cut",
+        lambda it: False,
+        _FLAGGED,
+    ),
     "reward": (
-        "reward rewards rew r payoff profit revenue spend conversion converted clicked click outcome gain",
-        lambda it: it.is_number, "give numbers, or a formula, as in reward: clicked == 'yes'",
+        (
+            "reward rewards rew r payoff profit revenue spend conversion converted"
+            " clicked click outcome gain"
+        ),
+        lambda it: it.is_number,
+        "give numbers, or a formula, as in reward: clicked == 'yes'",
     ),
     "action": (
-        "action actions a act acts treatment treated arm decision choice offer dose recommendation variant"
-        " bid",
-        lambda it: it.is_number or it.distinct <= MOST_ONE_HOT, "",
+        (
+            "action actions a act acts treatment treated arm decision choice offer dose"
+            " recommendation variant bid"
+        ),
+        lambda it: it.is_number or it.distinct <= MOST_ONE_HOT,
+        "",
     ),
     "weight": ("weight weights w", lambda it: it.is_number and it.low >= 0, ""),
     "time": (
-        "timestamp time t ts datetime date unixtime timestep step tick hour day week month period visit when"
-        " created occurred",
+        (
+            "timestamp time t ts datetime date unixtime timestep step tick hour day"
+            " week month period visit when created occurred"
+        ),
         lambda it: (it.is_time or it.values.dtype.is_numeric()) and it.distinct > 1,
         "give numbers or times, as in 2024-01-31T12:00:00",
     ),
     "episode": (
-        "episode episodes trajectory traj rollout session ep patient customer user subject client account"
-        " visitor cookie household player subscriber uid guid id",
-        lambda it: not it.is_time and it.values.dtype != pl.Boolean and 1.5 * it.distinct <= it.present, "",
+        (
+            "episode episodes trajectory traj rollout session ep patient customer user"
+            " subject client account visitor cookie household player subscriber uid"
+            " guid id"
+        ),
+        lambda it: (
+            not it.is_time
+            and it.values.dtype != pl.Boolean
+            and 1.5 * it.distinct <= it.present
+        ),
+        "",
     ),
-}  # fmt: skip
+}
 # Whole names of columns that count the rows of an episode.
 _COUNTERS = (
-    "sequencenumber sequence seq seqno transitionnumber frameindex frame stepindex stepnumber timeindex turn"
+    "sequencenumber sequence seq seqno transitionnumber frameindex frame stepindex"
+    " stepnumber timeindex turn"
 )
 
 
 @dataclass
 class Guess:
-    """What was guessed beside the columns' roles: order of the rows, and flags of ends."""
+    """What was guessed beside the columns' roles: order of the rows, and flags of
+    ends.
+    """
 
     steps: Steps
     ends: Ends
 
 
 def rank(column: Profile, role: str) -> int:
-    """Position of the likeliest word of a name among the role's words; `_NONE` without one."""
+    """Position of the likeliest word of a name among the role's words; `_NONE` without
+    one.
+    """
     words = _ROLES[role][0].split()
     name_parts = parts(column.name)
     whole = joined(column.name)
@@ -94,9 +134,16 @@ def rank(column: Profile, role: str) -> int:
         return _NONE
     if role == "time" and whole in _COUNTERS.split():
         return len(words)
-    if whole in words or (role == "behavior_log_probability" and whole.endswith(tuple(words))):
-        return words.index(whole) if whole in words else 0
-    return min((words.index(part) for part in name_parts if part in words and len(part) > 1), default=_NONE)
+    if whole in words or (
+        role == "behavior_log_probability" and whole.endswith(tuple(words))
+    ):
+        if whole in words:
+            return words.index(whole)
+        return 0
+    return min(
+        (words.index(part) for part in name_parts if part in words and len(part) > 1),
+        default=_NONE,
+    )
 
 
 def guess_roles(columns: Sequence[Profile]) -> Guess:
@@ -124,7 +171,9 @@ def guess_roles(columns: Sequence[Profile]) -> Guess:
 
 
 def _set_aside(columns: Sequence[Profile]) -> None:
-    """Give a reason to columns that no role fits, and to next observations by their names."""
+    """Give a reason to columns that no role fits, and to next observations by their
+    names.
+    """
     names = [each.name for each in columns]
     for each in columns:
         kind = each.unread_kind
@@ -136,56 +185,92 @@ def _set_aside(columns: Sequence[Profile]) -> None:
         elif not each.distinct:
             each.reason = "no value in it"
         elif base is not None:
-            each.role, each.partner = "next_observations", base
+            each.role = "next_observations"
+            each.partner = base
             each.reason = f"{base} one step later, by its name"
 
 
 def _by_names(columns: Sequence[Profile], has_ends: bool) -> None:
-    """Give each role to the column whose name says it most clearly, if its values suit."""
+    """Give each role to the column whose name says it most clearly, if its values
+    suit.
+    """
     for role, (words, suits, remedy) in _ROLES.items():
         free = [each for each in columns if not each.reason]
-        named = sorted((each for each in free if rank(each, role) < _NONE), key=lambda each: rank(each, role))
+        named = sorted(
+            (each for each in free if rank(each, role) < _NONE),
+            key=lambda each: rank(each, role),
+        )
         if role == "action":
             likely = [each for each in named if each.width is not None or suits(each)]
         else:
-            likely = [each for each in named if not each.values.dtype.is_nested() and suits(each)]
+            likely = [
+                each
+                for each in named
+                if not each.values.dtype.is_nested() and suits(each)
+            ]
         if role == "time":
-            likely += [each for each in free if each.is_time and each.distinct > 1 and each not in likely]
+            likely += [
+                each
+                for each in free
+                if each.is_time and each.distinct > 1 and each not in likely
+            ]
         for each in likely[:1]:
-            said = "its values are times" if role == "time" and each.is_time else "its name"
-            each.role, each.reason = role, f"{said}; {counted(each.distinct, 'value')}"
+            if role == "time" and each.is_time:
+                said = "its values are times"
+            else:
+                said = "its name"
+            each.role = role
+            each.reason = f"{said}; {counted(each.distinct, 'value')}"
         is_answered = bool(likely) or (role == "terminal" and has_ends)
         for each in named if remedy and not is_answered else ():
             # "step 7" is meant as a time, "Monday" is a category
-            if each.name.lower() in words.split() and (role != "time" or each.has_digits):
+            if each.name.lower() in words.split() and (
+                role != "time" or each.has_digits
+            ):
                 each.reason = f"its name says {role}, its values do not: {remedy}"
                 each.problem = f"{each.problem}; {each.reason}".removeprefix("; ")
-        for each in likely[1:] if role == "action" else ():  # a vector of actions: action_0, action_1
+        for each in (
+            likely[1:] if role == "action" else ()
+        ):  # a vector of actions: action_0, action_1
             stem, first = (re.sub(r"\d+$", "", one.name) for one in (each, likely[0]))
             if stem and first == stem != each.name:
-                each.role, each.reason = role, f"beside {likely[0].name}"
+                each.role = role
+                each.reason = f"beside {likely[0].name}"
 
 
 def _settle_lists(columns: Sequence[Profile]) -> None:
-    """Columns of lists without a role: the one that is called a state comes first among them."""
-    lists = [each for each in columns if each.values.dtype.is_nested() and not each.reason]
+    """Columns of lists without a role: the one that is called a state comes first among
+    them.
+    """
+    lists = [
+        each for each in columns if each.values.dtype.is_nested() and not each.reason
+    ]
     for each in lists:
         words = set(parts(each.name))
         if "action" in words or "actions" in words or "act" in words:
             each.reason = "a list, and by its name about actions"
         else:
-            each.role, each.reason = "observations", "a list of numbers"
+            each.role = "observations"
+            each.reason = "a list of numbers"
 
 
 def the_list(columns: Sequence[Profile]) -> Profile | None:
-    """The list that is the observation: one that is called a state, else the first; None if there is none."""
-    lists = [each for each in columns if each.role == "observations" and each.values.dtype.is_nested()]
+    """The list that is the observation: one that is called a state, else the first;
+    None if there is none.
+    """
+    lists = [
+        each
+        for each in columns
+        if each.role == "observations" and each.values.dtype.is_nested()
+    ]
     called = [each for each in lists if STATE_WORDS.intersection(parts(each.name))]
     return next(iter(called or lists), None)
 
 
 def _settle_episodes(columns: Sequence[Profile], flags: Sequence[Profile]) -> None:
-    """Take ids inside the guessed episodes if these share times or end often; what is shared is no time."""
+    """Take ids inside the guessed episodes if these share times or end often; what is
+    shared is no time.
+    """
     chosen = {each.role: each for each in columns}
     if (whole := chosen.get("episode")) is None:
         return
@@ -197,11 +282,16 @@ def _settle_episodes(columns: Sequence[Profile], flags: Sequence[Profile]) -> No
         for each in columns
         if each.reason.startswith(_ID) and _ROLES["episode"][1](each)
         if pl.DataFrame([each.values, whole.values]).n_unique() == each.distinct
-        if any(_are_shared(whole, mark) and not _are_shared(each, mark) for mark in marks)
+        if any(
+            _are_shared(whole, mark) and not _are_shared(each, mark) for mark in marks
+        )
     ]
     for each in sorted(inner, key=lambda each: each.distinct)[-1:]:
-        whole.role, whole.reason = "cluster", f"each has several {each.name}"
-        each.role, each.reason, whole = "episode", f"each has one {whole.name}", each
+        whole.role = "cluster"
+        whole.reason = f"each has several {each.name}"
+        each.role = "episode"
+        each.reason = f"each has one {whole.name}"
+        whole = each
     time = chosen.get("time")
     if time is not None and not time.is_time and _are_shared(whole, time.values):
         time.role = "observations"
@@ -216,7 +306,12 @@ def _settle_times(columns: Sequence[Profile]) -> None:
     ids = chosen["episode"].values
     for each in columns:
         is_free = each.role == "observations" or each.reason.startswith(_ID)
-        if not (is_free and each.values.dtype.is_integer() and each.distinct > 1 and not each.missing):
+        if not (
+            is_free
+            and each.values.dtype.is_integer()
+            and each.distinct > 1
+            and not each.missing
+        ):
             continue
         rows = pl.DataFrame({"id": ids, "count": each.values})
         spans = rows.group_by("id").agg(
@@ -226,16 +321,23 @@ def _settle_times(columns: Sequence[Profile]) -> None:
             pl.col("count").min().alias("first"),
         )
         counts = spans.filter(
-            (pl.col("different") == pl.col("rows")) & (pl.col("span") == pl.col("rows") - 1)
+            (pl.col("different") == pl.col("rows"))
+            & (pl.col("span") == pl.col("rows") - 1)
         )
         long = int((spans["rows"] > 1).sum())
-        if counts.height == spans.height and long >= _FEWEST_COUNTED and spans["first"].n_unique() == 1:
-            each.role, each.reason = "time", "it counts the rows of each episode"
+        if (
+            counts.height == spans.height
+            and long >= _FEWEST_COUNTED
+            and spans["first"].n_unique() == 1
+        ):
+            each.role = "time"
+            each.reason = "it counts the rows of each episode"
             return
 
 
 def _settle_starts(columns: Sequence[Profile]) -> None:
-    """Without ids, take a count of steps that begins anew for the starts of episodes; there is no time then.
+    """Without ids, take a count of steps that begins anew for the starts of episodes;
+    there is no time then.
 
     A time orders the rows of an episode, and without ids those of the whole table.
     """
@@ -244,20 +346,29 @@ def _settle_starts(columns: Sequence[Profile]) -> None:
     if time is None or "episode" in chosen:
         return
     if "starts" in chosen:
-        time.role, time.reason = (
-            IGNORED,
-            f"rows are in the table's order, since {chosen['starts'].name} tells episodes",
+        time.role = IGNORED
+        time.reason = (
+            f"rows are in the table's order, since {chosen['starts'].name} tells"
+            " episodes"
         )
         return
-    if not time.values.dtype.is_integer() or time.missing or time.distinct == time.present:
+    if (
+        not time.values.dtype.is_integer()
+        or time.missing
+        or time.distinct == time.present
+    ):
         return
     first = int(time.low)
     counts = time.values.cast(pl.Int64).to_numpy()
     is_start = counts == first
     goes_on = np.append(False, np.diff(counts) == 1)
     if is_start[0] and (is_start | goes_on).all() and is_start.sum() >= _FEWEST_COUNTED:
-        name = time.name if time.name.isidentifier() else f"`{time.name}`"
-        time.role, time.formula = "starts", f"{name} == {first}"
+        if time.name.isidentifier():
+            name = time.name
+        else:
+            name = f"`{time.name}`"
+        time.role = "starts"
+        time.formula = f"{name} == {first}"
         time.reason = "it counts the steps of each episode"
 
 
@@ -267,8 +378,12 @@ def _are_shared(ids: Profile, marks: pl.Series) -> bool:
     return int(both.is_duplicated().sum()) > _SHARED * both.height
 
 
-def _steps(columns: Sequence[Profile], flagged: Sequence[tuple[Profile, Flag]]) -> Steps:
-    """The order of the rows by episode and time; without ids, by flags, as settled or by their names."""
+def _steps(
+    columns: Sequence[Profile], flagged: Sequence[tuple[Profile, Flag]]
+) -> Steps:
+    """The order of the rows by episode and time; without ids, by flags, as settled or
+    by their names.
+    """
     chosen = {each.role: each for each in columns}
     if "episode" in chosen:
         times = chosen["time"].values if "time" in chosen else None
@@ -286,12 +401,20 @@ def _steps(columns: Sequence[Profile], flagged: Sequence[tuple[Profile, Flag]]) 
 
 
 def _unlinked(columns: Sequence[Profile], steps: Steps) -> np.ndarray | None:
-    """Whether (N,) a row's next observation is not the observation of the row below, if that is known."""
+    """Whether (N,) a row's next observation is not the observation of the row below, if
+    that is known.
+    """
     by_name = {each.name: each for each in columns}
-    following = [each for each in columns if each.role == "next_observations" and each.partner in by_name]
+    following = [
+        each
+        for each in columns
+        if each.role == "next_observations" and each.partner in by_name
+    ]
     pairs = [(by_name[each.partner], each) for each in following]
     matrices = [(as_matrix(now), as_matrix(later)) for now, later in pairs]
-    known = [(now, later) for now, later in matrices if now is not None and later is not None]
+    known = [
+        (now, later) for now, later in matrices if now is not None and later is not None
+    ]
     if steps.has_ids or not known or len(known[0][0]) < 2:
         return None
     linked = np.ones(len(known[0][0]) - 1, dtype=np.bool_)
@@ -301,9 +424,13 @@ def _unlinked(columns: Sequence[Profile], steps: Steps) -> np.ndarray | None:
 
 
 def as_matrix(column: Profile) -> np.ndarray | None:
-    """(N, d) numbers of a column of numbers or of lists, NaN where missing; None for other columns."""
+    """(N, d) numbers of a column of numbers or of lists, NaN where missing; None for
+    other columns.
+    """
     if column.is_number:
-        return column.values.cast(pl.Float64).fill_null(np.nan).to_numpy().reshape(-1, 1)
+        return (
+            column.values.cast(pl.Float64).fill_null(np.nan).to_numpy().reshape(-1, 1)
+        )
     if column.width is None:
         return None
     found = np.full((len(column.values), column.width), np.nan)
@@ -322,23 +449,39 @@ def _leave_out_names_of_episodes(columns: Sequence[Profile], steps: Steps) -> No
         is_name = each.values.dtype == pl.String or rank(each, "episode") < _NONE
         if each.role != "observations" or not is_name or each.distinct != ids.distinct:
             continue
-        if pl.DataFrame([each.values.alias("a"), ids.values.alias("b")]).n_unique() == ids.distinct:
-            each.role, each.reason = IGNORED, f"it names the episodes, as {ids.name} does"
+        if (
+            pl.DataFrame([each.values.alias("a"), ids.values.alias("b")]).n_unique()
+            == ids.distinct
+        ):
+            each.role = IGNORED
+            each.reason = f"it names the episodes, as {ids.name} does"
 
 
 def _as_observation(each: Profile) -> tuple[str, str]:
-    """Role (observation or ignored) and reason for a column whose name does not tell its role."""
+    """Role (observation or ignored) and reason for a column whose name does not tell
+    its role.
+    """
     if each.distinct == 1:
         return IGNORED, "the same value in every row"
     if each.is_time:
         return IGNORED, "times; export what matters of them as numbers"
-    is_counted = each.values.dtype.is_numeric() and (each.values == each.values.floor()).all()
+    is_counted = (
+        each.values.dtype.is_numeric() and (each.values == each.values.floor()).all()
+    )
     if ID_NAME.search(each.name) and (is_counted or each.has_digits):
         return IGNORED, f"{_ID}; {counted(each.distinct, 'value')}"
     if each.values.dtype == pl.String:
         if each.distinct > min(MOST_ONE_HOT, each.present // 2):
-            return IGNORED, f"{each.distinct} different texts; encode it (one-hot, ordinal) if they matter"
-        return "observations", counted(each.distinct, "categor").replace("categors", "categories")
+            return (
+                IGNORED,
+                (
+                    f"{each.distinct} different texts; encode it (one-hot, ordinal) if"
+                    " they matter"
+                ),
+            )
+        return "observations", counted(each.distinct, "categor").replace(
+            "categors", "categories"
+        )
     is_whole = each.values.dtype.is_integer() and each.distinct == each.present
     if is_whole and each.present > 2 and each.high - each.low == each.present - 1:
         return IGNORED, "it counts the rows"

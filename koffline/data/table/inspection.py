@@ -1,4 +1,6 @@
-"""A first look at an unknown table: its columns, guessed roles, all problems, and a mapping to edit."""
+"""A first look at an unknown table: its columns, guessed roles, all problems, and a
+mapping to edit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from koffline.data.table.arrow_frames import UnreadableColumn
 from koffline.data.table.episodes import assemble
 from koffline.data.table.guesses import Guess, guess_roles, the_list
 from koffline.data.table.later import find_later
-from koffline.data.table.mapping import CUT, PREVIOUS, TableMapping, as_line, as_question, own_mapping
+from koffline.data.table.mapping import (
+    CUT,
+    PREVIOUS,
+    TableMapping,
+    as_line,
+    as_question,
+    own_mapping,
+)
 from koffline.data.table.names import parts
 from koffline.data.table.profiles import IGNORED, Profile
 from koffline.data.table.readers import faults
@@ -41,28 +50,46 @@ _QUESTION = """
 """
 _CHOICES = {
     "encode": "one-hot, or ordinal where the categories have an order",
-    "action_names": "all that were seen, numbered in this order: add others that the policy may take",
-    "last_row": "cut by the end of logging, or terminal if the world ended after the last row",
-    "reward_row": "a reward without an action goes to the row above; drop: it does not count",
-    "impute": "mean, zero (none of the categories), forward, a number, or cut: ends episodes before them",
+    "action_names": (
+        "all that were seen, numbered in this order: add others that the policy may"
+        " take"
+    ),
+    "last_row": (
+        "cut by the end of logging, or terminal if the world ended after the last row"
+    ),
+    "reward_row": (
+        "a reward without an action goes to the row above; drop: it does not count"
+    ),
+    "impute": (
+        "mean, zero (none of the categories), forward, a number, or cut: ends episodes"
+        " before them"
+    ),
     "drop_duplicates": "exact, or first or last of rows of one episode and time",
 }
 _SEVERAL = ("observations", "next_observations", "action")
 _FEW_VALUES = 20  # a column with more values cannot be an end flag
 _MOST_UNREADABLE = 20  # columns; a file with more is damaged
 _BY_CHANCE = 5  # fewer rows may be last rows by chance
-_ONE_LENGTH = 0.95  # share of the episodes with the usual number of rows, above which a limit cut them
+# share of the episodes with the usual number of rows, above which a limit cut them
+_ONE_LENGTH = 0.95
 # In notes that depend on what last rows are.
-_OF_LAST_ROWS = ("(last_row)", "next observations were taken from", "without a flag", "no terminal column")
+_OF_LAST_ROWS = (
+    "(last_row)",
+    "next observations were taken from",
+    "without a flag",
+    "no terminal column",
+)
 _COSTS = ("cost", "costs", "loss", "penalty")
 
 
 @dataclass
 class Inspection:
-    """Columns of the first ``rows`` rows of a log, problems, and for a table the guessed mapping.
+    """Columns of the first ``rows`` rows of a log, problems, and for a table the
+    guessed mapping.
 
-    A key of ``mapping`` whose value begins with "?" is open: ``open`` lists its answers, and commands refuse
-    the mapping until one is chosen. ``is_open``: only the user can say which rows form an episode.
+    A key of ``mapping`` whose value begins with "?" is open: ``open`` lists its
+    answers, and commands refuse the mapping until one is chosen. ``is_open``: only the
+    user can say which rows form an episode.
     ``doubtful``: columns that may depend on what happens later.
     """
 
@@ -84,37 +111,67 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        names = ("name", "kind", "missing", "distinct", "range", "example", "role", "reason")
-        columns = [{name: getattr(each, name) for name in names} for each in self.columns]
+        names = (
+            "name",
+            "kind",
+            "missing",
+            "distinct",
+            "range",
+            "example",
+            "role",
+            "reason",
+        )
+        columns = [
+            {name: getattr(each, name) for name in names} for each in self.columns
+        ]
         return {**vars(self), "columns": columns}
 
     def to_yaml(self) -> str:
         """The mapping as YAML to edit, with problems and alternatives as comments."""
         lines = [
-            f"# Columns of {printable(self.source)}, guessed from its first {self.rows} rows. Edit, then:",
-            "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma 0.99",
+            (
+                f"# Columns of {printable(self.source)}, guessed from its first"
+                f" {self.rows} rows. Edit, then:"
+            ),
+            (
+                "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma"
+                " 0.99"
+            ),
             *(f"# problem: {printable(each)}" for each in self.problems),
         ]
         for key in TableMapping.model_fields:
             if key in self.mapping:
                 if key in self.open:
                     lines.append(f"# {key} is open; write one of these lines instead:")
-                    lines += [f"#   {printable(as_line(answer))}" for answer in self.open[key]]
+                    lines += [
+                        f"#   {printable(as_line(answer))}" for answer in self.open[key]
+                    ]
                 elif key in _CHOICES:
                     lines.append(f"# {key}: {_CHOICES[key]}")
-                dumped = yaml.safe_dump({key: self.mapping[key]}, allow_unicode=True, sort_keys=False)
+                dumped = yaml.safe_dump(
+                    {key: self.mapping[key]}, allow_unicode=True, sort_keys=False
+                )
                 if not dumped.replace("\n", "").isprintable():
                     dumped = yaml.safe_dump({key: self.mapping[key]}, sort_keys=False)
                 lines.append(dumped.rstrip("\n"))
             elif key in ("action", "reward"):
                 lines.append(f"{key}:  # which column? No name says so")
-        ignored = [f"{each.name} ({each.reason})" for each in self.columns if each.role == IGNORED]
-        lines += [_QUESTION] * self.is_open + [f"# ignored: {printable(each)}" for each in ignored]
+        ignored = [
+            f"{each.name} ({each.reason})"
+            for each in self.columns
+            if each.role == IGNORED
+        ]
+        lines += [_QUESTION] * self.is_open + [
+            f"# ignored: {printable(each)}" for each in ignored
+        ]
         return "\n".join(lines) + "\n"
 
 
 def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
-    """Look at the first rows of a table and guess a mapping. Raises DataError, also if none is needed."""
+    """Look at the first rows of a table and guess a mapping.
+
+    Raises DataError, also if none is needed.
+    """
     name = os.fspath(source)
     has_roles = is_log_source(name)
     if not has_roles:
@@ -123,20 +180,36 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
         has_roles = kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()
     if has_roles or own_mapping(stored):
         said = f"{name} needs no mapping: its keys say what the columns are"
-        raise DataError(f"{said}; koffline data info and koffline data validate look into it")
-    readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
+        raise DataError(
+            f"{said}; koffline data info and koffline data validate look into it"
+        )
+    readable = {
+        n: kind
+        for n, kind in stored.items()
+        if n and not is_pattern(n) and kind != pl.Unknown
+    }
     held, unreadable = _first_rows(name, kind, files, readable, rows)
     if not held.height:
-        raise DataError(f"{name} has no rows; give a table with at least one transition")
+        raise DataError(
+            f"{name} has no rows; give a table with at least one transition"
+        )
     empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
-    columns = [profiles.profile(held.get_column(n, default=empty.alias(n)), kind != CSV) for n in stored]
+    columns = [
+        profiles.profile(held.get_column(n, default=empty.alias(n)), kind != CSV)
+        for n in stored
+    ]
     guess = guess_roles(columns)
     found = Inspection(name, held.height, columns)
     problems = found.problems
     problems += unreadable
-    numbers = pl.Series(list(stored)).str.replace(",", ".").cast(pl.Float64, strict=False)
+    numbers = (
+        pl.Series(list(stored)).str.replace(",", ".").cast(pl.Float64, strict=False)
+    )
     if kind == CSV and not numbers.has_nulls() and not all(map(str.isdecimal, stored)):
-        problems.append(f"the first line holds numbers ({listed(stored, 3)}); write column names above it")
+        problems.append(
+            f"the first line holds numbers ({listed(stored, 3)}); write column names"
+            " above it"
+        )
     for each in columns:
         if each.problem:
             problems.append(f"{each.name}: {each.problem}")
@@ -156,10 +229,18 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
     _propose(found, held, guess)
     _settle_observations(found)
     found.is_open = not {"episode", "starts"} & found.mapping.keys()
-    missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]
-    problems += [f"no column looks like {key}; name one in the mapping" for key in missing]
+    missing = [
+        key for key in ("observations", "action", "reward") if key not in found.mapping
+    ]
+    problems += [
+        f"no column looks like {key}; name one in the mapping" for key in missing
+    ]
     if "observations" in missing:
-        problems += [f"{each.name}: {each.reason}; {_unnested(each)}" for each in columns if each.is_struct]
+        problems += [
+            f"{each.name}: {each.reason}; {_unnested(each)}"
+            for each in columns
+            if each.is_struct
+        ]
     if not missing:
         _survey(found, rows)
     return found
@@ -168,12 +249,16 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
 def _first_rows(
     name: str, kind: str, files: tuple[str, ...], readable: dict[str, Any], rows: int
 ) -> tuple[pl.DataFrame, list[str]]:
-    """The first rows of the columns that can be read, and why others cannot; these leave ``readable``."""
+    """The first rows of the columns that can be read, and why others cannot; these
+    leave ``readable``.
+    """
     unreadable = []
     while True:
         try:
             with faults(name, kind):
-                held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
+                held = open_rows(
+                    TableRows(kind, files, readable, 8), hold=True, first=rows
+                ).held
         except UnreadableColumn as error:
             unreadable.append(str(error))
             if len(unreadable) > _MOST_UNREADABLE:
@@ -185,13 +270,18 @@ def _first_rows(
 
 
 def _unnested(each: Profile) -> str:
-    return f"write each field as a column of its own (in polars: frame.unnest({each.name!r}))"
+    return (
+        "write each field as a column of its own (in polars:"
+        f" frame.unnest({each.name!r}))"
+    )
 
 
 def _check_ends(found: Inspection, guess: Guess) -> None:
-    """Find columns with values that occur in last rows of episodes only: they may mark terminations.
+    """Find columns with values that occur in last rows of episodes only: they may mark
+    terminations.
 
-    If no flag tells what the last rows are, this is a question, with these columns among the answers.
+    If no flag tells what the last rows are, this is a question, with these columns
+    among the answers.
     """
     steps = guess.steps
     if 2 * len(steps.lengths) > found.rows:
@@ -205,14 +295,23 @@ def _check_ends(found: Inspection, guess: Guess) -> None:
             continue
         if each.values.dtype.is_nested():
             continue
-        seen = pl.DataFrame({"value": each.values, "last": is_last}).drop_nulls().group_by("value")
-        ends = seen.agg(pl.len(), pl.col("last").all()).filter(pl.col("last") & (pl.col("len") >= _BY_CHANCE))
+        seen = (
+            pl.DataFrame({"value": each.values, "last": is_last})
+            .drop_nulls()
+            .group_by("value")
+        )
+        ends = seen.agg(pl.len(), pl.col("last").all()).filter(
+            pl.col("last") & (pl.col("len") >= _BY_CHANCE)
+        )
         if not 0 < ends.height < several:
             continue
         values = ends["value"].sort().to_list()
         told = _written_end(each, values)
-        each.role, each.reason = IGNORED, f"{listed(map(repr, values))}: in last rows of episodes alone"
-        said = "left out, as if it came of the action; if not, add it to the observations"
+        each.role = IGNORED
+        each.reason = f"{listed(map(repr, values))}: in last rows of episodes alone"
+        said = (
+            "left out, as if it came of the action; if not, add it to the observations"
+        )
         if not has_flag:
             shown = told if told == each.name else f'"{told}"'
             said = f"if the world ended there, say terminal: {shown}"
@@ -224,25 +323,35 @@ def _written_end(each: Profile, values: list[Any]) -> str:
     """The flag or formula that is true where a column has one of the values."""
     if each.is_flag and not each.missing and str(values[0]).lower() in TRUE:
         return each.name
-    name = each.name if each.name.isidentifier() else f"`{each.name}`"
+    if each.name.isidentifier():
+        name = each.name
+    else:
+        name = f"`{each.name}`"
     is_text = each.missing or each.values.dtype == pl.Boolean
     if each.values.dtype.is_numeric() and not each.missing:
         is_text = False
     tests = [f"{name} == {(str(end).lower() if is_text else end)!r}" for end in values]
-    return tests[0] if len(tests) == 1 else f"max({', '.join(tests)})"
+    if len(tests) == 1:
+        return tests[0]
+    return f"max({', '.join(tests)})"
 
 
 def _check_later(found: Inspection, guess: Guess) -> None:
-    """Leave out features that depend on what happens later; ask about those that may be known before."""
+    """Leave out features that depend on what happens later; ask about those that may be
+    known before.
+    """
     doubtful = []
     has_list = the_list(found.columns) is not None
     for later in find_later(found.columns, guess.steps):
         each = later.column
         if has_list and each.width is None:  # it is left out beside the list
             continue
-        each.role, each.reason = IGNORED, later.reason
+        each.role = IGNORED
+        each.reason = later.reason
         if later.is_sure:
-            found.problems.append(f"{each.name}: {later.reason}: left out, since it is not known before")
+            found.problems.append(
+                f"{each.name}: {later.reason}: left out, since it is not known before"
+            )
         else:
             doubtful.append(each.name)
             asked = "say whether it is known before the action"
@@ -251,25 +360,37 @@ def _check_later(found: Inspection, guess: Guess) -> None:
 
 
 def _settle_lists(found: Inspection) -> None:
-    """A list is the whole observation: leave out other columns, and all but one list."""
+    """A list is the whole observation: leave out other columns, and all but one
+    list.
+    """
     chosen = the_list(found.columns)
     if chosen is None:
         return
     for each in found.columns:
         if each.role == "observations" and each is not chosen:
-            each.role, each.reason = IGNORED, f"the list {chosen.name} stands alone as the observation"
+            each.role = IGNORED
+            each.reason = f"the list {chosen.name} stands alone as the observation"
     found.doubtful = [name for name in found.doubtful if name == chosen.name]
 
 
 def _settle_costs(found: Inspection) -> None:
-    """Without a column of rewards, ask whether a column of costs is the reward with the other sign."""
+    """Without a column of rewards, ask whether a column of costs is the reward with the
+    other sign.
+    """
     if any(each.role == "reward" for each in found.columns):
         return
     for each in found.columns:
-        is_cost = set(_COSTS).intersection(parts(each.name)) and each.values.dtype.is_numeric()
+        is_cost = (
+            set(_COSTS).intersection(parts(each.name))
+            and each.values.dtype.is_numeric()
+        )
         if is_cost and each.role in ("observations", IGNORED) and each.distinct:
-            name = each.name if each.name.isidentifier() else f"`{each.name}`"
-            each.role, each.reason = IGNORED, "a cost by its name; whether it is the reward is asked"
+            if each.name.isidentifier():
+                name = each.name
+            else:
+                name = f"`{each.name}`"
+            each.role = IGNORED
+            each.reason = "a cost by its name; whether it is the reward is asked"
             found.ask("reward", [{"reward": f"-{name}"}, {"reward": each.name}])
 
 
@@ -277,28 +398,47 @@ def _settle_observations(found: Inspection) -> None:
     """Ask which observations are right if some may depend on what happens later."""
     if found.doubtful:
         known = found.mapping.get("observations", [])
-        order = [each.name for each in found.columns if each.name in (*known, *found.doubtful)]
+        order = [
+            each.name
+            for each in found.columns
+            if each.name in (*known, *found.doubtful)
+        ]
         answers = [{"observations": names} for names in (known, order) if names]
         found.ask("observations", answers)
 
 
 def _check_states(found: Inspection) -> None:
-    """Leave out features whose values each occur with one action only: they may be results of the action."""
+    """Leave out features whose values each occur with one action only: they may be
+    results of the action.
+    """
     actions = [
-        each for each in found.columns if each.role == "action" and each.distinct > 1 and each.width is None
+        each
+        for each in found.columns
+        if each.role == "action" and each.distinct > 1 and each.width is None
     ]
     for each in found.columns if len(actions) == 1 else ():
-        if each.role == "observations" and 2 <= each.distinct <= found.rows // 10 and each.width is None:
-            both = pl.DataFrame([each.values, actions[0].values.cast(pl.String)]).drop_nulls()
+        if (
+            each.role == "observations"
+            and 2 <= each.distinct <= found.rows // 10
+            and each.width is None
+        ):
+            both = pl.DataFrame(
+                [each.values, actions[0].values.cast(pl.String)]
+            ).drop_nulls()
             if both.n_unique() == both[each.name].n_unique():
                 name = actions[0].name
-                each.role, each.reason = IGNORED, f"each value goes with one {name} only"
+                each.role = IGNORED
+                each.reason = f"each value goes with one {name} only"
                 said = f"add it to the observations if it was known before the {name}"
-                found.problems.append(f"{each.name}: {each.reason}: left out, as if it came of it; {said}")
+                found.problems.append(
+                    f"{each.name}: {each.reason}: left out, as if it came of it; {said}"
+                )
 
 
 def _propose(found: Inspection, held: pl.DataFrame, guess: Guess) -> None:
-    """Fill in the mapping: roles, encodings, missing values, ends of episodes, repeated rows."""
+    """Fill in the mapping: roles, encodings, missing values, ends of episodes, repeated
+    rows.
+    """
     mapping = found.mapping
     for each in found.columns:
         if each.role in _SEVERAL:
@@ -312,46 +452,87 @@ def _propose(found: Inspection, held: pl.DataFrame, guess: Guess) -> None:
             meant = one_spelling(values)
             values = list({meant.get(value, value) for value in values})
             is_text = each.values.dtype == pl.String
-            mapping["action_names"] = in_natural_order(values) if is_text else sorted(values)
+            if is_text:
+                mapping["action_names"] = in_natural_order(values)
+            else:
+                mapping["action_names"] = sorted(values)
             for alike in doubtful_spellings(values):
-                said = f"{each.name}: {listed(map(repr, alike))} are one action, or several?"
-                found.problems.append(f"{said} If one, keep one of them in action_names")
+                said = (
+                    f"{each.name}: {listed(map(repr, alike))} are one action, or"
+                    " several?"
+                )
+                found.problems.append(
+                    f"{said} If one, keep one of them in action_names"
+                )
     mapping.pop("next_observations", None)
-    following = {each.partner: each.name for each in found.columns if each.role == "next_observations"}
+    following = {
+        each.partner: each.name
+        for each in found.columns
+        if each.role == "next_observations"
+    }
     if following and following.keys() == set(mapping.get("observations", [])):
-        mapping["next_observations"] = [following[name] for name in mapping["observations"]]
+        mapping["next_observations"] = [
+            following[name] for name in mapping["observations"]
+        ]
     for each in found.columns:
-        if each.role == "next_observations" and each.name not in mapping.get("next_observations", []):
-            each.role, each.reason = IGNORED, "only some observations have a next one"
+        if each.role == "next_observations" and each.name not in mapping.get(
+            "next_observations", []
+        ):
+            each.role = IGNORED
+            each.reason = "only some observations have a next one"
     used = [each for each in found.columns if each.role != IGNORED]
     for each in used:
-        if each.missing and each.role != "next_observations":  # an episode's last state may have none
-            found.problems.append(f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing")
-            if each.role in ("episode", "time", "terminal", "truncated") or each.values.dtype.is_nested():
+        if (
+            each.missing and each.role != "next_observations"
+        ):  # an episode's last state may have none
+            found.problems.append(
+                f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing"
+            )
+            if (
+                each.role in ("episode", "time", "terminal", "truncated")
+                or each.values.dtype.is_nested()
+            ):
                 continue
-            how = "zero" if each.name in mapping.get("encode", {}) else "mean"
-            mapping.setdefault("impute", {})[each.name] = how if "observations" in each.role else CUT
+            if each.name in mapping.get("encode", {}):
+                how = "zero"
+            else:
+                how = "mean"
+            if "observations" in each.role:
+                mapping.setdefault("impute", {})[each.name] = how
+            else:
+                mapping.setdefault("impute", {})[each.name] = CUT
     if {"episode", "starts"} & mapping.keys() and "terminal" not in mapping:
         _propose_last_rows(found, guess)
-    repeated = held.height - int(held.select(each.name for each in used).hash_rows(0).n_unique())
-    said = f"{counted(repeated, 'row', 'repeats', 'repeat')} another in all columns that have a role"
+    repeated = held.height - int(
+        held.select(each.name for each in used).hash_rows(0).n_unique()
+    )
+    said = (
+        f"{counted(repeated, 'row', 'repeats', 'repeat')} another in all columns that"
+        " have a role"
+    )
     if repeated and {"episode", "time"} <= mapping.keys():
         found.problems.append(said)
         mapping["drop_duplicates"] = "exact"
-    elif repeated and "episode" in mapping:  # without episodes, equal rows are plausible
+    elif (
+        repeated and "episode" in mapping
+    ):  # without episodes, equal rows are plausible
         found.notes.append(said)
 
 
 def _propose_last_rows(found: Inspection, guess: Guess) -> None:
     """Say what last rows are if the rows tell, else ask.
 
-    They are cut if a flag of cuts is set in all of them, or if nearly all episodes are equally long, so that
-    a limit cut them, and no column has values of its own there.
+    They are cut if a flag of cuts is set in all of them, or if nearly all episodes are
+    equally long, so that a limit cut them, and no column has values of its own there.
     """
     lengths = guess.steps.lengths
-    if (time := next((each for each in found.columns if each.role == "time"), None)) is not None:
+    if (
+        time := next((each for each in found.columns if each.role == "time"), None)
+    ) is not None:
         ids = next(each.values for each in found.columns if each.role == "episode")
-        rows = pl.DataFrame({"id": ids, "time": time.values}).unique()  # without repeated rows
+        rows = pl.DataFrame(
+            {"id": ids, "time": time.values}
+        ).unique()  # without repeated rows
         lengths = rows.group_by("id").len()["len"].to_numpy()
     cut = guess.ends.roles.get("truncated")
     is_all_cut = cut is not None and bool(cut.is_set[guess.steps.last_rows].all())
@@ -365,10 +546,14 @@ def _propose_last_rows(found: Inspection, guess: Guess) -> None:
 
 def _survey(found: Inspection, rows: int) -> None:
     """Collect the problems and notes of reading the log with this mapping."""
-    problems, said = Problems(found.source), list[str]()
+    problems = Problems(found.source)
+    said = list[str]()
     signs: list[str] = []
     answered = {**found.mapping}
-    for key, answers in found.open.items():  # as if one was chosen, to see what else is wrong
+    for (
+        key,
+        answers,
+    ) in found.open.items():  # as if one was chosen, to see what else is wrong
         del answered[key]
         answered |= next((dict(each) for each in answers if key in each), {})
     with problems.noted():
@@ -378,8 +563,12 @@ def _survey(found: Inspection, rows: int) -> None:
         found.is_open = table.is_open
         with problems.noted():
             if (read := assemble(table.rows.held, table)) is not None:
-                log = read.transitions()  # the log's own checks: infinities, probabilities above 1
-                if not found.open:  # else the rows depend on an answer that the user has to give
+                log = (
+                    read.transitions()
+                )  # the log's own checks: infinities, probabilities above 1
+                if (
+                    not found.open
+                ):  # else the rows depend on an answer that the user has to give
                     signs = [symptom.text for symptom in symptoms_of(log)]
         problems.found = table.problems.found or problems.found
         if table.unearned.question and mapping.reward_row is None:
@@ -391,6 +580,12 @@ def _survey(found: Inspection, rows: int) -> None:
             problems.add(table.lost_rewards.question)
         said += table.noted.notes
     if "last_row" in found.open:
-        said = [note for note in said if not any(words in note for words in _OF_LAST_ROWS)]
+        said = [
+            note for note in said if not any(words in note for words in _OF_LAST_ROWS)
+        ]
     found.notes += [note for note in said if not note.startswith((ORDER, SHARED))]
-    found.problems += problems.found + [note for note in said if note.startswith((ORDER, SHARED))] + signs
+    found.problems += (
+        problems.found
+        + [note for note in said if note.startswith((ORDER, SHARED))]
+        + signs
+    )

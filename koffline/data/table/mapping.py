@@ -1,4 +1,6 @@
-"""Mappings: which columns of a table are which parts of a transition; formulas over columns."""
+"""Mappings: which columns of a table are which parts of a transition; formulas over
+columns.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,38 @@ from koffline.untrusted.limits import parse_yaml, read_yaml_file
 # Names of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
     behavior_log_probability weight cluster""".split()  # noqa: SIM905
-EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
-INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping; to train, `data convert`"
+EXAMPLE = (
+    "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
+)
+INSPECT = (
+    "`koffline data inspect FILE --out mapping.yaml` writes a first mapping; to train,"
+    " `data convert`"
+)
 CUT = "cut"
-PREVIOUS, DROP = "previous", "drop"  # what becomes of rewards in rows that are left out
+# what becomes of rewards in rows that are left out
+PREVIOUS = "previous"
+DROP = "drop"
 _OPEN = "?"  # a value that is a question; after it, the lines that would answer it
 _BETWEEN = " | "
 _END_OF_SCALAR = "...\n"  # PyYAML writes it below a single value
 _LONGEST_ANSWER = 200  # characters of one in a message
 _ANSWERS = {"last_row": ("last_row: cut", "last_row: terminal")}
-_PATTERNS = ("observations", "action", "next_observations")  # in which ? stands for any letter
+_PATTERNS = (
+    "observations",
+    "action",
+    "next_observations",
+)  # in which ? stands for any letter
 # Fields that do not apply to one-step episodes.
 _OF_EPISODES = (
-    "episode", "starts", "terminal", "truncated", "next_observations", "last_row", "reward_row",
+    "episode",
+    "starts",
+    "terminal",
+    "truncated",
+    "next_observations",
+    "last_row",
+    "reward_row",
     "drop_duplicates",
-)  # fmt: skip
+)
 
 
 def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -48,27 +67,38 @@ def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def as_encoding(given: Any) -> Any:
-    """An Encoding from ``ordinal``, ``ordinal:s,m,l`` or ``{ordinal: [s, m, l]}``. Raises ValueError."""
+    """An Encoding from ``ordinal``, ``ordinal:s,m,l`` or ``{ordinal: [s, m, l]}``.
+
+    Raises ValueError.
+    """
     if isinstance(given, str):
         kind, colon, names = given.partition(":")
         given = {kind: [name.strip() for name in names.split(",")] if colon else []}
-    ((kind, names),) = given.items() if isinstance(given, Mapping) and len(given) == 1 else (("", []),)
+    ((kind, names),) = (
+        given.items() if isinstance(given, Mapping) and len(given) == 1 else (("", []),)
+    )
     if kind not in (ONE_HOT, ORDINAL) or not isinstance(names, (list, tuple)):
-        raise ValueError("give one-hot or ordinal by column, or {ordinal: [small, large]}")
+        raise ValueError(
+            "give one-hot or ordinal by column, or {ordinal: [small, large]}"
+        )
     if any(isinstance(name, (bool, dict, list)) or name is None for name in names):
         raise ValueError("a category is no text; put yes and no in quotes")
     return Encoding(kind, _different(tuple(map(str, names))))
 
 
 def as_question(answers: Iterable[Mapping[str, Any]]) -> str:
-    """The value of a key that is left open. answers: what to write instead, by key, each with one key."""
+    """The value of a key that is left open. answers: what to write instead, by key,
+    each with one key.
+    """
     return f"{_OPEN} {_BETWEEN.join(map(as_line, answers))}"
 
 
 def as_line(answer: Mapping[str, Any]) -> str:
     """One line of a mapping file."""
     ((key, value),) = answer.items()
-    dumped = yaml.safe_dump(value, allow_unicode=True, default_flow_style=True, width=10**9)
+    dumped = yaml.safe_dump(
+        value, allow_unicode=True, default_flow_style=True, width=10**9
+    )
     return f"{key}: {dumped.removesuffix(_END_OF_SCALAR).rstrip()}"
 
 
@@ -79,23 +109,33 @@ def _answers(key: str, value: Any) -> tuple[str, ...]:
     text = value.removeprefix(_OPEN)
     if text.startswith(" ") and text.strip():
         return tuple(filter(None, map(str.strip, text.split(_BETWEEN.strip()))))
-    return _ANSWERS.get(key, (f"{key}: COLUMN",)) if not text.strip() and key not in _PATTERNS else ()
+    if not text.strip() and key not in _PATTERNS:
+        return _ANSWERS.get(key, (f"{key}: COLUMN",))
+    return ()
 
 
 def _questions(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Lines that would answer each key that is left open; none where another key is the answer."""
+    """Lines that would answer each key that is left open; none where another key is the
+    answer.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for key, value in given.items():
         if lines := _answers(key, value):
             others = {line.partition(":")[0] for line in lines} - {key}
-            is_answered = any(given.get(other) and not _answers(other, given[other]) for other in others)
+            is_answered = any(
+                given.get(other) and not _answers(other, given[other])
+                for other in others
+            )
             found[key] = () if is_answered else lines
     return found
 
 
 def _asked(key: str, lines: tuple[str, ...]) -> str:
     """Sentence that refuses a mapping in which a key is left open."""
-    shown = [line if len(line) <= _LONGEST_ANSWER else f"{line[:_LONGEST_ANSWER]} …" for line in lines]
+    shown = [
+        line if len(line) <= _LONGEST_ANSWER else f"{line[:_LONGEST_ANSWER]} …"
+        for line in lines
+    ]
     said = f"the mapping leaves {key} open; write one of: {'; '.join(shown)}"
     return f"{said} (or as an option: {_option(lines[0])})"
 
@@ -106,7 +146,10 @@ def _option(line: str) -> str:
         ((name, value),) = parse_yaml(line).items()
     except (yaml.YAMLError, AttributeError, ValueError):
         name, _, value = line.partition(":")
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value).strip()
+    if isinstance(value, list):
+        text = ",".join(map(str, value))
+    else:
+        text = str(value).strip()
     return f"--{str(name).replace('_', '-')} {shlex.quote(text)}"
 
 
@@ -117,40 +160,54 @@ def _no_flag(value: Any) -> Any:
 
 
 _Name = Annotated[str, pydantic.Field(min_length=1)]
-_Names = Annotated[tuple[_Name, ...], pydantic.BeforeValidator(lambda s: (s,) if isinstance(s, str) else s)]
-_Number = Annotated[float, pydantic.Field(allow_inf_nan=False), pydantic.BeforeValidator(_no_flag)]
+_Names = Annotated[
+    tuple[_Name, ...],
+    pydantic.BeforeValidator(lambda s: (s,) if isinstance(s, str) else s),
+]
+_Number = Annotated[
+    float, pydantic.Field(allow_inf_nan=False), pydantic.BeforeValidator(_no_flag)
+]
 # A method by column, or one for all observations, whose column is "".
 _Imputed = Annotated[
     dict[str, Literal["zero", "mean", "forward", "cut"] | _Number],
-    pydantic.BeforeValidator(lambda given: {"": given} if isinstance(given, (str, int, float)) else given),
+    pydantic.BeforeValidator(
+        lambda given: {"": given} if isinstance(given, (str, int, float)) else given
+    ),
 ]
 
 
 class TableMapping(pydantic.BaseModel):
-    """Columns of a table by their part in a transition; the keys of a YAML mapping file are the same.
+    """Columns of a table by their part in a transition; the keys of a YAML mapping file
+    are the same.
 
     Raises DataError if fields contradict each other.
 
-    observations, action, next_observations: one column or several, with ``*`` and ``?`` for any text and any
-    letter; matches are taken in natural order (x_2 before x_10).
-    reward, terminal, truncated: a column, or a formula (``spend - 0.1 * cost``, ``status == 'died'``).
+    observations, action, next_observations: one column or several, with ``*`` and ``?``
+    for any text and any letter; matches are taken in natural order (x_2 before x_10).
+    reward, terminal, truncated: a column, or a formula (``spend - 0.1 * cost``,
+    ``status == 'died'``).
     episode: a column of ids of any type.
-    starts: instead of ids, a flag (or formula) that is true in the first row of every episode.
+    starts: instead of ids, a flag (or formula) that is true in the first row of every
+    episode.
     time: a column of numbers or times.
-    behavior_probability, behavior_log_probability: the column of the logged action's probability.
+    behavior_probability, behavior_log_probability: the column of the logged action's
+    probability.
     weight: a column of numbers of at least 0.
     cluster: a column of ids (such as the user's) that several dependent episodes share.
-    action_names: the values of a discrete action in the order of their numbers; by default texts are in
-    natural order (banner_2 before banner_10).
-    impute: what replaces missing values (zero, mean, forward, a number; cut ends the episode before the row).
-    encode: which observations are categories, one-hot or ordinal by column, or {ordinal: [small, large]}.
-    one_step: true if every row is an episode of one step, false if all rows are one episode.
+    action_names: the values of a discrete action in the order of their numbers; by
+    default texts are in natural order (banner_2 before banner_10).
+    impute: what replaces missing values (zero, mean, forward, a number; cut ends the
+    episode before the row).
+    encode: which observations are categories, one-hot or ordinal by column, or
+    {ordinal: [small, large]}.
+    one_step: true if every row is an episode of one step, false if all rows are one
+    episode.
     last_row: terminal or cut: what an episode's last row without a flag means.
-    reward_row: previous: a reward in a row without an action is added to the row above that has one; drop:
-    rewards in rows that are left out do not count.
+    reward_row: previous: a reward in a row without an action is added to the row above
+    that has one; drop: rewards in rows that are left out do not count.
     decimal_comma: true if the text 1,5 means 1.5.
-    drop_duplicates: of rows of one episode and time, drop those that are equal (exact), or keep one (first,
-    last).
+    drop_duplicates: of rows of one episode and time, drop those that are equal (exact),
+    or keep one (first, last).
     gamma: the log's discount hint, inside (0, 1).
     by: a column whose value in an episode's first row defines the episode's group.
     """
@@ -186,8 +243,11 @@ class TableMapping(pydantic.BaseModel):
 
     def __init__(self, **given: Any) -> None:
         questions = _questions(given)
-        given = {name: value for name, value in given.items() if questions.get(name) != ()}
-        wrong, known = _contradictions(given), type(self).model_fields
+        given = {
+            name: value for name, value in given.items() if questions.get(name) != ()
+        }
+        wrong = _contradictions(given)
+        known = type(self).model_fields
         given = {name: value for name, value in given.items() if name not in questions}
         said: dict[str, list[str]] = {}
         try:
@@ -195,12 +255,19 @@ class TableMapping(pydantic.BaseModel):
         except pydantic.ValidationError as error:
             for each in error.errors():
                 what = each["msg"].removeprefix("Value error, ")
-                said.setdefault(str(each["loc"][0]), []).append(f"{what[0].lower()}{what[1:]}")
+                said.setdefault(str(each["loc"][0]), []).append(
+                    f"{what[0].lower()}{what[1:]}"
+                )
         wrong += [_asked(key, lines) for key, lines in questions.items() if lines]
         wrong += [
-            f"the mapping's {name} is {given[name]!r}: {', or '.join(remedies)}"
-            if name in known
-            else f"the mapping has the unknown key '{name}'; {nearest_name(name, known)}"
+            (
+                f"the mapping's {name} is {given[name]!r}: {', or '.join(remedies)}"
+                if name in known
+                else (
+                    f"the mapping has the unknown key '{name}';"
+                    f" {nearest_name(name, known)}"
+                )
+            )
             for name, remedies in said.items()
         ]
         if wrong:
@@ -214,7 +281,13 @@ class TableMapping(pydantic.BaseModel):
     @property
     def numbers(self) -> tuple[str, ...]:
         """Columns that must hold numbers."""
-        return _each(*self.observations, *self.next_observations, self.reward, self.behavior, self.weight)
+        return _each(
+            *self.observations,
+            *self.next_observations,
+            self.reward,
+            self.behavior,
+            self.weight,
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -224,9 +297,15 @@ class TableMapping(pydantic.BaseModel):
     @property
     def needed(self) -> tuple[str, ...]:
         """All columns that transitions are made of."""
-        time = None if self.one_step else self.time  # rows that are episodes have no order
+        # rows that are episodes have no order
+        if self.one_step:
+            time = None
+        else:
+            time = self.time
         flags = (self.terminal, self.truncated, self.starts)
-        return _each(*self.numbers, *self.action, self.episode, time, *flags, self.cluster)
+        return _each(
+            *self.numbers, *self.action, self.episode, time, *flags, self.cluster
+        )
 
     @property
     def stands_alone(self) -> bool:
@@ -243,20 +322,38 @@ def _each(*names: str | None) -> tuple[str, ...]:
 def _contradictions(given: Mapping[str, Any]) -> list[str]:
     """Errors of a mapping: missing or contradictory fields."""
     wrong = []
-    if missing := [name for name in ("observations", "action", "reward") if not given.get(name)]:
-        wrong.append(f"the mapping lacks {', '.join(missing)}; name columns, as in {EXAMPLE}, or {INSPECT}")
+    if missing := [
+        name for name in ("observations", "action", "reward") if not given.get(name)
+    ]:
+        wrong.append(
+            f"the mapping lacks {', '.join(missing)}; name columns, as in {EXAMPLE}, or"
+            f" {INSPECT}"
+        )
     if given.get("behavior_probability") and given.get("behavior_log_probability"):
-        wrong.append("the mapping names behavior_probability and its logarithm; keep one of them")
-    if given.get("one_step") is True and (named := [name for name in _OF_EPISODES if given.get(name)]):
-        said = f"one_step says that every row is an episode that ends, beside {', '.join(named)}"
+        wrong.append(
+            "the mapping names behavior_probability and its logarithm; keep one of them"
+        )
+    if given.get("one_step") is True and (
+        named := [name for name in _OF_EPISODES if given.get(name)]
+    ):
+        said = (
+            "one_step says that every row is an episode that ends, beside"
+            f" {', '.join(named)}"
+        )
         wrong.append(f"{said}; keep one or the other")
     elif given.get("drop_duplicates") and not given.get("time"):
         said = "drop_duplicates needs a time column: equal rows may be different steps"
         wrong.append(f"{said}; name it (--time)")
     if given.get("starts") and given.get("episode"):
-        wrong.append("the mapping names starts and episode, which both tell episodes apart; keep one of them")
+        wrong.append(
+            "the mapping names starts and episode, which both tell episodes apart; keep"
+            " one of them"
+        )
     elif given.get("starts") and given.get("time"):
-        said = "starts takes the rows in the table's order, so it cannot have a time column"
+        said = (
+            "starts takes the rows in the table's order, so it cannot have a time"
+            " column"
+        )
         wrong.append(f"{said}; leave time out, or name ids of the episodes (--episode)")
     return wrong
 
@@ -266,34 +363,59 @@ MappingRequest = TableMapping | Mapping[str, Any] | Location
 
 
 def as_mapping(given: MappingRequest) -> TableMapping:
-    """A mapping from the record itself, a dict with its keys, or a YAML file. Raises DataError."""
+    """A mapping from the record itself, a dict with its keys, or a YAML file.
+
+    Raises DataError.
+    """
     if isinstance(given, TableMapping):
         return given
     if not isinstance(given, Mapping):
         given = read_yaml_file(Path(given), f"mapping file {given}", DataError)
-    return TableMapping(**{str(name): value for name, value in given.items() if value is not None})
+    return TableMapping(
+        **{str(name): value for name, value in given.items() if value is not None}
+    )
 
 
 def own_mapping(names: Iterable[str]) -> TableMapping | None:
-    """The mapping of a table that koffline wrote, recognised by its column names; None for other tables."""
+    """The mapping of a table that koffline wrote, recognised by its column names; None
+    for other tables.
+    """
     present = set(names)
     found: dict[str, Any] = {}
     for role, (key, *_) in zip(_OWN_ROLES, KEYS.values(), strict=True):
-        found |= {role: key} if key in present else {role: f"{key}_*"} if f"{key}_0" in present else {}
-    return TableMapping(**found) if {"observations", "action", "reward", "terminal"} <= set(found) else None
+        found |= (
+            {role: key}
+            if key in present
+            else {role: f"{key}_*"}
+            if f"{key}_0" in present
+            else {}
+        )
+    if {"observations", "action", "reward", "terminal"} <= set(found):
+        return TableMapping(**found)
+    return None
 
 
 _LONGEST = 500
 _GRAMMAR = (
-    "write numbers, columns (`in backticks` where they are no plain words), + - * /, comparisons, min, max, "
-    "or a column of texts == or != a 'text'"
+    "write numbers, columns (`in backticks` where they are no plain words), + - * /,"
+    " comparisons, min, max, or a column of texts == or != a 'text'"
 )
 _OPERATORS: dict[type, Callable[[Any, Any], pl.Expr]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne,
-}  # fmt: skip
-_CALLED: dict[str, Callable[..., pl.Expr]] = {"min": pl.min_horizontal, "max": pl.max_horizontal}
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_CALLED: dict[str, Callable[..., pl.Expr]] = {
+    "min": pl.min_horizontal,
+    "max": pl.max_horizontal,
+}
 
 
 @dataclass(frozen=True)
@@ -304,8 +426,12 @@ class Formula:
     """
 
     text: str
-    columns: Mapping[str, bool]  # columns in the formula: True if compared with texts, else numbers
-    comparisons: tuple[tuple[str, str], ...]  # columns and the texts that they are compared with
+    columns: Mapping[
+        str, bool
+    ]  # columns in the formula: True if compared with texts, else numbers
+    comparisons: tuple[
+        tuple[str, str], ...
+    ]  # columns and the texts that they are compared with
     value: pl.Expr = field(repr=False, compare=False)
 
 
@@ -313,18 +439,34 @@ def parse_formula(text: str) -> Formula:
     """Parse a formula. Raises DataError for anything else."""
     quoted: list[str] = re.findall(r"`([^`]+)`", text)
     names = {f"_quoted_{i}": name for i, name in enumerate(quoted)}
-    places, columns = iter(names), dict[str, bool]()
+    places = iter(names)
+    columns = dict[str, bool]()
     comparisons: dict[tuple[str, str], None] = {}
     try:
         if len(text) > _LONGEST:
             raise ValueError
-        tree = ast.parse(re.sub(r"`[^`]+`", lambda _: next(places), text).strip(), mode="eval").body
+        tree = ast.parse(
+            re.sub(r"`[^`]+`", lambda _: next(places), text).strip(), mode="eval"
+        ).body
         value = _expression(tree, names, columns, comparisons)
-    except (SyntaxError, ValueError, KeyError, OverflowError, RecursionError, MemoryError):
-        raise DataError(f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}") from None
-    is_missing = pl.any_horizontal(pl.lit(False), *(_read(*each).is_null() for each in columns.items()))
+    except (
+        SyntaxError,
+        ValueError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ):
+        raise DataError(
+            f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}"
+        ) from None
+    is_missing = pl.any_horizontal(
+        pl.lit(False), *(_read(*each).is_null() for each in columns.items())
+    )
     value = pl.when(~is_missing).then(value).alias(text)
-    return Formula(text=text, columns=columns, comparisons=tuple(comparisons), value=value)
+    return Formula(
+        text=text, columns=columns, comparisons=tuple(comparisons), value=value
+    )
 
 
 def _read(name: str, is_text: bool) -> pl.Expr:
@@ -336,7 +478,9 @@ def _read(name: str, is_text: bool) -> pl.Expr:
 
 
 def equals_text(name: str, text: str) -> pl.Expr:
-    """Whether a column has this text; true and false may be written in any case, or be booleans."""
+    """Whether a column has this text; true and false may be written in any case, or be
+    booleans.
+    """
     values = _read(name, True)
     if text.lower() in ("true", "false"):
         return values.str.to_lowercase() == text.lower()
@@ -351,7 +495,8 @@ def _expression(
 ) -> pl.Expr:
     """The polars expression of a syntax tree.
 
-    Adds to ``columns`` what it reads, and whether as text, and to ``comparisons`` columns with their texts.
+    Adds to ``columns`` what it reads, and whether as text, and to ``comparisons``
+    columns with their texts.
     Raises ValueError or KeyError for anything outside the grammar.
     """
 
@@ -367,7 +512,9 @@ def _expression(
     match node:
         case ast.Name(id=word):
             return _read(column(word, False), False)
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+        case ast.Constant(value=int() | float() as number) if not isinstance(
+            number, bool
+        ):
             return pl.lit(float(number))
         case ast.BinOp():
             return _OPERATORS[type(node.op)](of(node.left), of(node.right))
@@ -378,7 +525,8 @@ def _expression(
             ops=[ast.Eq() | ast.NotEq() as how],
             comparators=[ast.Constant(value=str(text))],
         ):
-            name, text = column(word, True), text.strip()
+            name = column(word, True)
+            text = text.strip()
             comparisons[name, text] = None
             is_equal = equals_text(name, text)
             return (is_equal if isinstance(how, ast.Eq) else ~is_equal).cast(pl.Float64)
@@ -386,7 +534,11 @@ def _expression(
             sides = [of(each) for each in (node.left, *node.comparators)]
             hows = [_OPERATORS[type(how)] for how in node.ops]
             pairs = zip(hows, sides, sides[1:], strict=False)
-            return pl.all_horizontal(how(*both) for how, *both in pairs).cast(pl.Float64)
-        case ast.Call(func=ast.Name(id="min" | "max" as word), keywords=[]) if node.args:
+            return pl.all_horizontal(how(*both) for how, *both in pairs).cast(
+                pl.Float64
+            )
+        case ast.Call(func=ast.Name(id="min" | "max" as word), keywords=[]) if (
+            node.args
+        ):
             return _CALLED[word](*map(of, node.args))
     raise ValueError

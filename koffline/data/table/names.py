@@ -1,4 +1,6 @@
-"""What the name of a column says: words, negations, flags of ends, earlier and later values of columns."""
+"""What the name of a column says: words, negations, flags of ends, earlier and later
+values of columns.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,33 @@ def _set(words: str) -> frozenset[str]:
 _PART = re.compile(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])|\d+")
 _NEGATIONS = ("not", "non", "no")
 STATE_WORDS = _set("obs observation observations ob state states s")
-EARLIER_WORDS = _set("prev previous last lag lagged prior old past before tm")  # tm1: t - 1
+EARLIER_WORDS = _set(
+    "prev previous last lag lagged prior old past before tm"
+)  # tm1: t - 1
 LATER_WORDS = _set("next new following future lead after post prime tp")  # tp1: t + 1
 _NEXT = re.compile(
-    r"^(?:next|new|following|future)[_. -]?(.+)$|^(.+?)[_. -](?:next|new|prime|tp1|t\+1)$", re.I
+    r"^(?:next|new|following|future)[_. -]?(.+)$|^(.+?)[_."
+    r" -](?:next|new|prime|tp1|t\+1)$",
+    re.I,
 )
-_SHORT_NEXT = {"s2": ("s", "s1"), "sp": ("s",), "ns": ("s",), "s_": ("s",), "s'": ("s",), "o2": ("o", "o1")}
-_SHORT_NEXT |= {"obs2": ("obs", "obs1"), "state2": ("state", "state1"), "obsp": ("obs",)}
-# Words beside `action` in names of what is no action: its probability, which ones are legal, their number.
+_SHORT_NEXT = {
+    "s2": ("s", "s1"),
+    "sp": ("s",),
+    "ns": ("s",),
+    "s_": ("s",),
+    "s'": ("s",),
+    "o2": ("o", "o1"),
+}
+_SHORT_NEXT |= {
+    "obs2": ("obs", "obs1"),
+    "state2": ("state", "state1"),
+    "obsp": ("obs",),
+}
+# Words beside `action` in names of what is no action: its probability, which ones are
+# legal, their number.
 _ABOUT_ACTIONS = _set(
-    "prob probs probability probabilities logit logits log logp mask masks legal valid possible available "
-    "allowed num count n space dim"
+    "prob probs probability probabilities logit logits log logp mask masks legal valid"
+    " possible available allowed num count n space dim"
 )
 
 
@@ -42,24 +60,42 @@ class Flag(enum.Enum):
 
 
 _FLAG_WORDS = {
-    Flag.TERMINAL: "terminal terminals terminated terminateds terminates terminate termination terminations "
-    "absorbing",
+    Flag.TERMINAL: (
+        "terminal terminals terminated terminateds terminates terminate termination"
+        " terminations absorbing"
+    ),
     Flag.DONE: "done dones end ended ends finished",
     Flag.OUTCOME: "death dead died churned",
-    Flag.GOES_ON: "mask masks alive continue continues continuing continuation discount discounts",
-    Flag.CUT: "truncated truncateds truncates truncation truncations timeout timeouts censored cut",
+    Flag.GOES_ON: (
+        "mask masks alive continue continues continuing continuation discount discounts"
+    ),
+    Flag.CUT: (
+        "truncated truncateds truncates truncation truncations timeout timeouts"
+        " censored cut"
+    ),
 }
 _WHOLE_NAMES = {
-    Flag.START: "isfirst first firststep isfirststep episodestart episodestarts isstart start starts "
-    "episodebegin episodebegins begin begins newepisode reset resets isreset",
-    Flag.LAST: "islast last laststep islaststep episodeend episodeends endofepisode episodeterminal "
-    "episodeterminals isend eoe lastrow",
+    Flag.START: (
+        "isfirst first firststep isfirststep episodestart episodestarts isstart start"
+        " starts episodebegin episodebegins begin begins newepisode reset resets"
+        " isreset"
+    ),
+    Flag.LAST: (
+        "islast last laststep islaststep episodeend episodeends endofepisode"
+        " episodeterminal episodeterminals isend eoe lastrow"
+    ),
     Flag.CUT: "timelimit timelimits timelimitreached",
 }
-_NEGATED = {Flag.TERMINAL: Flag.GOES_ON, Flag.DONE: Flag.GOES_ON, Flag.OUTCOME: Flag.GOES_ON}
+_NEGATED = {
+    Flag.TERMINAL: Flag.GOES_ON,
+    Flag.DONE: Flag.GOES_ON,
+    Flag.OUTCOME: Flag.GOES_ON,
+}
 _NEGATED[Flag.GOES_ON] = Flag.TERMINAL
 # A mask of actions or of a loss says nothing about ends.
-_OTHER_MASKS = _set("action actions attention loss valid legal train test obs observation")
+_OTHER_MASKS = _set(
+    "action actions attention loss valid legal train test obs observation"
+)
 
 
 def parts(name: str) -> list[str]:
@@ -73,7 +109,10 @@ def joined(name: str) -> str:
 
 
 def flag_of(name: str) -> Flag | None:
-    """What the name says of a flag; None if it says nothing. ``not_done`` and ``nonterminal`` are negated."""
+    """What the name says of a flag; None if it says nothing.
+
+    ``not_done`` and ``nonterminal`` are negated.
+    """
     whole = joined(name)
     for flag, names in _WHOLE_NAMES.items():
         if whole in names.split():
@@ -84,7 +123,9 @@ def flag_of(name: str) -> Flag | None:
     said = _of_words([word for word in words if word not in _NEGATIONS])
     if said is not None:
         is_negated = bool(set(words) & set(_NEGATIONS))
-        return _NEGATED.get(said) if is_negated else said
+        if is_negated:
+            return _NEGATED.get(said)
+        return said
     for negation in _NEGATIONS:  # nonterminal, notdone
         said = _of_words([whole.removeprefix(negation)])
         if whole.startswith(negation) and said is not None:
@@ -106,7 +147,9 @@ def _of_words(words: Sequence[str]) -> Flag | None:
 
 
 def earlier_name(name: str, names: Collection[str]) -> str | None:
-    """The column whose next value a column holds by its name: `obs` for `obs_next`; None if there is none."""
+    """The column whose next value a column holds by its name: `obs` for `obs_next`;
+    None if there is none.
+    """
     others = set(names) - {name}
     if (match := _NEXT.match(name)) is not None:
         base = match.group(1) or match.group(2)
@@ -120,7 +163,9 @@ def earlier_name(name: str, names: Collection[str]) -> str | None:
     if match is None or joined(base) not in STATE_WORDS:
         return None
     states = [each for each in others if joined(each) in STATE_WORDS]
-    return states[0] if len(states) == 1 else None
+    if len(states) == 1:
+        return states[0]
+    return None
 
 
 def is_later(name: str) -> bool:
@@ -134,5 +179,7 @@ def is_earlier(name: str) -> bool:
 
 
 def is_about_actions(name: str) -> bool:
-    """Whether a name with the word of an action says something about actions: probabilities, a mask."""
+    """Whether a name with the word of an action says something about actions:
+    probabilities, a mask.
+    """
     return bool(_ABOUT_ACTIONS.intersection(parts(name)))

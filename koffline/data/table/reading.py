@@ -1,4 +1,6 @@
-"""Read tables as logs, at once or piece by piece in bounded memory; write logs as tables."""
+"""Read tables as logs, at once or piece by piece in bounded memory; write logs as
+tables.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,18 @@ _SPLIT = "give its longest episodes several ids"
 
 
 def read_table(
-    source: Location, mapping: MappingRequest | None = None, action_space: SpaceRequest | None = None
+    source: Location,
+    mapping: MappingRequest | None = None,
+    action_space: SpaceRequest | None = None,
 ) -> RawLog:
-    """A whole table (a file, folder, pattern or URL) as aligned columns. Raises DataError in one line.
+    """A whole table (a file, folder, pattern or URL) as aligned columns. Raises
+    DataError in one line.
 
-    Episodes are ordered by their first dates or, if times are no dates, by the places of their first steps in
-    the table; rows are in time order, whatever the order of the table. ``metadata.notes`` say what was
-    derived, left out or replaced; ``metadata.extra["action_names"]`` are the values of a categorical action
-    in the order of their numbers.
+    Episodes are ordered by their first dates or, if times are no dates, by the places
+    of their first steps in the table; rows are in time order, whatever the order of the
+    table. ``metadata.notes`` say what was derived, left out or replaced;
+    ``metadata.extra["action_names"]`` are the values of a categorical action in the
+    order of their numbers.
     """
     table = prepare_table(os.fspath(source), mapping, action_space, in_memory=True)
     assert table.rows.held is not None, "asked for"
@@ -53,7 +59,10 @@ def read_table(
 
 
 def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]:
-    """Columns of all pieces in which rows are left. Raises DataError if there are none."""
+    """Columns of all pieces in which rows are left.
+
+    Raises DataError if there are none.
+    """
     any_row = False
     table.lost_rewards = LostRewards()
     table.unearned = UnearnedRewards()
@@ -61,18 +70,23 @@ def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]
         any_row = True
         yield found
     if not any_row:
-        raise DataError(f"{table.source}: no row has a next state; name --next-observations or --terminal")
+        raise DataError(
+            f"{table.source}: no row has a next state; name --next-observations or"
+            " --terminal"
+        )
     if table.reward_question:
         raise DataError(f"{table.source}: {table.reward_question}")
 
 
 class TableStream:
-    """A table of any length as pieces of whole episodes, with the same rows and order as ``read_table``.
+    """A table of any length as pieces of whole episodes, with the same rows and order
+    as ``read_table``.
 
-    Two passes: one counts (missing values, actions, episodes), one yields the rows. If the rows of each
-    episode are contiguous, memory holds ``piece_rows`` (by default 65,536, or 64 MB of wide rows) and the
-    longest episode. If rows of several episodes are mixed, they are first sorted into temporary files of
-    about ``piece_rows`` each. ``metadata.notes`` are complete after the last piece.
+    Two passes: one counts (missing values, actions, episodes), one yields the rows. If
+    the rows of each episode are contiguous, memory holds ``piece_rows`` (by default
+    65,536, or 64 MB of wide rows) and the longest episode. If rows of several episodes
+    are mixed, they are first sorted into temporary files of about ``piece_rows`` each.
+    ``metadata.notes`` are complete after the last piece.
     """
 
     def __init__(
@@ -83,13 +97,17 @@ class TableStream:
         *,
         piece_rows: int | None = None,
     ) -> None:
-        self._table = prepare_table(os.fspath(source), mapping, action_space, in_memory=False)
+        self._table = prepare_table(
+            os.fspath(source), mapping, action_space, in_memory=False
+        )
         self._table.problems.refuse()
         self._piece_rows = piece_rows or self._table.rows.batch_rows
 
     @property
     def contiguous(self) -> bool:
-        """Whether every episode's rows are contiguous and dated episodes are in order."""
+        """Whether every episode's rows are contiguous and dated episodes are in
+        order.
+        """
         runs = self._table.runs
         if runs is None:
             return True
@@ -105,14 +123,19 @@ class TableStream:
         """Yield the pieces in order. Raises DataError."""
         table = self._table
         table.counts = TableCounts(reordered=not self.contiguous)
-        pieces = _contiguous_pieces if self.contiguous else _gathered_pieces
+        if self.contiguous:
+            pieces = _contiguous_pieces
+        else:
+            pieces = _gathered_pieces
         with faults(table.source, table.rows.kind):
             for found in _assembled(table, pieces(table, self._piece_rows)):
                 yield found.transitions()
 
 
 def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
-    """Pieces of consecutive rows, at least ``piece_rows`` if possible, cut where an episode begins."""
+    """Pieces of consecutive rows, at least ``piece_rows`` if possible, cut where an
+    episode begins.
+    """
     waiting = pl.DataFrame(schema=table.rows.schema)
     cut = taken = 0
     for frame in table.rows.frames(again=True):
@@ -124,7 +147,8 @@ def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
         cut = above + int(starts[-1]) if len(starts) else cut
         if waiting.height >= piece_rows and cut:
             yield waiting[:cut]
-            waiting, cut = waiting[cut:], 0
+            waiting = waiting[cut:]
+            cut = 0
             taken = frame_bytes(waiting, table.rows.itemsize)
     if waiting.height:
         yield waiting
@@ -133,8 +157,8 @@ def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
 def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
     """Rows, except the first, at which an episode begins.
 
-    Without an episode column, raises DataError if rows are not in time order, because then nothing tells
-    which rows belong together.
+    Without an episode column, raises DataError if rows are not in time order, because
+    then nothing tells which rows belong together.
     """
     roles = table.roles
     if table.stands_alone:
@@ -142,25 +166,33 @@ def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
     if roles.episode is not None:
         column = frame[roles.episode]
         return np.flatnonzero((column != column.shift()).fill_null(False).to_numpy())
-    if roles.time is not None and (frame[roles.time] <= frame[roles.time].shift()).any():
+    if (
+        roles.time is not None
+        and (frame[roles.time] <= frame[roles.time].shift()).any()
+    ):
         said = "times do not rise from row to row and no episode column is named"
-        raise DataError(f"{table.source}: {said}; name it (--episode), or sort the table")
+        raise DataError(
+            f"{table.source}: {said}; name it (--episode), or sort the table"
+        )
     return np.flatnonzero(begins_episode(frame, table))
 
 
 def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     """Rows gathered by episode, in the order of `assemble`, through temporary files.
 
-    A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError if files
-    cannot be written.
+    A part holds as many whole episodes as fit into ``piece_rows`` (at least one).
+    Raises DataError if files cannot be written.
     """
     assert table.runs is not None, "called after a census"
     limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
-    # the part that holds the episode's last row; parts have at most `limit` rows, except for long episodes
+    # the part that holds the episode's last row; parts have at most `limit` rows,
+    # except for long episodes
     part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
     rows = pl.col("rows").cast(pl.Int64).sum()
     runs = table.runs.with_row_index().sort("start", maintain_order=True)
-    sizes = runs.group_by("id", maintain_order=True).agg(rows, pl.first("start", "index"))
+    sizes = runs.group_by("id", maintain_order=True).agg(
+        rows, pl.first("start", "index")
+    )
     sizes = sizes if table.is_dated else sizes.sort("index")
     parts = sizes.select("id", part=part)
     try:
@@ -170,11 +202,18 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
             for path in paths:
                 check_room(path.stat().st_size, _SPLIT)
                 with pa.ipc.open_stream(str(path)) as opened:
-                    yield pl.DataFrame(opened.read_all()).cast(pl.Schema(table.rows.schema))
+                    yield pl.DataFrame(opened.read_all()).cast(
+                        pl.Schema(table.rows.schema)
+                    )
                 path.unlink()
     except OSError as error:
-        said = f"{table.source} cannot be sorted into temporary files ({error.strerror or error})"
-        raise DataError(f"{said}; check the disk, or set TMPDIR to a folder with room") from None
+        said = (
+            f"{table.source} cannot be sorted into temporary files"
+            f" ({error.strerror or error})"
+        )
+        raise DataError(
+            f"{said}; check the disk, or set TMPDIR to a folder with room"
+        ) from None
 
 
 def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
@@ -185,11 +224,17 @@ def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
 
     schema = to_arrow(pl.DataFrame(schema=table.rows.schema)).schema
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
+        writers = [
+            stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths
+        ]
         for frame in table.rows.frames(again=True):
             ids = pl.DataFrame([hashed(frame[table.roles.episode or ""])])
-            part = ids.join(parts, on="id", how="left", maintain_order="left")["part"].alias(_PART)
-            by_part = frame.with_columns(part).partition_by(_PART, include_key=False, as_dict=True)
+            part = ids.join(parts, on="id", how="left", maintain_order="left")[
+                "part"
+            ].alias(_PART)
+            by_part = frame.with_columns(part).partition_by(
+                _PART, include_key=False, as_dict=True
+            )
             for (number,), rows in by_part.items():
                 writers[number].write_table(to_arrow(rows))
 
@@ -202,33 +247,44 @@ _GROUP_ROWS = 65_536
 def write_table(log: Transitions, path: Path, format: str, force: bool = False) -> None:
     """Write ``parquet``, ``arrow`` or ``csv`` atomically. Raises DataError.
 
-    Columns are observations_0 …, actions (or actions_0 …), rewards, next_observations_0 …, terminals,
-    timeouts, episode_ids, steps and the log's optional columns. CSV stores rows only: numbers are written so
-    that they read back exactly, but action space and metadata are lost; therefore late ends are removed
-    first.
+    Columns are observations_0 …, actions (or actions_0 …), rewards, next_observations_0
+    …, terminals, timeouts, episode_ids, steps and the log's optional columns. CSV
+    stores rows only: numbers are written so that they read back exactly, but action
+    space and metadata are lost; therefore late ends are removed first.
     """
     import pyarrow.csv
     import pyarrow.parquet
 
     log = without_late_ends(log) if format == "csv" else log
-    shape, columns, metadata = log.observation_shape, {}, {"koffline": describe_log(log)}
+    shape = log.observation_shape
+    columns = {}
+    metadata = {"koffline": describe_log(log)}
     as_lists = len(shape) != 1 or shape[0] > _MOST_COLUMNS
     if as_lists:
         metadata[SHAPE_KEY] = ",".join(map(str, shape))
         if format == "csv":
-            raise DataError(f"observations of shape {shape} do not fit into CSV; write parquet instead")
+            raise DataError(
+                f"observations of shape {shape} do not fit into CSV; write parquet"
+                " instead"
+            )
     for key, array in flat_arrays(log).items():
         if format == "csv" and array.dtype.kind == "f":
-            # a float32 is written to CSV as the shortest text of its own, which is another number as float64
+            # a float32 is written to CSV as the shortest text of its own, which is
+            # another number as float64
             array = array.astype(np.float64)
         if array.ndim == 1 or (as_lists and key != "actions"):
-            columns[key] = array if array.ndim == 1 else array.reshape(len(array), -1)
+            if array.ndim == 1:
+                columns[key] = array
+            else:
+                columns[key] = array.reshape(len(array), -1)
         else:
             columns.update({f"{key}_{i}": column for i, column in enumerate(array.T)})
     table = pl.DataFrame(columns).to_arrow().replace_schema_metadata(metadata)
     with atomic_file(path, force) as temporary:
         if format == "parquet":
-            pyarrow.parquet.write_table(table, temporary, row_group_size=_GROUP_ROWS, compression="zstd")
+            pyarrow.parquet.write_table(
+                table, temporary, row_group_size=_GROUP_ROWS, compression="zstd"
+            )
         elif format == "arrow":
             with pa.ipc.new_file(str(temporary), table.schema) as file:
                 file.write_table(table, max_chunksize=_GROUP_ROWS)

@@ -1,7 +1,9 @@
-"""Rewards of rows that are left out: moved to the action that earned them, or asked about, never just lost.
+"""Rewards of rows that are left out: moved to the action that earned them, or asked
+about, never just lost.
 
-Three kinds of rows are left out: last rows without an action, rows from a missing value on (``impute: cut``),
-and last rows of cut episodes, which have no next observation. Often they hold the outcome of the episode.
+Three kinds of rows are left out: last rows without an action, rows from a missing value
+on (``impute: cut``), and last rows of cut episodes, which have no next observation.
+Often they hold the outcome of the episode.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from koffline.errors import counted
 _FEWEST = 3  # fewer rewards of another size may be chance
 _FEWEST_KEPT = 20  # rewards that stay: fewer do not show how large rewards are
 _SHARE = 0.1  # of the rewards left out
-_APART = 0.5  # of the range of the rewards that are kept: how far rewards of another size lie outside
+# of the range of the rewards that are kept: how far rewards of another size lie outside
+_APART = 0.5
 
 
 def lacks_action(frame: pl.DataFrame, roles: TableMapping) -> np.ndarray:
@@ -39,18 +42,24 @@ def reward_values(frame: pl.DataFrame, roles: TableMapping) -> np.ndarray:
 
 @dataclass
 class UnearnedRewards:
-    """Rewards in last rows without an action: how many are not zero, the smallest and the largest."""
+    """Rewards in last rows without an action: how many are not zero, the smallest and
+    the largest.
+    """
 
     count: int = 0
     low: float = np.inf
     high: float = -np.inf
 
-    def add(self, frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping) -> None:
+    def add(
+        self, frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping
+    ) -> None:
         """Add rows of whole episodes in order. episodes: (N,) their numbers."""
         without = lacks_action(frame, roles)
         if not without.any():
             return
-        last_with = np.full(int(episodes[-1]) + 1, -1)  # by episode: its last row with an action
+        last_with = np.full(
+            int(episodes[-1]) + 1, -1
+        )  # by episode: its last row with an action
         last_with[episodes[~without]] = np.flatnonzero(~without)
         is_final = np.arange(frame.height) > last_with[episodes]
         rewards = reward_values(frame, roles)[is_final]
@@ -66,18 +75,30 @@ class UnearnedRewards:
         if not self.count:
             return ""
         rows = counted(self.count, "last row")
-        has = "of an episode has" if self.count == 1 else "of episodes have"
-        found = f"{rows} {has} no action and a reward ({self.low:.6g} … {self.high:.6g}), lost if left out"
-        moved = "add it to the row above, whose action earned it (--reward-row previous)"
+        if self.count == 1:
+            has = "of an episode has"
+        else:
+            has = "of episodes have"
+        found = (
+            f"{rows} {has} no action and a reward ({self.low:.6g} … {self.high:.6g}),"
+            " lost if left out"
+        )
+        moved = (
+            "add it to the row above, whose action earned it (--reward-row previous)"
+        )
         return f"{found}; {moved}, or let it go (--reward-row drop)"
 
 
-def move_rewards(frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping) -> tuple[pl.DataFrame, int]:
-    """Add each reward of a row without an action to the nearest row above that has one, in the same episode.
+def move_rewards(
+    frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping
+) -> tuple[pl.DataFrame, int]:
+    """Add each reward of a row without an action to the nearest row above that has one,
+    in the same episode.
 
-    frame: rows of whole episodes in order; episodes: (N,) their numbers. A missing reward counts as 0 where
-    one is moved to it. A row whose reward was moved has the reward 0. Returns the frame, and the number of
-    rewards without an action above them, which stay where they are.
+    frame: rows of whole episodes in order; episodes: (N,) their numbers. A missing
+    reward counts as 0 where one is moved to it. A row whose reward was moved has the
+    reward 0. Returns the frame, and the number of rewards without an action above them,
+    which stay where they are.
     """
     without = lacks_action(frame, roles)
     if roles.reward_row != PREVIOUS or not without.any():
@@ -85,7 +106,9 @@ def move_rewards(frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping)
     rewards = reward_values(frame, roles)
     moves = without & (np.nan_to_num(rewards) != 0.0)
     row = np.arange(frame.height)
-    above = np.maximum.accumulate(np.where(without, -1, row))  # the last row with an action so far
+    above = np.maximum.accumulate(
+        np.where(without, -1, row)
+    )  # the last row with an action so far
     has_action_above = (above >= 0) & (episodes[above] == episodes)
     moved = np.flatnonzero(moves & has_action_above)
     targets = above[moved]
@@ -94,13 +117,17 @@ def move_rewards(frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping)
     np.add.at(rewards, targets, rewards[moved])
     rewards[moved] = 0.0
     name = roles.reward or ""
-    column = pl.Series(name, rewards).fill_nan(None).cast(number_type([frame.schema[name]]))
+    column = (
+        pl.Series(name, rewards).fill_nan(None).cast(number_type([frame.schema[name]]))
+    )
     return frame.with_columns(column), int((moves & ~has_action_above).sum())
 
 
 @dataclass
 class LostRewards:
-    """Rewards of rows with an action that are left out, compared with those that stay."""
+    """Rewards of rows with an action that are left out, compared with those that
+    stay.
+    """
 
     n_kept: int = 0
     low: float = np.inf  # of the rewards that stay
@@ -119,7 +146,9 @@ class LostRewards:
 
     @property
     def question(self) -> str:
-        """What the user must decide if the rewards left out are of another size; else empty."""
+        """What the user must decide if the rewards left out are of another size; else
+        empty.
+        """
         if self.n_kept < _FEWEST_KEPT:
             return ""
         lost = np.concatenate(self.lost)
@@ -129,8 +158,17 @@ class LostRewards:
             return ""
         rows = f"{len(outside)} of {counted(len(lost), 'row')} that are left out"
         found = (
-            f"{rows} hold rewards unlike all others ({outside.min():.6g} … {outside.max():.6g}, elsewhere "
+            f"{rows} hold rewards unlike all others ({outside.min():.6g} …"
+            f" {outside.max():.6g}, elsewhere "
         )
-        found += f"{self.low:.6g} … {self.high:.6g}): last rows of episodes, or rows after a missing value"
-        ended = "say that the world ended there (--terminal COLUMN, or --last-row terminal)"
-        return f"{found}; {ended}, fill in what is missing, or let these rewards go (--reward-row drop)"
+        found += (
+            f"{self.low:.6g} … {self.high:.6g}): last rows of episodes, or rows after a"
+            " missing value"
+        )
+        ended = (
+            "say that the world ended there (--terminal COLUMN, or --last-row terminal)"
+        )
+        return (
+            f"{found}; {ended}, fill in what is missing, or let these rewards go"
+            " (--reward-row drop)"
+        )

@@ -1,4 +1,6 @@
-"""The rows of a table's files as typed frames, read in each pass or held in memory, with limits."""
+"""The rows of a table's files as typed frames, read in each pass or held in memory,
+with limits.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +18,69 @@ from koffline.data.kinds import NPZ
 from koffline.data.raw import SHARED
 from koffline.data.table.arrow_frames import check_times
 from koffline.data.table.readers import Reader, table_reader, unpacked_bytes, width_of
-from koffline.data.table.values import DECIMAL_COMMAS, ID_NAME, NUMBERS, as_read, is_missing_word
+from koffline.data.table.values import (
+    DECIMAL_COMMAS,
+    ID_NAME,
+    NUMBERS,
+    as_read,
+    is_missing_word,
+)
 from koffline.errors import DataError, listed
-from koffline.untrusted.limits import EXPANSION, Refused, announce_large, memory_allowance, shown_bytes
+from koffline.untrusted.limits import (
+    EXPANSION,
+    Refused,
+    announce_large,
+    memory_allowance,
+    shown_bytes,
+)
 
-# Bytes of memory per byte of the columns: reading makes stored, ordered, shifted and checked copies.
+# Bytes of memory per byte of the columns: reading makes stored, ordered, shifted and
+# checked copies.
 COPIES = 6
-# Limit of columns: each costs some tenths of a millisecond, and more are probably transposed rows.
+# Limit of columns: each costs some tenths of a millisecond, and more are probably
+# transposed rows.
 _MOST_COLUMNS = 2**17
-# Rows looked at in one go, fewer where they are wide; means are sums over such frames, however read.
+# Rows looked at in one go, fewer where they are wide; means are sums over such frames,
+# however read.
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
-_PROBED_ROWS, _MOST_SHOWN = 256, 60
+_PROBED_ROWS = 256
+_MOST_SHOWN = 60
 _NOTHING = "nothing"  # the kind of a column without values
 _SHORTER = "write shorter rows in smaller row groups"
 _IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
 
 
 def header_of(name: str, kind: str) -> Reader:
-    """The columns of a file, without rows. Raises DataError for too many columns or repeated names."""
+    """The columns of a file, without rows.
+
+    Raises DataError for too many columns or repeated names.
+    """
     with table_reader(name, kind) as found:
         if len(found.fields) > _MOST_COLUMNS:
             said = f"{name} has {len(found.fields)} columns, more than {_MOST_COLUMNS}"
-            raise DataError(f"{said}; store observations as one column of lists, or export fewer columns")
+            raise DataError(
+                f"{said}; store observations as one column of lists, or export fewer"
+                " columns"
+            )
         if not found.fields:
-            raise DataError(f"{name} has no columns; export the table again with a header")
+            raise DataError(
+                f"{name} has no columns; export the table again with a header"
+            )
         counts = Counter(each for each, _ in found.fields)
         if twice := [each for each, count in counts.items() if count > 1]:
-            raise DataError(f"{name} has more than one column named {listed(twice)}; rename them")
+            raise DataError(
+                f"{name} has more than one column named {listed(twice)}; rename them"
+            )
         return found
 
 
 def check_room(total: int, remedy: str = _SHORTER, at_once: int = 0) -> None:
-    """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded together, do not fit."""
-    needed, allowed = max(total * COPIES, at_once), memory_allowance()
+    """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded
+    together, do not fit.
+    """
+    needed = max(total * COPIES, at_once)
+    allowed = memory_allowance()
     if needed > allowed:
         what = f"its rows need {shown_bytes(needed)} of memory to be read"
         remedy += ", or allow more bytes (KOFFLINE_MAX_BYTES)"
@@ -57,25 +88,37 @@ def check_room(total: int, remedy: str = _SHORTER, at_once: int = 0) -> None:
 
 
 def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
-    """Bytes of a frame: numbers count at least ``itemsize``, and repeated texts count every time."""
+    """Bytes of a frame: numbers count at least ``itemsize``, and repeated texts count
+    every time.
+    """
     total = 0
     for column in frame:
         kind: Any = column.dtype
         items = len(column)
         if kind.is_nested():
-            items = int(column.list.len().sum()) if kind == pl.List else items * getattr(kind, "size", 1)
+            if kind == pl.List:
+                items = int(column.list.len().sum())
+            else:
+                items = items * getattr(kind, "size", 1)
         total += items * max(itemsize, width_of(kind))
         if kind in (pl.String, pl.Binary):
-            total += int((column.str.len_bytes() if kind == pl.String else column.bin.size()).sum())
+            total += int(
+                (
+                    column.str.len_bytes() if kind == pl.String else column.bin.size()
+                ).sum()
+            )
     return total
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """Columns ``types`` of files of one kind, or columns ``computed`` from them, in frames of ``batch_rows``.
+    """Columns ``types`` of files of one kind, or columns ``computed`` from them, in
+    frames of ``batch_rows``.
 
-    ``itemsize``: bytes of an observation's number; ``held``: all columns, if they are in memory;
-    ``number_ways``: how texts of numbers are read, by column, where that was decided from all of them.
+    ``itemsize``: bytes of an observation's number; ``held``: all columns, if they are
+    in memory;
+    ``number_ways``: how texts of numbers are read, by column, where that was decided
+    from all of them.
     """
 
     kind: str
@@ -90,16 +133,32 @@ class TableRows:
     @property
     def schema(self) -> Mapping[str, Any]:
         """Types of the columns of each frame."""
-        empty = pl.DataFrame(schema=dict(self.types)) if self.held is None else self.held
-        return empty.clear().select(self.computed).schema if self.computed else empty.schema
+        if self.held is None:
+            empty = pl.DataFrame(schema=dict(self.types))
+        else:
+            empty = self.held
+        if self.computed:
+            return empty.clear().select(self.computed).schema
+        return empty.schema
 
     def only(self, columns: Sequence[str]) -> TableRows:
         """The same rows with these columns only, as stored."""
-        held = None if self.held is None else self.held.select(columns)
-        return replace(self, types={name: self.types[name] for name in columns}, computed=(), held=held)
+        if self.held is None:
+            held = None
+        else:
+            held = self.held.select(columns)
+        return replace(
+            self,
+            types={name: self.types[name] for name in columns},
+            computed=(),
+            held=held,
+        )
 
     def computing(self, columns: Sequence[pl.Expr]) -> TableRows:
-        """The same rows with these computed columns. Raises Refused if they do not fit into memory."""
+        """The same rows with these computed columns.
+
+        Raises Refused if they do not fit into memory.
+        """
         found = replace(self, computed=columns)
         if self.held is None:
             return found
@@ -112,8 +171,8 @@ class TableRows:
     ) -> Iterator[pl.DataFrame]:
         """All rows. Raises DataError.
 
-        again: a first pass has checked their sizes. look: is shown rows that are read from files, as they are
-        stored, before columns are computed from them.
+        again: a first pass has checked their sizes. look: is shown rows that are read
+        from files, as they are stored, before columns are computed from them.
         """
         if self.held is not None:
             yield from self.held.iter_slices(self.batch_rows)
@@ -124,8 +183,13 @@ class TableRows:
             check_room(frame_bytes(frame, self.itemsize))
             total += frame_bytes(frame)
             if total > max(memory_allowance(), size * EXPANSION):
-                found = f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(size)}"
-                raise Refused(f"{found}; it is damaged or made to fill disks: export it again")
+                found = (
+                    f"its rows take more than {shown_bytes(total)}, the file"
+                    f" {shown_bytes(size)}"
+                )
+                raise Refused(
+                    f"{found}; it is damaged or made to fill disks: export it again"
+                )
             if look is not None:
                 look(frame)
             if self.computed:
@@ -133,20 +197,31 @@ class TableRows:
                 check_room(frame_bytes(frame, self.itemsize))
             yield frame
 
-    def stored(self, sized: bool = False, whole: bool = False) -> Iterator[pl.DataFrame]:
-        """The columns as stored in the files, texts unparsed, in the first file's types.
+    def stored(
+        self, sized: bool = False, whole: bool = False
+    ) -> Iterator[pl.DataFrame]:
+        """The columns as stored in the files, texts unparsed, in the first file's
+        types.
 
-        sized: their memory was checked before; otherwise it is checked now, with ``whole`` for all files
-        together. Raises DataError.
+        sized: their memory was checked before; otherwise it is checked now, with
+        ``whole`` for all files together. Raises DataError.
         """
-        wanted, together = dict(self.types), 0
-        reference: Mapping[str, Any] | None = None  # types of the first file that has rows
+        wanted = dict(self.types)
+        together = 0
+        reference: Mapping[str, Any] | None = (
+            None  # types of the first file that has rows
+        )
         for file in self.files:
             above = 0
-            with table_reader(file, self.kind, as_texts=bool(self.number_ways)) as opened:
+            with table_reader(
+                file, self.kind, as_texts=bool(self.number_ways)
+            ) as opened:
                 present = dict(opened.fields)
                 if missing := [name for name in wanted if name not in present]:
-                    raise DataError(f"{file} lacks column {missing[0]}, which the first file has; mend it")
+                    raise DataError(
+                        f"{file} lacks column {missing[0]}, which the first file has;"
+                        " mend it"
+                    )
                 if not sized:
                     total, at_once = opened.declared(wanted, self.itemsize)
                     if whole and file == self.files[0]:
@@ -160,11 +235,16 @@ class TableRows:
                             reference = present
                         elif not above:
                             _check_same_kinds(wanted, present, reference, file)
-                        yield frame if dict(frame.schema) == wanted else self._fitted(frame, file, above)
+                        yield (
+                            frame
+                            if dict(frame.schema) == wanted
+                            else self._fitted(frame, file, above)
+                        )
                     above += frame.height
 
     def _announce(self, first: str, declared: int) -> None:
-        """Say how much memory a large table will take, by what its first file declares or unpacks to.
+        """Say how much memory a large table will take, by what its first file declares
+        or unpacks to.
 
         Further files count in proportion to their sizes.
         """
@@ -174,29 +254,46 @@ class TableRows:
         of_first = declared or unpacked_bytes(first)
         needed = of_first * sizes // max(1, remote.size(first))
         if needed * COPIES <= memory_allowance():  # else the refusal says it
-            announce_large(first if len(self.files) == 1 else f"{first} …", sizes, needed, COPIES)
+            announce_large(
+                first if len(self.files) == 1 else f"{first} …", sizes, needed, COPIES
+            )
 
     def _fitted(self, frame: pl.DataFrame, file: str, above: int) -> pl.DataFrame:
-        """The frame in the first file's types; ``above``: rows before it in the file. Raises DataError."""
+        """The frame in the first file's types; ``above``: rows before it in the file.
+
+        Raises DataError.
+        """
         columns = []
         for name, kind in self.types.items():
             column = frame[name]
             if column.dtype == pl.String and kind == pl.Float64:
                 column = self._numbers(column, file, above)
-            with contextlib.suppress(pl.exceptions.PolarsError):  # no type holds all values of both
+            with contextlib.suppress(
+                pl.exceptions.PolarsError
+            ):  # no type holds all values of both
                 both = [pl.DataFrame(schema={name: kind}), column.to_frame()]
                 column = pl.concat(both, how="vertical_relaxed")[name]
             if column.dtype != kind:
                 found_types = f"is {frame[name].dtype}, in the first file {kind}"
-                raise DataError(f"{file}: column {name} {found_types}; write all files with one type")
+                raise DataError(
+                    f"{file}: column {name} {found_types}; write all files with one"
+                    " type"
+                )
             columns.append(column)
         return pl.DataFrame(columns)
 
     def _numbers(self, column: pl.Series, file: str, above: int) -> pl.Series:
-        """A column of texts as floats, NaN where a word says that a value is missing. Raises DataError."""
+        """A column of texts as floats, NaN where a word says that a value is missing.
+
+        Raises DataError.
+        """
         name = column.name
         way = self.number_ways.get(name, NUMBERS)
-        is_word = column.to_frame().select(is_missing_word(pl.col(name).str.strip_chars())).to_series()
+        is_word = (
+            column.to_frame()
+            .select(is_missing_word(pl.col(name).str.strip_chars()))
+            .to_series()
+        )
         numbers = column.to_frame().select(as_read(name, way)).to_series()
         wrong = numbers.is_null() & column.is_not_null() & ~is_word
         if wrong.any():
@@ -204,29 +301,45 @@ class TableRows:
             text = column[place][:_MOST_SHOWN]
             said = f"is not all numbers: row {above + place + 1} holds {text!r}"
             raise DataError(f"{file}: column {name} {said}; {self._remedy(name, text)}")
-        return pl.select(pl.when(is_word).then(np.nan).otherwise(numbers).alias(name)).to_series()
+        return pl.select(
+            pl.when(is_word).then(np.nan).otherwise(numbers).alias(name)
+        ).to_series()
 
     def _remedy(self, name: str, text: str) -> str:
         """What to do about a text that is no number."""
         if self.number_ways.get(name) == DECIMAL_COMMAS and {",", "."} & set(text):
-            return "with decimal commas write 3,5 and 1234 or 1.234 for a thousand, in the whole column"
+            return (
+                "with decimal commas write 3,5 and 1234 or 1.234 for a thousand, in the"
+                " whole column"
+            )
         if "," in text:
             return "write no comma if that marks thousands, or say --decimal-comma"
-        return f"mend it, or --encode {name}=one-hot (a state), \"{name} == '…'\" (a reward)"
+        return (
+            f"mend it, or --encode {name}=one-hot (a state), \"{name} == '…'\" (a"
+            " reward)"
+        )
 
 
 def _check_same_kinds(
-    names: Iterable[str], types: Mapping[str, Any], reference: Mapping[str, Any], file: str
+    names: Iterable[str],
+    types: Mapping[str, Any],
+    reference: Mapping[str, Any],
+    file: str,
 ) -> None:
-    """Raise DataError if a column of a file holds another kind of values than in the first file.
+    """Raise DataError if a column of a file holds another kind of values than in the
+    first file.
 
-    polars would cast dates to numbers and numbers to dates without loss, and change their meaning.
+    polars would cast dates to numbers and numbers to dates without loss, and change
+    their meaning.
     """
     for name in names:
-        kind, first = _kind_of_values(types[name]), _kind_of_values(reference[name])
+        kind = _kind_of_values(types[name])
+        first = _kind_of_values(reference[name])
         if kind != first and _NOTHING not in (kind, first):
             found_types = f"is {types[name]}, in the first file {reference[name]}"
-            raise DataError(f"{file}: column {name} {found_types}; write all files with one type")
+            raise DataError(
+                f"{file}: column {name} {found_types}; write all files with one type"
+            )
 
 
 def _kind_of_values(kind: Any) -> str:
@@ -235,22 +348,30 @@ def _kind_of_values(kind: Any) -> str:
         return "number"
     if isinstance(kind, (pl.List, pl.Array)):
         return f"list of {_kind_of_values(kind.inner)}"
-    return _NOTHING if kind == pl.Null else str(kind.base_type()).lower()
+    if kind == pl.Null:
+        return _NOTHING
+    return str(kind.base_type()).lower()
 
 
 def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRows:
-    """The rows in frames of about 64 MB, or less if memory is limited, judged by the first rows.
+    """The rows in frames of about 64 MB, or less if memory is limited, judged by the
+    first rows.
 
     hold: all rows in memory, or the ``first``. Raises Refused if they do not fit.
     """
     probe = next(rows.stored(), None)
-    row_bytes = 1 if probe is None else max(1, frame_bytes(probe) // probe.height)
+    if probe is None:
+        row_bytes = 1
+    else:
+        row_bytes = max(1, frame_bytes(probe) // probe.height)
     # a piece of whole episodes is more than one frame
     most = min(_BATCH_BYTES, memory_allowance() // (4 * COPIES))
     rows = replace(rows, batch_rows=max(1, min(BATCH_ROWS, most // row_bytes)))
     if not hold:
         return rows
-    frames, count, taken = [pl.DataFrame(schema=dict(rows.types))], 0, 0
+    frames = [pl.DataFrame(schema=dict(rows.types))]
+    count = 0
+    taken = 0
     for frame in rows.stored(sized=first is not None, whole=True):
         taken += frame_bytes(frame, rows.itemsize)
         check_room(taken, _IN_PIECES if first is None else "look at fewer rows")
@@ -262,42 +383,73 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
 
 
 def split_ids(rows: TableRows, episode: str) -> tuple[int, str] | None:
-    """Number of ids whose rows lie in several files with other episodes between them, and one such id.
+    """Number of ids whose rows lie in several files with other episodes between them,
+    and one such id.
 
-    None if there are none, or if the rows of episodes are mixed within a file. Ids that begin anew in every
-    file look like this: the parts of one id are then different episodes.
+    None if there are none, or if the rows of episodes are mixed within a file. Ids that
+    begin anew in every file look like this: the parts of one id are then different
+    episodes.
     """
     seen = set[Any]()
     last: Any = None
     apart = dict[Any, None]()
     for file in rows.files:
-        part = replace(rows, files=(file,), types={episode: rows.types[episode]}, computed=(), held=None)
-        ids = pl.concat([frame[episode] for frame in part.frames()] or [pl.Series(episode, [])])
+        part = replace(
+            rows,
+            files=(file,),
+            types={episode: rows.types[episode]},
+            computed=(),
+            held=None,
+        )
+        ids = pl.concat(
+            [frame[episode] for frame in part.frames()] or [pl.Series(episode, [])]
+        )
         runs = ids.rle().struct.field("value").to_list()
         if len(set(runs)) < len(runs):
             return None
-        apart |= dict.fromkeys(each for i, each in enumerate(runs) if each in seen and (i or each != last))
+        apart |= dict.fromkeys(
+            each for i, each in enumerate(runs) if each in seen and (i or each != last)
+        )
         seen.update(runs)
         last = runs[-1] if runs else last
-    return (len(apart), str(next(iter(apart)))) if apart else None
+    if apart:
+        return (len(apart), str(next(iter(apart))))
+    return None
 
 
-def shared_ids(rows: TableRows, count: int, used: set[str], episode: str | None) -> Iterator[str]:
-    """Yield notes on columns outside ``used`` that look like ids of what several episodes (or rows) share.
+def shared_ids(
+    rows: TableRows, count: int, used: set[str], episode: str | None
+) -> Iterator[str]:
+    """Yield notes on columns outside ``used`` that look like ids of what several
+    episodes (or rows) share.
 
-    count: the most rows to look at. episode: the column of episodes; each must have one id.
+    count: the most rows to look at. episode: the column of episodes; each must have one
+    id.
     """
     stored = dict(header_of(rows.files[0], rows.kind).fields)
     for name, kind in stored.items():
-        if name in used or not ID_NAME.search(name) or not (kind.is_numeric() or kind == pl.String):
+        if (
+            name in used
+            or not ID_NAME.search(name)
+            or not (kind.is_numeric() or kind == pl.String)
+        ):
             continue
-        types, seen, left = {each: stored[each] for each in (name, episode or name)}, [], count
+        types = {each: stored[each] for each in (name, episode or name)}
+        seen = []
+        left = count
         for frame in replace(rows, types=types, computed=(), held=None).frames():
             seen.append(frame.head(left).select(pl.all().hash()).unique())
             if (left := left - frame.height) <= 0:
                 break
         pairs = pl.concat(seen).unique()
-        distinct, units = pairs[name].n_unique(), pairs[episode].n_unique() if episode else count
+        distinct = pairs[name].n_unique()
+        units = pairs[episode].n_unique() if episode else count
         if 1 < distinct <= units / 2 and (not episode or units == len(pairs)):
-            said = f"{units} {'episodes' if episode else 'rows'} share {distinct} values of {name}"
-            yield f"{SHARED}{said}, taken as independent; if one {name}'s are not, name it (--cluster {name})"
+            said = (
+                f"{units} {'episodes' if episode else 'rows'} share {distinct} values"
+                f" of {name}"
+            )
+            yield (
+                f"{SHARED}{said}, taken as independent; if one {name}'s are not, name"
+                f" it (--cluster {name})"
+            )

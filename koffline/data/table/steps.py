@@ -1,4 +1,6 @@
-"""The order of the inspected rows by episode and time, as far as columns tell, for tests on the data."""
+"""The order of the inspected rows by episode and time, as far as columns tell, for
+tests on the data.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ import polars as pl
 class Steps:
     """Rows in the order of episodes and times.
 
-    order: (N,) their numbers in the table. is_last: (N,) in this order, whether a row is the last one of its
-    episode. last_rows: (N,) the same in the order of the table, also for rows at the time of the last one,
-    which may repeat it. has_ids: whether a column tells episodes apart.
+    order: (N,) their numbers in the table. is_last: (N,) in this order, whether a row
+    is the last one of its episode. last_rows: (N,) the same in the order of the table,
+    also for rows at the time of the last one, which may repeat it. has_ids: whether a
+    column tells episodes apart.
     """
 
     order: np.ndarray
@@ -26,12 +29,22 @@ class Steps:
     @classmethod
     def of_ids(cls, ids: pl.Series, times: pl.Series | None) -> Steps:
         """Rows of episodes with these ids; without times, in the order of the table."""
-        frame = pl.DataFrame({"id": ids.rank("dense"), "row": pl.int_range(len(ids), eager=True)})
-        frame = frame.with_columns(time=frame["row"] if times is None else times.rank("dense"))
-        order = frame.select(pl.arg_sort_by("id", "time", "row", nulls_last=True)).to_series().to_numpy()
+        frame = pl.DataFrame(
+            {"id": ids.rank("dense"), "row": pl.int_range(len(ids), eager=True)}
+        )
+        frame = frame.with_columns(
+            time=frame["row"] if times is None else times.rank("dense")
+        )
+        order = (
+            frame.select(pl.arg_sort_by("id", "time", "row", nulls_last=True))
+            .to_series()
+            .to_numpy()
+        )
         codes = frame["id"].fill_null(0).to_numpy()[order]
         is_last = np.append(codes[1:] != codes[:-1], True)
-        at_end = frame.select(pl.col("time") == pl.col("time").max().over("id")).to_series()
+        at_end = frame.select(
+            pl.col("time") == pl.col("time").max().over("id")
+        ).to_series()
         return cls(order, is_last, at_end.fill_null(False).to_numpy(), has_ids=True)
 
     @classmethod
@@ -43,14 +56,18 @@ class Steps:
 
     @functools.cached_property
     def first_rows(self) -> np.ndarray:
-        """Whether (N,) a row, in the order of the table, is the first one of its episode."""
+        """Whether (N,) a row, in the order of the table, is the first one of its
+        episode.
+        """
         found = np.empty(len(self.order), dtype=np.bool_)
         found[self.order] = np.append(True, self.is_last[:-1])
         return found
 
     @functools.cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that have a next row in their episode, and these next rows, by their numbers in the table."""
+        """Rows that have a next row in their episode, and these next rows, by their
+        numbers in the table.
+        """
         inside = np.flatnonzero(~self.is_last[:-1])
         return self.order[inside], self.order[inside + 1]
 

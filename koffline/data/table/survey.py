@@ -10,18 +10,36 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.ends import LinkCounts, both_flags_note, rows_are_linked, terminal_marks_every_end
+from koffline.data.ends import (
+    LinkCounts,
+    both_flags_note,
+    rows_are_linked,
+    terminal_marks_every_end,
+)
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.kinds import find_tables
 from koffline.data.raw import FileDescription, read_description, settle_space
-from koffline.data.spaces import ACTIONS, ActionSpace, Discrete, Encoding, Features, SpaceRequest
+from koffline.data.spaces import (
+    ACTIONS,
+    ActionSpace,
+    Discrete,
+    Encoding,
+    Features,
+    SpaceRequest,
+)
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
 from koffline.data.table import values
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
-from koffline.data.table.rows import TableRows, header_of, open_rows, shared_ids, split_ids
+from koffline.data.table.rows import (
+    TableRows,
+    header_of,
+    open_rows,
+    shared_ids,
+    split_ids,
+)
 from koffline.data.table.texts import TextCensus, spelling_note
 from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
@@ -35,13 +53,15 @@ _A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 class Table:
     """Rows, the columns' roles, results of the first pass, and the action space.
 
-    By column: number of ``missing`` values, lengths of lists (``widths``), ``means``, other spellings of
-    labels (``spelled``). ``flagged``: flags that occur. ``seen``: smallest and largest whole-number action
-    of each frame. ``categories``: values of the action, in order. ``runs``: consecutive rows with one id in
-    a frame, with their earliest time. ``origin``: the column of each feature that encodes a category.
-    ``counts``: what is done to the rows later. ``cut_rows``: rows flagged truncated, ``done_rows`` of them
-    also terminal. ``earliest``: smallest numeric time. ``links``: counted if next observations must show
-    which rows form an episode. ``unearned``, ``lost_rewards``: rewards of rows that are left out.
+    By column: number of ``missing`` values, lengths of lists (``widths``), ``means``,
+    other spellings of labels (``spelled``). ``flagged``: flags that occur. ``seen``:
+    smallest and largest whole-number action of each frame. ``categories``: values of
+    the action, in order. ``runs``: consecutive rows with one id in a frame, with their
+    earliest time. ``origin``: the column of each feature that encodes a category.
+    ``counts``: what is done to the rows later. ``cut_rows``: rows flagged truncated,
+    ``done_rows`` of them also terminal. ``earliest``: smallest numeric time. ``links``:
+    counted if next observations must show which rows form an episode. ``unearned``,
+    ``lost_rewards``: rewards of rows that are left out.
     """
 
     source: str
@@ -62,7 +82,9 @@ class Table:
     n_rows: int = 0
     missing: Counter[str] = field(default_factory=Counter)
     widths: dict[str, int] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # sums until the pass ends
+    means: dict[str, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # sums until the pass ends
     flagged: set[str] = field(default_factory=set)
     is_open: bool = False  # whether the mapping leaves open which rows form an episode
     categories: tuple[Any, ...] = ()
@@ -78,30 +100,45 @@ class Table:
 
     @property
     def reward_question(self) -> str:
-        """What to do with rewards of rows that were left out, after all rows were read; empty if none."""
+        """What to do with rewards of rows that were left out, after all rows were read;
+        empty if none.
+        """
         questions = (self.unearned.question, self.lost_rewards.question)
-        return "; ".join(filter(None, questions)) if self.roles.reward_row is None else ""
+        if self.roles.reward_row is None:
+            return "; ".join(filter(None, questions))
+        return ""
 
     @property
     def stands_alone(self) -> bool:
         """Whether every row is a transition without links to other rows."""
-        return self.roles.stands_alone if self.links is None else self.links.stand_alone
+        if self.links is None:
+            return self.roles.stands_alone
+        return self.links.stand_alone
 
     @property
     def cuts_are_marked(self) -> bool:
-        """Whether a last row without a flag counts as cut because no row is flagged truncated."""
+        """Whether a last row without a flag counts as cut because no row is flagged
+        truncated.
+        """
         shows_cuts = self.links is not None and self.links.show_cuts
         return not self.stands_alone and (self.roles.truncated is None or shows_cuts)
 
     @property
     def is_done(self) -> bool:
-        """Whether ``terminal`` marks every end of an episode: all truncated rows have it, too."""
-        return not self.is_own and terminal_marks_every_end(self.cut_rows, self.done_rows)
+        """Whether ``terminal`` marks every end of an episode: all truncated rows have
+        it, too.
+        """
+        return not self.is_own and terminal_marks_every_end(
+            self.cut_rows, self.done_rows
+        )
 
     @property
     def is_dated(self) -> bool:
-        """Whether times are dates, or count seconds since a date; episodes are then ordered by them."""
-        time, counts = self.roles.time or "", _A_DATE <= self.earliest < np.inf
+        """Whether times are dates, or count seconds since a date; episodes are then
+        ordered by them.
+        """
+        time = self.roles.time or ""
+        counts = _A_DATE <= self.earliest < np.inf
         kind = self.rows.schema.get(time)
         is_date = counts or kind == pl.Date or isinstance(kind, pl.Datetime)
         return is_date and not self.is_own and self.roles.episode is not None
@@ -109,8 +146,12 @@ class Table:
     @property
     def noted(self) -> Metadata:
         """Metadata with notes on what was done to the rows so far."""
-        noted = self.metadata.with_notes(*self.counts.sentences(self.roles.time is not None))
-        return replace(noted, lost_last_rows=noted.lost_last_rows or bool(self.counts.left_out))
+        noted = self.metadata.with_notes(
+            *self.counts.sentences(self.roles.time is not None)
+        )
+        return replace(
+            noted, lost_last_rows=noted.lost_last_rows or bool(self.counts.left_out)
+        )
 
 
 def prepare_table(
@@ -121,34 +162,61 @@ def prepare_table(
     in_memory: bool,
     first: int | None = None,
 ) -> Table:
-    """Find the files of a name, apply the mapping, and pass over the rows once; errors are in ``problems``.
+    """Find the files of a name, apply the mapping, and pass over the rows once; errors
+    are in ``problems``.
 
-    Without ``in_memory``, rows are read from the files in every pass, and episodes are counted. first: the
-    most rows to read into memory. Raises DataError for all that is wrong with the mapping.
+    Without ``in_memory``, rows are read from the files in every pass, and episodes are
+    counted. first: the most rows to read into memory. Raises DataError for all that is
+    wrong with the mapping.
     """
     is_own = mapping is None
     kind, files = find_tables(name, is_table=not is_own)
     file = header_of(files[0], kind)
     stored = dict(file.fields)
-    chosen = mappings.own_mapping(stored) if mapping is None else mappings.as_mapping(mapping)
+    if mapping is None:
+        chosen = mappings.own_mapping(stored)
+    else:
+        chosen = mappings.as_mapping(mapping)
     if chosen is None:
-        told = f"{name} is a {kind} table with columns {listed(stored)}; say what they are, as in"
-        options = f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the last three)"
-        raise DataError(f"{told} {options} (or --mapping FILE.yaml; in Python mapping=); {mappings.INSPECT}")
-    log = read_description(file.described.get(b"koffline")) if is_own else None
-    sides = file.described.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",")
+        told = (
+            f"{name} is a {kind} table with columns {listed(stored)}; say what they"
+            " are, as in"
+        )
+        options = (
+            f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the"
+            " last three)"
+        )
+        raise DataError(
+            f"{told} {options} (or --mapping FILE.yaml; in Python mapping=);"
+            f" {mappings.INSPECT}"
+        )
+    if is_own:
+        log = read_description(file.described.get(b"koffline"))
+    else:
+        log = None
+    sides = (
+        file.described.get(SHAPE_KEY.encode(), b"")
+        .decode("ascii", "replace")
+        .split(",")
+    )
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
     problems = Problems(name)
     roles, formulas = applied.resolved(chosen, list(stored), problems)
     types = applied.column_types(stored, roles, formulas, problems)
     problems.refuse()
     states = (*roles.observations, *roles.next_observations)
-    observed = [pl.Int16() if column in roles.encode else types[column] for column in states]
-    number = values.number_type(observed, bytes_stay=not roles.impute)  # imputed means are not whole numbers
+    observed = [
+        pl.Int16() if column in roles.encode else types[column] for column in states
+    ]
+    number = values.number_type(
+        observed, bytes_stay=not roles.impute
+    )  # imputed means are not whole numbers
     with faults(name, kind):
         rows = TableRows(kind, files, types, width_of(number))
         if roles.decimal_comma:
-            rows = replace(rows, number_ways=applied.ways_of_numbers(rows, stored, name))
+            rows = replace(
+                rows, number_ways=applied.ways_of_numbers(rows, stored, name)
+            )
         rows = open_rows(rows, in_memory, first)
         texts = applied.ways_of_texts(rows, roles, is_own, name)
         census = _census(types, stored, texts, roles, formulas)
@@ -160,15 +228,33 @@ def prepare_table(
         if texts or formulas or encodings:
             made = {*origin, *(each.text for each in formulas)}
             kept = [n for n in roles.columns if n not in made]
-            computed = [values.as_read(n, texts[n]) if n in texts else pl.col(n) for n in kept]
+            computed = [
+                values.as_read(n, texts[n]) if n in texts else pl.col(n) for n in kept
+            ]
             computed += [formula.value for formula in formulas]
-            computed += [each for n in encodings for each in values.features(n, encodings[n], spelled[n])]
+            computed += [
+                each
+                for n in encodings
+                for each in values.features(n, encodings[n], spelled[n])
+            ]
             rows = rows.computing(computed)
         table = Table(
-            name, rows, roles, number, (shape or None) if log else None, problems, is_own,
-            formulas, texts, encodings, origin, census,
-        )  # fmt: skip
-        has_no_ids = roles.episode is None and roles.starts is None and roles.one_step is None
+            name,
+            rows,
+            roles,
+            number,
+            (shape or None) if log else None,
+            problems,
+            is_own,
+            formulas,
+            texts,
+            encodings,
+            origin,
+            census,
+        )
+        has_no_ids = (
+            roles.episode is None and roles.starts is None and roles.one_step is None
+        )
         if roles.next_observations and has_no_ids and not is_own:
             table.links = LinkCounts()
         table.spelled = {name: each for name, each in spelled.items() if each}
@@ -185,9 +271,17 @@ def _census(
     roles: TableMapping,
     formulas: Sequence[Formula],
 ) -> TextCensus:
-    """What to count in the texts of a table; ``types`` are those in which columns are read."""
+    """What to count in the texts of a table; ``types`` are those in which columns are
+    read.
+    """
     texts = {name for name in types if stored[name] == pl.String}
-    labels = {*roles.action, *roles.encode, roles.episode, roles.cluster, roles.by} & texts - set(ways)
+    labels = {
+        *roles.action,
+        *roles.encode,
+        roles.episode,
+        roles.cluster,
+        roles.by,
+    } & texts - set(ways)
     return TextCensus(
         numbers=[name for name in types if name in texts and types[name] == pl.Float64],
         read=list(ways),
@@ -196,24 +290,47 @@ def _census(
     )
 
 
-def _describe(table: Table, asked: SpaceRequest | None, described: FileDescription | None) -> None:
-    """Settle categories, action space and metadata; errors of the actions are problems."""
-    extra = described.metadata.extra if described else {} if table.is_own else _features(table).to_extra()
-    names, settled = table.roles.action, tuple[str, ...]()
+def _describe(
+    table: Table, asked: SpaceRequest | None, described: FileDescription | None
+) -> None:
+    """Settle categories, action space and metadata; errors of the actions are
+    problems.
+    """
+    if described:
+        extra = described.metadata.extra
+    elif table.is_own:
+        extra = {}
+    else:
+        extra = _features(table).to_extra()
+    names = table.roles.action
+    settled = tuple[str, ...]()
     declared = described.action_space if described else None
     with table.problems.noted():
         if table.categories:
             extra = {**extra, ACTIONS: list(table.categories)}
             declared = Discrete(len(table.categories))
         # a few actions that determine the space like all of them
-        some = np.array(table.seen) if table.seen else np.zeros((1, table.widths.get(names[0], len(names))))
+        if table.seen:
+            some = np.array(table.seen)
+        else:
+            some = np.zeros((1, table.widths.get(names[0], len(names))))
         table.action_space, settled = settle_space(some, asked, declared, table.source)
         if table.categories and table.action_space != declared:
-            said = f"{names[0]} holds {len(table.categories)} actions, and another number is asked"
-            raise DataError(f"{said}; leave that out, or name all of them (action_names)")
-    before = described.metadata if described else Metadata(gamma=table.roles.gamma)
+            said = (
+                f"{names[0]} holds {len(table.categories)} actions, and another number"
+                " is asked"
+            )
+            raise DataError(
+                f"{said}; leave that out, or name all of them (action_names)"
+            )
+    if described:
+        before = described.metadata
+    else:
+        before = Metadata(gamma=table.roles.gamma)
     metadata = replace(before, source=table.source, extra=extra)
-    table.metadata = metadata.with_notes(*settled, *_open_questions(table), *_notes_on_texts(table))
+    table.metadata = metadata.with_notes(
+        *settled, *_open_questions(table), *_notes_on_texts(table)
+    )
 
 
 def _notes_on_texts(table: Table) -> Iterator[str]:
@@ -225,19 +342,32 @@ def _notes_on_texts(table: Table) -> Iterator[str]:
 
 def _features(table: Table) -> Features:
     """Names of an observation's numbers; those of a list are named by position."""
-    names, encodings = table.roles.observations, table.encodings
+    names = table.roles.observations
+    encodings = table.encodings
     if names[0] in table.widths:
         names = tuple(f"{names[0]}[{i}]" for i in range(table.widths[names[0]]))
-    return Features(names, {n: each for n, each in encodings.items() if set(each.names(n)) <= set(names)})
+    return Features(
+        names,
+        {n: each for n, each in encodings.items() if set(each.names(n)) <= set(names)},
+    )
 
 
 def _open_questions(table: Table) -> list[str]:
     """Notes on what the mapping leaves open, and how it was decided."""
-    roles, time, notes = table.roles, table.roles.time or "", list[str]()
-    kind, way = table.rows.schema.get(time), table.texts.get(time)
-    if way == values.LOCAL or (isinstance(kind, pl.Datetime) and kind.time_zone is None):
-        where = "where a local clock was set back, rows of that hour may be out of order"
-        notes.append(f"times in {time} have no UTC offset and were read as UTC; {where}")
+    roles = table.roles
+    time = table.roles.time or ""
+    notes = list[str]()
+    kind = table.rows.schema.get(time)
+    way = table.texts.get(time)
+    if way == values.LOCAL or (
+        isinstance(kind, pl.Datetime) and kind.time_zone is None
+    ):
+        where = (
+            "where a local clock was set back, rows of that hour may be out of order"
+        )
+        notes.append(
+            f"times in {time} have no UTC offset and were read as UTC; {where}"
+        )
     if table.is_own or table.is_open:
         return notes
     notes += _order_of_actions(table)
@@ -251,47 +381,87 @@ def _open_questions(table: Table) -> list[str]:
     if table.stands_alone and table.links is None:
         notes.append("no episode and no time column is named: every row stands alone")
     elif roles.episode is None and roles.starts is None and not table.stands_alone:
-        notes.append("no episode column is named: the rows were taken as one record, cut where flags end it")
+        notes.append(
+            "no episode column is named: the rows were taken as one record, cut where"
+            " flags end it"
+        )
     if roles.time is None and not table.stands_alone:
-        notes.append("no time column is named: rows were taken in the order of the table")
+        notes.append(
+            "no time column is named: rows were taken in the order of the table"
+        )
     if roles.terminal is None and roles.last_row != "terminal":
-        notes.append("no terminal column is named: no episode was taken to have ended by itself")
+        notes.append(
+            "no terminal column is named: no episode was taken to have ended by itself"
+        )
     if table.is_done:
-        notes.append(both_flags_note(table.done_rows, str(roles.truncated), str(roles.terminal)))
+        notes.append(
+            both_flags_note(table.done_rows, str(roles.truncated), str(roles.terminal))
+        )
     if roles.last_row is not None:
-        ended = {"terminal": "to have ended by itself", "cut": "to be cut by the end of logging"}
-        notes.append(f"an episode whose last row has no flag was taken {ended[roles.last_row]} (last_row)")
+        ended = {
+            "terminal": "to have ended by itself",
+            "cut": "to be cut by the end of logging",
+        }
+        notes.append(
+            f"an episode whose last row has no flag was taken {ended[roles.last_row]}"
+            " (last_row)"
+        )
     return notes
 
 
 def _order_of_actions(table: Table) -> list[str]:
-    """A note if texts of actions were numbered in an order that other programs do not share."""
+    """A note if texts of actions were numbered in an order that other programs do not
+    share.
+    """
     names = table.categories
     if table.roles.action_names or not all(isinstance(name, str) for name in names):
         return []
-    moved = [name for name, by_letters in zip(names, sorted(names), strict=True) if name != by_letters]
+    moved = [
+        name
+        for name, by_letters in zip(names, sorted(names), strict=True)
+        if name != by_letters
+    ]
     if not moved:
         return []
-    said = f"actions are numbered in natural order ({listed(names, 8)}), not in that of letters"
+    said = (
+        f"actions are numbered in natural order ({listed(names, 8)}), not in that of"
+        " letters"
+    )
     return [f"{said}; for arrays in another order say action_names"]
 
 
 def _look_through(table: Table, in_pieces: bool) -> None:
     """Pass over all rows and fill in the table's statistics. Raises DataError.
 
-    in_pieces: rows are read from the files; episodes are counted, and the census looks at texts.
+    in_pieces: rows are read from the files; episodes are counted, and the census looks
+    at texts.
     """
-    roles, runs, categories = table.roles, [], set[Any]()
-    is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
-    time, flags = None if roles.one_step else roles.time, (roles.terminal, roles.truncated, roles.starts)
+    roles = table.roles
+    runs = []
+    categories = set[Any]()
+    is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (
+        pl.String,
+        pl.Boolean,
+    )
+    time = None if roles.one_step else roles.time
+    flags = (roles.terminal, roles.truncated, roles.starts)
     above = pl.DataFrame()  # the last row of the frames so far
     for frame in table.rows.frames(look=table.census.look if in_pieces else None):
         table.n_rows += frame.height
         if in_pieces and roles.episode is not None:
-            start = frame[time].to_physical() if time else pl.repeat(0, frame.height, eager=True)
-            keys = pl.DataFrame([values.hashed(frame[roles.episode]), start.alias("start")])
-            by_run = keys.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
-            runs.append(by_run.agg(pl.first("id"), pl.len().alias("rows"), pl.min("start")))
+            if time:
+                start = frame[time].to_physical()
+            else:
+                start = pl.repeat(0, frame.height, eager=True)
+            keys = pl.DataFrame(
+                [values.hashed(frame[roles.episode]), start.alias("start")]
+            )
+            by_run = keys.group_by(
+                pl.col("id").rle_id().alias("run"), maintain_order=True
+            )
+            runs.append(
+                by_run.agg(pl.first("id"), pl.len().alias("rows"), pl.min("start"))
+            )
         for column in frame:
             _look_at(table, column)
         ended, cut, begun = (read_flags(frame, name, table.source) for name in flags)
@@ -311,7 +481,9 @@ def _look_through(table: Table, in_pieces: bool) -> None:
         elif len(roles.action) == 1 and actions.dtype.is_integer() and len(actions):
             table.seen += [actions.min(), actions.max()]
     if not table.n_rows:
-        raise DataError(f"{table.source} has no rows; give a table with at least one transition")
+        raise DataError(
+            f"{table.source} has no rows; give a table with at least one transition"
+        )
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
     table.runs = pl.concat(runs) if runs else None
@@ -326,19 +498,25 @@ def _look_through(table: Table, in_pieces: bool) -> None:
 
 
 def _add_links(table: Table, frame: pl.DataFrame) -> None:
-    """Count whether consecutive rows are linked by their next observations. Raises DataError for flags."""
+    """Count whether consecutive rows are linked by their next observations.
+
+    Raises DataError for flags.
+    """
     assert table.links is not None, "called where next observations show the episodes"
     roles = table.roles
     terminated, truncated = (
-        read_flags(frame, name, table.source).to_numpy() for name in (roles.terminal, roles.truncated)
+        read_flags(frame, name, table.source).to_numpy()
+        for name in (roles.terminal, roles.truncated)
     )
     table.links.add(terminated | truncated, truncated, links_of(frame, table))
 
 
 def links_of(frame: pl.DataFrame, table: Table) -> np.ndarray:
-    """Whether (N − 1,) the next observation of a row is the observation of the row below.
+    """Whether (N − 1,) the next observation of a row is the observation of the row
+    below.
 
-    A missing next observation is linked to nothing, since the row below has an observation.
+    A missing next observation is linked to nothing, since the row below has an
+    observation.
     """
     roles = table.roles
     observations = _states(frame, roles.observations, table)
@@ -347,31 +525,49 @@ def links_of(frame: pl.DataFrame, table: Table) -> np.ndarray:
 
 
 def _states(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.ndarray:
-    """(N, d) observations from columns of numbers, or from one column of lists; NaN where one is missing."""
+    """(N, d) observations from columns of numbers, or from one column of lists; NaN
+    where one is missing.
+    """
     if not frame.schema[columns[0]].is_nested():
-        kind = pl.Float64 if any(table.missing[name] for name in columns) else table.observation_type
+        if any(table.missing[name] for name in columns):
+            kind = pl.Float64
+        else:
+            kind = table.observation_type
         return frame.select(pl.col(columns).cast(kind)).to_numpy()
     lists = frame[columns[0]].cast(pl.List(pl.Float64))
     lengths = lists.list.len().drop_nulls()
     width = int(lengths.max() or 0)  # type: ignore[arg-type]
     if (lengths != width).any():
-        return np.full((frame.height, 1), np.nan)  # a problem already, since lists must have one length
+        return np.full(
+            (frame.height, 1), np.nan
+        )  # a problem already, since lists must have one length
     found = np.full((frame.height, width), np.nan)
-    found[lists.is_not_null().to_numpy()] = lists.drop_nulls().explode().to_numpy().reshape(-1, width)
+    found[lists.is_not_null().to_numpy()] = (
+        lists.drop_nulls().explode().to_numpy().reshape(-1, width)
+    )
     return found
 
 
 def _look_at(table: Table, column: pl.Series) -> None:
-    """Count the missing values of a column; lists of different lengths are a problem."""
-    name, missing = column.name, column.null_count()
+    """Count the missing values of a column; lists of different lengths are a
+    problem.
+    """
+    name = column.name
+    missing = column.null_count()
     if table.roles.impute.get(name) == "mean":
         table.means[name] += float(column.cast(pl.Float64).fill_nan(None).sum())
     if column.dtype.is_nested():
         column = column.drop_nulls()
-        lengths = column.list.len() if column.dtype == pl.List else column.arr.len()
+        if column.dtype == pl.List:
+            lengths = column.list.len()
+        else:
+            lengths = column.arr.len()
         for length in lengths.unique(maintain_order=True):
             if length == 0:
-                table.problems.add(f"column {name} holds lists without numbers; leave it, or those rows, out")
+                table.problems.add(
+                    f"column {name} holds lists without numbers; leave it, or those"
+                    " rows, out"
+                )
             if table.widths.setdefault(name, length) != length:
                 said = f"holds lists of {table.widths[name]} and {length} numbers"
                 table.problems.add(f"column {name} {said}; give lists of one length")
@@ -384,8 +580,12 @@ def _look_at(table: Table, column: pl.Series) -> None:
 
 def _check_counts(table: Table) -> None:
     """Add problems: missing values, and questions that only the user can answer."""
-    roles, problems = table.roles, table.problems
-    spelled = {**table.origin, **{f.text: "reward" for f in table.formulas if f.text == roles.reward}}
+    roles = table.roles
+    problems = table.problems
+    spelled = {
+        **table.origin,
+        **{f.text: "reward" for f in table.formulas if f.text == roles.reward},
+    }
     missing = {
         spelled.get(name, name): count
         for name, count in table.missing.items()
@@ -402,30 +602,47 @@ def _check_counts(table: Table) -> None:
         shown = f"values are missing ({shown}, of {counted(table.n_rows, 'row')})"
         if any(table.census.missing[name] for name in missing):
             shown = f"{shown}; in such columns NA, null and the like are missing values"
-        problems.add(f"{shown}; replace them (--impute COLUMN=mean, of categories zero), {cut}")
+        problems.add(
+            f"{shown}; replace them (--impute COLUMN=mean, of categories zero), {cut}"
+        )
     for name in table.means:
         if table.missing[name] == table.n_rows:
-            problems.add(f"column {name} has no value to take the mean of; leave it out")
+            problems.add(
+                f"column {name} has no value to take the mean of; leave it out"
+            )
     if table.is_own:
         return
     is_told = table.stands_alone or table.flagged or table.links is not None
     if roles.episode is None and roles.one_step is None and not is_told:
         table.is_open = True
-        said = "no column says which rows belong together; name one (--episode), or say that each row is an"
-        problems.add(f"{said} episode of one step (--one-step), or all are one record (--one-record)")
+        said = (
+            "no column says which rows belong together; name one (--episode), or say"
+            " that each row is an"
+        )
+        problems.add(
+            f"{said} episode of one step (--one-step), or all are one record"
+            " (--one-record)"
+        )
     split = None
     if roles.episode is not None and roles.time is None and len(table.rows.files) > 1:
         split = split_ids(table.rows, roles.episode)
     if split is not None:
         count, example = split
         said = (
-            f"{counted(count, 'episode')} ({roles.episode} {example}, for example) have rows in several files"
+            f"{counted(count, 'episode')} ({roles.episode} {example}, for example) have"
+            " rows in several files"
         )
-        remedy = "where ids begin anew in every file, make them different first; else name a time column"
+        remedy = (
+            "where ids begin anew in every file, make them different first; else name a"
+            " time column"
+        )
         problems.add(f"{said}, with other episodes between them; {remedy} (--time)")
     has_last_rows = roles.episode is not None or roles.starts is not None
     if has_last_rows and roles.terminal is None and roles.last_row is None:
-        said = "nothing says how episodes end; name a column (--terminal), or say what every last row is"
+        said = (
+            "nothing says how episodes end; name a column (--terminal), or say what"
+            " every last row is"
+        )
         problems.add(f"{said} (--last-row terminal, or cut by the end of logging)")
     for each in table.formulas if not problems.found else ():
         is_flag = each.text in (roles.terminal, roles.truncated, roles.starts)

@@ -1,4 +1,6 @@
-"""What the texts of a table are taken for: words for missing values, texts that formulas compare with."""
+"""What the texts of a table are taken for: words for missing values, texts that
+formulas compare with.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +20,46 @@ _MOST_SHOWN = 5  # texts of a column
 _LONGEST = 40  # letters of a text that is shown
 
 
-def one_spelling(values: Iterable[object], declared: Collection[object] = ()) -> dict[str, str]:
-    """How labels are meant that are written in several ways: in other letters, or with blanks around them.
+def one_spelling(
+    values: Iterable[object], declared: Collection[object] = ()
+) -> dict[str, str]:
+    """How labels are meant that are written in several ways: in other letters, or with
+    blanks around them.
 
-    Only what is certain: a single declared label is meant by its other spellings, and true and false are two
-    labels, however they are written.
+    Only what is certain: a single declared label is meant by its other spellings, and
+    true and false are two labels, however they are written.
     """
     groups = _by_key(values)
     names = _by_key(declared)
     meant = {key: next(iter(known)) for key, known in names.items() if len(known) == 1}
     if any(len(groups.get(key, ())) > 1 for key in _FLAGS) and not names:
         meant |= {key: key for key in _FLAGS}
-    pairs = {text: meant[key] for key, texts in groups.items() if key in meant for text in texts}
+    pairs = {
+        text: meant[key]
+        for key, texts in groups.items()
+        if key in meant
+        for text in texts
+    }
     return {text: label for text, label in sorted(pairs.items()) if text != label}
 
 
-def doubtful_spellings(values: Iterable[object], declared: Collection[object] = ()) -> list[list[str]]:
-    """Groups of labels that are one label in other letters, or with blanks, or several: who knows."""
+def doubtful_spellings(
+    values: Iterable[object], declared: Collection[object] = ()
+) -> list[list[str]]:
+    """Groups of labels that are one label in other letters, or with blanks, or several:
+    who knows.
+    """
     meant = one_spelling(values, declared)
-    groups = _by_key(value for value in values if value not in meant and value not in declared)
+    groups = _by_key(
+        value for value in values if value not in meant and value not in declared
+    )
     return [sorted(texts) for texts in groups.values() if len(texts) > 1]
 
 
 def _by_key(values: Iterable[object]) -> dict[str, set[str]]:
-    """Texts by what they are without case and blanks; values that are no texts have one spelling."""
+    """Texts by what they are without case and blanks; values that are no texts have one
+    spelling.
+    """
     groups: dict[str, set[str]] = defaultdict(set)
     for value in values:
         if isinstance(value, str):
@@ -51,16 +69,24 @@ def _by_key(values: Iterable[object]) -> dict[str, set[str]]:
 
 def spelling_note(column: str, meant: Mapping[str, str]) -> str:
     """A note on spellings that were taken for one label."""
-    shown = listed([f"{text!r} as {label!r}" for text, label in meant.items()], _MOST_SHOWN)
-    return f"labels of {column} that differ in case or blanks alone were taken for one: {shown}"
+    shown = listed(
+        [f"{text!r} as {label!r}" for text, label in meant.items()], _MOST_SHOWN
+    )
+    return (
+        f"labels of {column} that differ in case or blanks alone were taken for one:"
+        f" {shown}"
+    )
 
 
 @dataclass
 class TextCensus:
-    """Counts of texts in the rows as they are stored, before anything is computed from them.
+    """Counts of texts in the rows as they are stored, before anything is computed from
+    them.
 
-    numbers: columns of texts that are read as numbers; NaN stands where they had a word for missing.
-    read: columns of texts in which such words are missing values, and which are still texts.
+    numbers: columns of texts that are read as numbers; NaN stands where they had a word
+    for missing.
+    read: columns of texts in which such words are missing values, and which are still
+    texts.
     labels: columns of labels, in which such words are labels like others.
     """
 
@@ -78,18 +104,27 @@ class TextCensus:
         """Count the texts of some rows."""
         for name in self.numbers:
             self.missing[name] += int(frame[name].is_nan().sum())
-        for columns, counts in ((self.read, self.missing), (self.labels, self.as_labels)):
+        for columns, counts in (
+            (self.read, self.missing),
+            (self.labels, self.as_labels),
+        ):
             for name in columns:
-                words = frame.select(is_missing_word(pl.col(name).str.strip_chars())).to_series()
+                words = frame.select(
+                    is_missing_word(pl.col(name).str.strip_chars())
+                ).to_series()
                 counts[name] += int(words.sum())
         for column, text in self._comparisons():
             self._look_for(frame, column, text)
 
     def _comparisons(self) -> Iterable[tuple[str, str]]:
-        return dict.fromkeys(pair for formula in self.formulas for pair in formula.comparisons)
+        return dict.fromkeys(
+            pair for formula in self.formulas for pair in formula.comparisons
+        )
 
     def _look_for(self, frame: pl.DataFrame, column: str, text: str) -> None:
-        """Look for a text of a formula, for another spelling of it, and for examples of what is there."""
+        """Look for a text of a formula, for another spelling of it, and for examples of
+        what is there.
+        """
         texts = pl.col(column).cast(pl.String).str.strip_chars()
         is_equal = equals_text(column, text)
         if (column, text) not in self.seen and frame.select(is_equal.any()).item():
@@ -101,12 +136,20 @@ class TextCensus:
                 self.spelled[column, text] = others
         shown = self.examples.setdefault(column, [])
         if len(shown) < _MOST_SHOWN:
-            there = frame.select(texts.drop_nulls().unique(maintain_order=True)).to_series()
-            new = [each for each in there.str.head(_LONGEST).head(2 * _MOST_SHOWN) if each not in shown]
+            there = frame.select(
+                texts.drop_nulls().unique(maintain_order=True)
+            ).to_series()
+            new = [
+                each
+                for each in there.str.head(_LONGEST).head(2 * _MOST_SHOWN)
+                if each not in shown
+            ]
             shown.extend(new[: _MOST_SHOWN - len(shown)])
 
     def problems(self, roles: TableMapping) -> Iterator[str]:
-        """Sentences on texts of formulas that no row holds: misspelt ones, and all that a reward has."""
+        """Sentences on texts of formulas that no row holds: misspelt ones, and all that
+        a reward has.
+        """
         for formula in self.formulas:
             for column in {column: None for column, _ in formula.comparisons}:
                 texts = [text for name, text in formula.comparisons if name == column]
@@ -116,26 +159,45 @@ class TextCensus:
                     wrong = absent
                 if wrong:
                     shown = listed(map(repr, wrong))
-                    said = f"no row holds {shown} in {column}, with which {formula.text} compares it"
+                    said = (
+                        f"no row holds {shown} in {column}, with which {formula.text}"
+                        " compares it"
+                    )
                     there = self._shown(column, wrong)
-                    yield f"{said}; it holds {there}: write one of these, or leave it out"
+                    yield (
+                        f"{said}; it holds {there}: write one of these, or leave it out"
+                    )
 
     def notes(self) -> Iterator[str]:
-        """Sentences on words taken for missing values, on ids that look like one, and on texts not found."""
+        """Sentences on words taken for missing values, on ids that look like one, and
+        on texts not found.
+        """
         counts = {name: count for name, count in sorted(self.missing.items()) if count}
         if counts:
             shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
-            yield f"words such as NA, null and nan were taken for missing values ({shown})"
+            yield (
+                "words such as NA, null and nan were taken for missing values"
+                f" ({shown})"
+            )
         for name, count in sorted(self.as_labels.items()):
             if count:
                 rows = counted(count, "row")
-                yield f"in {rows} {name} is a word such as NA or null, and was taken for a label like others"
+                yield (
+                    f"in {rows} {name} is a word such as NA or null, and was taken for"
+                    " a label like others"
+                )
         for column, text in self._comparisons():
             if self._absent(column, [text]):
-                yield f"no row holds {text!r} in {column}, with which a formula compares it"
+                yield (
+                    f"no row holds {text!r} in {column}, with which a formula"
+                    " compares it"
+                )
             elif (column, text) in self.spelled:
                 other = self.spelled[column, text][:_LONGEST]
-                yield f"{column} also holds {other!r}, which a formula's {text!r} does not equal"
+                yield (
+                    f"{column} also holds {other!r}, which a formula's {text!r} does"
+                    " not equal"
+                )
 
     def _absent(self, column: str, texts: Iterable[str]) -> list[str]:
         """Texts that no row holds; that no cell is empty is no mistake of a formula."""
@@ -143,6 +205,10 @@ class TextCensus:
 
     def _shown(self, column: str, texts: Iterable[str]) -> str:
         """Examples of what a column holds, first what looks like one of these texts."""
-        alike = [self.spelled[column, text][:_LONGEST] for text in texts if (column, text) in self.spelled]
+        alike = [
+            self.spelled[column, text][:_LONGEST]
+            for text in texts
+            if (column, text) in self.spelled
+        ]
         shown = dict.fromkeys((*alike, *self.examples.get(column, [])))
         return listed(map(repr, shown), _MOST_SHOWN) or "no text"

@@ -1,4 +1,6 @@
-"""Values in a table: texts as numbers and times, flags, categories; problems and counts."""
+"""Values in a table: texts as numbers and times, flags, categories; problems and
+counts.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +20,56 @@ from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.errors import DataError, counted, nearest_name
 
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
-TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
-# 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
+TRUE = ("true", "t", "yes", "y", "1", "1.0")
+FALSE = ("false", "f", "no", "n", "0", "0.0")
+# 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits
+# reach from 1677 to 2262.
 _TIME = (
     r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})"
-    r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
+    r"(?:[T"
+    r" ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
 )
 
 
 def _instants(texts: pl.Expr) -> pl.Expr:
-    """Times with an offset as instants to the nanosecond; null if a text is no such time."""
-    clock, second = pl.field("clock").fill_null("00:00"), pl.field("second").fill_null(":00")
-    told = pl.concat_str(pl.field("date"), pl.lit("T"), clock, second, pl.field("zone")).alias("told")
-    whole = texts.str.extract_groups(_TIME).struct.with_fields(told).struct.field("told")
-    return whole.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%#z", time_unit="ns", strict=False)
+    """Times with an offset as instants to the nanosecond; null if a text is no such
+    time.
+    """
+    clock = pl.field("clock").fill_null("00:00")
+    second = pl.field("second").fill_null(":00")
+    told = pl.concat_str(
+        pl.field("date"), pl.lit("T"), clock, second, pl.field("zone")
+    ).alias("told")
+    whole = (
+        texts.str.extract_groups(_TIME).struct.with_fields(told).struct.field("told")
+    )
+    return whole.str.to_datetime(
+        "%Y-%m-%dT%H:%M:%S%.f%#z", time_unit="ns", strict=False
+    )
 
 
-# In columns of numbers, times and flags these words are missing values, in whatever case; in columns of
-# labels they are labels (NA is Namibia).
-MISSING_WORDS = ("na", "n/a", "nan", "-nan", "null", "none", "#n/a", "#n/a n/a", "#na", "<na>")
+# In columns of numbers, times and flags these words are missing values, in whatever
+# case; in columns of labels they are labels (NA is Namibia).
+MISSING_WORDS = (
+    "na",
+    "n/a",
+    "nan",
+    "-nan",
+    "null",
+    "none",
+    "#n/a",
+    "#n/a n/a",
+    "#na",
+    "<na>",
+)
 # 1.234 or 12.345.678,9: points that mark thousands, where commas mark decimals.
 _THOUSANDS = r"^[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?$"
 
 
 def is_missing_word(texts: pl.Expr) -> pl.Expr:
-    """Whether texts without blanks around them are words for a missing value; null stays null."""
+    """Whether texts without blanks around them are words for a missing value; null
+    stays null.
+    """
     return texts.str.to_lowercase().is_in(MISSING_WORDS)
 
 
@@ -53,13 +80,19 @@ def _without_missing_words(texts: pl.Expr) -> pl.Expr:
 def _with_decimal_commas(texts: pl.Expr) -> pl.Expr:
     """Texts such as 3,5 and 1.234,5 as floats; null if a point marks no thousands."""
     has_thousands = texts.str.contains(_THOUSANDS)
-    digits = pl.when(has_thousands).then(texts.str.replace_all(".", "", literal=True)).otherwise(texts)
+    digits = (
+        pl.when(has_thousands)
+        .then(texts.str.replace_all(".", "", literal=True))
+        .otherwise(texts)
+    )
     numbers = digits.str.replace(",", ".", literal=True).cast(pl.Float64, strict=False)
     return pl.when(~digits.str.contains(".", literal=True)).then(numbers)
 
 
 # Ways to read texts, the narrowest first; all but the first two are for times.
-WHOLE, NUMBERS, LOCAL = "whole numbers", "numbers", "times without a UTC offset"
+WHOLE = "whole numbers"
+NUMBERS = "numbers"
+LOCAL = "times without a UTC offset"
 _PLAIN_WAYS: dict[str, Callable[[pl.Expr], pl.Expr]] = {
     WHOLE: lambda texts: texts.cast(pl.Int64, strict=False),
     NUMBERS: lambda texts: texts.cast(pl.Float64, strict=False),
@@ -68,39 +101,58 @@ _PLAIN_WAYS: dict[str, Callable[[pl.Expr], pl.Expr]] = {
     LOCAL: lambda texts: _instants(texts + "Z"),
 }
 TEXT_WAYS = tuple(_PLAIN_WAYS)
-# Numbers with decimal commas, only where the mapping says so; texts in which words for missing are missing.
-DECIMAL_COMMAS, FLAGS_OR_IDS = "numbers with decimal commas", "texts"
-_WAYS = {**_PLAIN_WAYS, DECIMAL_COMMAS: _with_decimal_commas, FLAGS_OR_IDS: _without_missing_words}
+# Numbers with decimal commas, only where the mapping says so; texts in which words for
+# missing are missing.
+DECIMAL_COMMAS = "numbers with decimal commas"
+FLAGS_OR_IDS = "texts"
+_WAYS = {
+    **_PLAIN_WAYS,
+    DECIMAL_COMMAS: _with_decimal_commas,
+    FLAGS_OR_IDS: _without_missing_words,
+}
 
 
 def as_read(column: str, way: str) -> pl.Expr:
-    """A column of texts as integers, floats or date-times; null or NaN if a text is none."""
+    """A column of texts as integers, floats or date-times; null or NaN if a text is
+    none.
+    """
     return _WAYS[way](pl.col(column).str.strip_chars()).alias(column)
 
 
 def unread(column: pl.Series, ways: Iterable[str]) -> dict[str, pl.Series]:
-    """For each way to read texts, a mask of the texts that it cannot read, words for missing apart."""
+    """For each way to read texts, a mask of the texts that it cannot read, words for
+    missing apart.
+    """
     frame = column.to_frame()
     name = column.name
     is_word = frame.select(is_missing_word(pl.col(name).str.strip_chars())).to_series()
     read = {way: frame.select(as_read(name, way)).to_series() for way in ways}
-    return {way: values.is_null() & column.is_not_null() & ~is_word for way, values in read.items()}
+    return {
+        way: values.is_null() & column.is_not_null() & ~is_word
+        for way, values in read.items()
+    }
 
 
 def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:
-    """Common numeric type of columns of these types; it depends on the types only, never on values.
+    """Common numeric type of columns of these types; it depends on the types only,
+    never on values.
 
-    uint8 may stay if all are; float16, float32 and integers of at most 16 bits become float32, others
-    float64.
+    uint8 may stay if all are; float16, float32 and integers of at most 16 bits become
+    float32, others float64.
     """
     bases = [getattr(kind, "inner", kind) for kind in kinds]
     if bytes_stay and all(base == pl.UInt8 for base in bases):
         return pl.UInt8()
-    return pl.Float32() if all(base in _NARROW for base in bases) else pl.Float64()
+    if all(base in _NARROW for base in bases):
+        return pl.Float32()
+    return pl.Float64()
 
 
 def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
-    """Yes/no, 0/1, or texts such as true and false, as booleans. Raises DataError for anything else."""
+    """Yes/no, 0/1, or texts such as true and false, as booleans.
+
+    Raises DataError for anything else.
+    """
     if name is None:
         return pl.repeat(False, frame.height, eager=True)
     column = frame[name]
@@ -108,26 +160,40 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
         return column.fill_null(False)  # missing values are refused elsewhere
     if column.dtype == pl.String:
         lower = column.str.strip_chars().str.to_lowercase()
-        yes, no = lower.is_in(TRUE), lower.is_in(FALSE)
+        yes = lower.is_in(TRUE)
+        no = lower.is_in(FALSE)
     else:
         number = column.cast(pl.Float64)
-        yes, no = number == 1, number == 0
+        yes = number == 1
+        no = number == 0
     wrong = ~(yes | no) & column.is_not_null()
     if wrong.any():
-        compare = f", or compare: \"{name} == '…'\"" if column.dtype == pl.String else ""
+        if column.dtype == pl.String:
+            compare = f", or compare: \"{name} == '…'\""
+        else:
+            compare = ""
         said = f"holds {column[int(wrong.arg_max() or 0)]!r}, neither yes nor no"
-        raise DataError(f"{source}: column {name} {said}; give true and false, or 1 and 0{compare}")
+        raise DataError(
+            f"{source}: column {name} {said}; give true and false, or 1 and 0{compare}"
+        )
     return yes.fill_null(False)
 
 
-def features(column: str, encoding: Encoding, spelled: Mapping[str, str]) -> list[pl.Expr]:
-    """The numbers that encode a column; missing values stay missing. ``spelled``: as categories are meant."""
+def features(
+    column: str, encoding: Encoding, spelled: Mapping[str, str]
+) -> list[pl.Expr]:
+    """The numbers that encode a column; missing values stay missing.
+
+    ``spelled``: as categories are meant.
+    """
     texts = pl.col(column).cast(pl.String)
     if spelled:
         texts = texts.replace(dict(spelled))
     if encoding.kind != ONE_HOT:
         known = pl.Series(encoding.categories, dtype=pl.String)
-        codes = texts.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int16)
+        codes = texts.replace_strict(
+            known, range(len(known)), default=None, return_dtype=pl.Int16
+        )
         return [codes.alias(column)]
     pairs = zip(encoding.categories, encoding.names(column), strict=True)
     return [(texts == category).cast(pl.Int8).alias(name) for category, name in pairs]
@@ -135,12 +201,15 @@ def features(column: str, encoding: Encoding, spelled: Mapping[str, str]) -> lis
 
 _MOST_LISTED = 20
 ID_NAME = re.compile(  # ends in a word for an id: user_id, userId, customer
-    r"(?:^|[_. -])(?i:id|uid|guid|uuid|user|customer|patient|client|visitor|subscriber)$|[a-z]I[dD]$"
+    r"(?:^|[_."
+    r" -])(?i:id|uid|guid|uuid|user|customer|patient|client|visitor|subscriber)$|[a-z]I[dD]$"
 )
 
 
 class Problems:
-    """Sentences on what is wrong with a table, each once; ``refuse`` raises one DataError with all."""
+    """Sentences on what is wrong with a table, each once; ``refuse`` raises one
+    DataError with all.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -155,7 +224,10 @@ class Problems:
 
     def unknown(self, name: str, role: str, names: Sequence[str]) -> None:
         """Add that a column does not exist, with the nearest name."""
-        remedy = "name single columns here" if is_pattern(name) else nearest_name(name, names)
+        if is_pattern(name):
+            remedy = "name single columns here"
+        else:
+            remedy = nearest_name(name, names)
         self.add(f"has no column '{name}' ({role}); {remedy}")
 
     @contextlib.contextmanager
@@ -172,35 +244,54 @@ class Problems:
             verb = self.found[0].startswith(("has ", "is ", "lacks "))
             raise DataError(f"{self.source}{' ' if verb else ': '}{self.found[0]}")
         if self.found:
-            shown = [f"({i}) {said}" for i, said in enumerate(self.found[:_MOST_LISTED], 1)]
+            shown = [
+                f"({i}) {said}" for i, said in enumerate(self.found[:_MOST_LISTED], 1)
+            ]
             more = len(self.found) - len(shown)
             shown += [f"and {more} more"] if more else []
-            raise DataError(f"{self.source} has {len(self.found)} problems: {'; '.join(shown)}")
+            raise DataError(
+                f"{self.source} has {len(self.found)} problems: {'; '.join(shown)}"
+            )
 
 
 def is_pattern(name: str) -> bool:
-    """Whether polars reads a column's name as a pattern of names; such columns get no role."""
+    """Whether polars reads a column's name as a pattern of names; such columns get no
+    role.
+    """
     return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
 def hashed(ids: pl.Series) -> pl.Series:
-    """Hash ids to 64 bits. A collision is harmless: both ids go to the same temporary file."""
+    """Hash ids to 64 bits.
+
+    A collision is harmless: both ids go to the same temporary file.
+    """
     return ids.hash(0).alias("id")
 
 
 _FEW = 0.01  # share of the steps: fewer gaps are only a note
 _PARTS = 16  # bins per octave: steps of about equal length share a bin
-_LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # bins from the usual step of a regular log to a gap
-_FAR = 3.0  # Tukey's "far out": this many interquartile ranges above the third quartile (of the logarithm)
+_LONGER = int(
+    np.ceil(np.log2(1.5) * _PARTS)
+)  # bins from the usual step of a regular log to a gap
+# Tukey's "far out": this many interquartile ranges above the third quartile (of the
+# logarithm)
+_FAR = 3.0
 _PER_SECOND = {"ms": 1e3, "us": 1e6, "ns": 1e9}
-_FIRST_DAY, _LAST_DAY = 19_000_101, 20_991_231  # days as whole numbers: 20241027
-_FEW_LATE, _LATE = 5, 0.1  # episodes, and share of them, that begin after the first step
+# days as whole numbers: 20241027
+_FIRST_DAY = 19_000_101
+_LAST_DAY = 20_991_231
+# episodes, and share of them, that begin after the first step
+_FEW_LATE = 5
+_LATE = 0.1
 
 
 def _wide(numbers: pl.Series) -> pl.Series:
-    """Numbers in a type that holds the difference of any two of them; -100 and 100 are both of 8 bits.
+    """Numbers in a type that holds the difference of any two of them; -100 and 100 are
+    both of 8 bits.
 
-    Differences of times in nanoseconds stay exact; times of 64 bits without a sign become floats.
+    Differences of times in nanoseconds stay exact; times of 64 bits without a sign
+    become floats.
     """
     if not numbers.dtype.is_integer():
         return numbers
@@ -211,13 +302,16 @@ def _are_days(times: pl.Series) -> bool:
     """Whether times are whole numbers that look like days."""
     # In a column's own type of 8 or 16 bits polars cannot even write these bounds.
     return bool(
-        times.dtype.is_integer() and len(times) and _wide(times).is_between(_FIRST_DAY, _LAST_DAY).all()
+        times.dtype.is_integer()
+        and len(times)
+        and _wide(times).is_between(_FIRST_DAY, _LAST_DAY).all()
     )
 
 
 @dataclass
 class StepLengths:
-    """Histogram of time steps within episodes, by the logarithm of their length, with one example each.
+    """Histogram of time steps within episodes, by the logarithm of their length, with
+    one example each.
 
     ``unit``: seconds per unit of time, unless times are plain numbers.
     """
@@ -227,7 +321,9 @@ class StepLengths:
     unit: float | None = None
 
     def add(self, times: pl.Series, inside: pl.Series) -> None:
-        """Add times in order; ``inside``: whether a row continues the episode of the row before."""
+        """Add times in order; ``inside``: whether a row continues the episode of the
+        row before.
+        """
         if _are_days(times):
             days = times.cast(pl.String).str.to_date("%Y%m%d", strict=False)
             times = times if days.null_count() else days
@@ -237,9 +333,15 @@ class StepLengths:
             self.unit = 1.0 / _PER_SECOND[getattr(times.dtype, "time_unit", "ns")]
         lengths = _wide(times.to_physical()).diff().cast(pl.Float64)
         steps = pl.DataFrame({"before": times, "length": lengths})
-        steps = steps.filter(inside & (steps["length"] > 0) & steps["length"].is_finite())
-        by_length = steps.group_by((pl.col("length").log(2) * _PARTS).round().cast(pl.Int64).alias("bin"))
-        found = by_length.agg(pl.len(), pl.first("before"), pl.first("length").alias("example"))
+        steps = steps.filter(
+            inside & (steps["length"] > 0) & steps["length"].is_finite()
+        )
+        by_length = steps.group_by(
+            (pl.col("length").log(2) * _PARTS).round().cast(pl.Int64).alias("bin")
+        )
+        found = by_length.agg(
+            pl.len(), pl.first("before"), pl.first("length").alias("example")
+        )
         for length, count, before, example in found.iter_rows():
             self.counts[length] += count
             self.first.setdefault(length, (str(before), example))
@@ -247,36 +349,56 @@ class StepLengths:
     def sentences(self) -> list[str]:
         """Notes on outlying time steps, where rows may be missing.
 
-        If most steps have one length, the log is regular, and any longer step is a gap. The same holds if
-        lengths vary but cluster again at twice the usual length. In other logs, only steps whose logarithm is
-        an outlier are gaps.
+        If most steps have one length, the log is regular, and any longer step is a gap.
+        The same holds if lengths vary but cluster again at twice the usual length. In
+        other logs, only steps whose logarithm is an outlier are gaps.
         """
         if not self.counts:
             return []
         lengths, number = np.array(sorted(self.counts.items())).T
         share = np.cumsum(number) / number.sum()
-        low, middle, high = (int(lengths[np.searchsorted(share, part)]) for part in (0.25, 0.5, 0.75))
-        near = {part: self.counts[middle + part] for part in range(-_LONGER, _PARTS + 4)}
-        valley, place = min((sum(near[p + i] for i in (-1, 0, 1)) / 3, p) for p in range(4, _LONGER + 3))
+        low, middle, high = (
+            int(lengths[np.searchsorted(share, part)]) for part in (0.25, 0.5, 0.75)
+        )
+        near = {
+            part: self.counts[middle + part] for part in range(-_LONGER, _PARTS + 4)
+        }
+        valley, place = min(
+            (sum(near[p + i] for i in (-1, 0, 1)) / 3, p) for p in range(4, _LONGER + 3)
+        )
         double = sum(near[part] for part in range(_PARTS - 3, _PARTS + 4)) / 7
         within = sum(near[part] for part in range(-_LONGER, _LONGER))
         is_even = self.counts[middle] > number.sum() / 2
         is_jittered = within > 0.75 * number.sum() and double > 3 + 1.5 * valley
         far = high + max(_FAR * (high - low), _LONGER) + 1  # above it
-        bound = middle + _LONGER if is_even else middle + place if is_jittered else far
-        gaps, many = lengths[lengths >= bound], number[lengths >= bound]
+        bound: float
+        if is_even:
+            bound = middle + _LONGER
+        elif is_jittered:
+            bound = middle + place
+        else:
+            bound = far
+        gaps = lengths[lengths >= bound]
+        many = number[lengths >= bound]
         if not len(gaps):
             return []
         where, length = self.first[int(gaps[0])]
         said = counted(int(many.sum()), "step", "is", "are")
-        lost = float((np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0) @ many)  # rows, at all of them
+        lost = float(
+            (np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0) @ many
+        )  # rows, at all of them
         rows = f", about {lost / (lost + number.sum()):.1%} of the steps may be missing"
-        head = "few " + GAPS if many.sum() < _FEW * number.sum() else GAPS
-        usual, found = self._shown(self.first[middle][1]), self._shown(length)
+        if many.sum() < _FEW * number.sum():
+            head = "few " + GAPS
+        else:
+            head = GAPS
+        usual = self._shown(self.first[middle][1])
+        found = self._shown(length)
         return [
-            f"{head}{said} longer than others (for example {found} before {where}; usually {usual})"
-            f"{rows if is_even or is_jittered else ''}; where rows are missing, the row before is joined to "
-            "a state that it did not lead to; give what follows another episode id"
+            f"{head}{said} longer than others (for example {found} before {where};"
+            f" usually {usual}){rows if is_even or is_jittered else ''}; where rows are"
+            " missing, the row before is joined to a state that it did not lead to;"
+            " give what follows another episode id"
         ]
 
     def _shown(self, length: float) -> str:
@@ -289,9 +411,10 @@ class StepLengths:
 class TableCounts:
     """Counts of changes to the rows, summed over all pieces of a table.
 
-    ``left_out``: rows left out because they have no next observation; None if every row of the table has one.
-    ``ends_lost``: rows flagged terminal that were left out. ``firsts``: number of episodes by their first
-    step.
+    ``left_out``: rows left out because they have no next observation; None if every row
+    of the table has one.
+    ``ends_lost``: rows flagged terminal that were left out. ``firsts``: number of
+    episodes by their first step.
     """
 
     episodes: int = 0
@@ -310,28 +433,54 @@ class TableCounts:
         if self.repeated:
             yield f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped"
         for (column, how), count in sorted(self.imputed.items()):
-            missing = counted(count, "missing value", f"in {column} was", f"in {column} were")
+            missing = counted(
+                count, "missing value", f"in {column} was", f"in {column} were"
+            )
             yield f"{missing} replaced ({how})"
         if self.ended:
             lost = counted(self.ended, "row", "was", "were")
-            yield f"{lost} left out: from a missing value on, as asked, to the end of the episode"
+            yield (
+                f"{lost} left out: from a missing value on, as asked, to the end of the"
+                " episode"
+            )
         if self.ends_lost:
             lost = counted(self.ends_lost, "row", "is", "are")
-            yield f"{GAPS}{lost} flagged terminal among those left out; fill these in, or ends are lost"
+            yield (
+                f"{GAPS}{lost} flagged terminal among those left out; fill these in, or"
+                " ends are lost"
+            )
         if self.reordered and is_timed:
             yield "the rows of each episode were put together and in time order"
         elif self.reordered:
-            said = "rows of several episodes are mixed; without a time column the table's order was taken"
-            yield f"{ORDER}{said}; name it (--time), or sort the table by episode and time"
+            said = (
+                "rows of several episodes are mixed; without a time column the table's"
+                " order was taken"
+            )
+            yield (
+                f"{ORDER}{said}; name it (--time), or sort the table by episode and"
+                " time"
+            )
         if self.left_out is not None:
-            lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this table"
-            yield "next observations were taken from the rows that follow" + (lost if self.left_out else "")
+            lost = (
+                f"; {counted(self.left_out, 'row', 'was', 'were')} left out:"
+                f" {UNFOLLOWED} in this table"
+            )
+            yield "next observations were taken from the rows that follow" + (
+                lost if self.left_out else ""
+            )
         if self.cut:
             ending = counted(self.cut, "episode", "that ends", "that end")
-            yield f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated"
-        first, total = min(self.firsts, default=2), self.firsts.total()
+            yield (
+                f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked"
+                " as truncated"
+            )
+        first = min(self.firsts, default=2)
+        total = self.firsts.total()
         late = total - self.firsts[first]
         if first in (0, 1) and late >= max(_FEW_LATE, _LATE * total):
             said = f"{late} of {total} episodes begin after the first step"
-            yield f"{STARTS}{said}: the value is that of such states too; leave these out if it should not be"
+            yield (
+                f"{STARTS}{said}: the value is that of such states too; leave these out"
+                " if it should not be"
+            )
         yield from self.steps.sentences()

@@ -1,4 +1,6 @@
-"""``koffline.bellman_test``: does Q solve the Bellman equation where the log has rows, and where not?"""
+"""``koffline.bellman_test``: does Q solve the Bellman equation where the log has rows,
+and where not?
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,19 @@ _SHOWN = {"level", "gamma", "draws", "seed"}
 
 @dataclass(frozen=True, eq=False)
 class BellmanTest(Record):
-    """Test of H0: E[residual | state, action] = 0, that is, Q = Q^π where the log has rows.
+    """Test of H0: E[residual | state, action] = 0, that is, Q = Q^π where the log has
+    rows.
 
-    ``statistic``: T = n·V̂ in squared units of the reward. ``p_value``: probability of so large a T under H0.
-    ``power``: probability of a rejection if all values are off by ``alternative``, in units of the return;
-    ``detectable``: the smallest such error found with 80 % power. ``n``: rows of positive weight; ``units``:
-    rows whose random sign changes T. ``kernel_loss``: the U-statistic, unbiased for independent rows; may be
-    negative. ``witness``: where residuals of one sign gather. ``held_out``: no row was trained on; None:
-    unknown. ``features``: 0 for the exact kernel. ``rows``: residuals, values and weights by row.
+    ``statistic``: T = n·V̂ in squared units of the reward. ``p_value``: probability of
+    so large a T under H0.
+    ``power``: probability of a rejection if all values are off by ``alternative``, in
+    units of the return;
+    ``detectable``: the smallest such error found with 80 % power. ``n``: rows of
+    positive weight; ``units``: rows whose random sign changes T. ``kernel_loss``: the
+    U-statistic, unbiased for independent rows; may be negative. ``witness``: where
+    residuals of one sign gather. ``held_out``: no row was trained on; None: unknown.
+    ``features``: 0 for the exact kernel. ``rows``: residuals, values and weights by
+    row.
     """
 
     statistic: float
@@ -63,9 +70,14 @@ class BellmanTest(Record):
 
     @property
     def kernel_ratio(self) -> float:
-        """The V-statistic divided by its expectation for the true Q: 1 is perfect. NaN without residuals."""
+        """The V-statistic divided by its expectation for the true Q: 1 is perfect.
+
+        NaN without residuals.
+        """
         own = self.rows.own_products
-        return self.statistic * self.n / own if own > 0.0 else math.nan
+        if own > 0.0:
+            return self.statistic * self.n / own
+        return math.nan
 
     @property
     def rejects(self) -> bool:
@@ -78,23 +90,36 @@ class BellmanTest(Record):
         numbers = f"p = {self.p_value:.3g}, level {self.level:g}"
         if self.rejects:
             return (
-                f"rejected ({numbers}): {self.value_function} does not solve the Bellman equation of "
-                f"{self.policy} where this log has rows"
+                f"rejected ({numbers}): {self.value_function} does not solve the"
+                f" Bellman equation of {self.policy} where this log has rows"
             )
-        found, smallest = f"found with probability {self.power:.2f}", "no error of this kind can be found"
+        found = f"found with probability {self.power:.2f}"
+        smallest = "no error of this kind can be found"
         if self.detectable is not None:
-            smallest = f"the smallest such error found with probability 0.8 is {self.detectable:.3g}"
+            smallest = (
+                "the smallest such error found with probability 0.8 is"
+                f" {self.detectable:.3g}"
+            )
         return (
-            f"not rejected ({numbers}): that is no proof; an error of {self.alternative:.3g} everywhere is "
-            f"{found}, {smallest}, and nothing is said of states without rows"
+            f"not rejected ({numbers}): that is no proof; an error of"
+            f" {self.alternative:.3g} everywhere is {found}, {smallest}, and nothing is"
+            " said of states without rows"
         )
 
     def __str__(self) -> str:
-        return "\n".join([self.conclusion, *(f"warning: {sentence}" for sentence in self.warnings)])
+        return "\n".join(
+            [self.conclusion, *(f"warning: {sentence}" for sentence in self.warnings)]
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """The record as plain JSON types, without arrays; numbers that are not finite become None."""
-        return {**super().as_dict(), "rejects": self.rejects, "conclusion": self.conclusion}
+        """The record as plain JSON types, without arrays; numbers that are not finite
+        become None.
+        """
+        return {
+            **super().as_dict(),
+            "rejects": self.rejects,
+            "conclusion": self.conclusion,
+        }
 
 
 def bellman_test(
@@ -108,35 +133,49 @@ def bellman_test(
     allow_training_rows: bool = False,
     **options: Any,
 ) -> BellmanTest:
-    """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂, the kernel loss.
+    """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂,
+    the kernel loss.
 
-    q: anything `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
-    (observations, actions) -> (N,) …), or what `koffline.cross_fit` made of these rows; then every model is
-    tested on the rows it has not seen, and T is the sum over models. policy, gamma: as in
-    `koffline.evaluate`. trained_on: the rows q was fitted to, if q does not store them. A test on those rows
-    says nothing and is refused unless ``allow_training_rows``. options: fields of
-    `koffline.config.BellmanSettings`. Rows need not be independent: along trajectories, one-step residuals
-    are martingale differences. ``power`` and ``detectable`` treat the alternative's effect on a residual as a
-    function of (s, a); they are approximate where it depends on the transition, as with random termination.
+    q: anything `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model
+    or .d3 file, a function (observations, actions) -> (N,) …), or what
+    `koffline.cross_fit` made of these rows; then every model is tested on the rows it
+    has not seen, and T is the sum over models. policy, gamma: as in
+    `koffline.evaluate`. trained_on: the rows q was fitted to, if q does not store them.
+    A test on those rows says nothing and is refused unless ``allow_training_rows``.
+    options: fields of `koffline.config.BellmanSettings`. Rows need not be independent:
+    along trajectories, one-step residuals are martingale differences. ``power`` and
+    ``detectable`` treat the alternative's effect on a residual as a function of (s, a);
+    they are approximate where it depends on the transition, as with random termination.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """
     check_arguments(q, transitions)
-    settings = make_bellman_settings(gamma=usual_gamma(transitions, gamma), seed=seed, **options)
-    space, shape = transitions.action_space, transitions.observation_shape
+    settings = make_bellman_settings(
+        gamma=usual_gamma(transitions, gamma), seed=seed, **options
+    )
+    space = transitions.action_space
+    shape = transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)
     held_out: bool | None = True
     said: tuple[str, ...] = ()
     if not isinstance(function, CrossFitted):
-        held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
+        held_out, said = measure_freshness(
+            function, transitions, trained_on, allow_training_rows
+        )
     if transitions.clusters is not None:
-        said = (*said, "Rows of one cluster are taken as independent: the test rejects too often.")
+        said = (
+            *said,
+            "Rows of one cluster are taken as independent: the test rejects too often.",
+        )
     case = make_case(function, transitions, policy, settings)
     features = count_features(case)
     drawn = draw_signs(case, features, np.random.default_rng(seed + 1))
-    statistic, scale, level = drawn.statistic, case.problem.reward_scale, settings.level
-    shift, share = settings.alternative * scale, case.weights / case.weights.sum()
+    statistic = drawn.statistic
+    scale = case.problem.reward_scale
+    level = settings.level
+    shift = settings.alternative * scale
+    share = case.weights / case.weights.sum()
     return BellmanTest(
         **settings.model_dump(include=_SHOWN),
         statistic=statistic,
@@ -149,7 +188,11 @@ def bellman_test(
         held_out=held_out,
         value_function=function.name,
         policy=policy.name,
-        kernel_loss=(statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
+        kernel_loss=(
+            (statistic * case.n - case.own_products) / case.pairs
+            if case.pairs > 0.0
+            else 0.0
+        ),
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
         mean_residual=float(share @ case.residuals),
         bandwidth=case.kernel.bandwidth,

@@ -1,9 +1,12 @@
-"""T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, its law under H0, its power.
+"""T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, its law under H0, its
+power.
 
-f_g is score g in the kernel's space, divided by √n. Random signs ε turn T into T* = ‖Σ_g ε_g f_g‖². An
-alternative of c units adds c·s_g to score g. A tester then computes the null distribution from the shifted
-residuals: its mean grows by Σ_g (2c f_gᵀs_g + c² s_gᵀs_g), its variance by products of different scores. So
-only what an alternative adds to products of different scores counts for the power.
+f_g is score g in the kernel's space, divided by √n. Random signs ε turn T into T* =
+‖Σ_g ε_g f_g‖². An alternative of c units adds c·s_g to score g. A tester then computes
+the null distribution from the shifted
+residuals: its mean grows by Σ_g (2c f_gᵀs_g + c² s_gᵀs_g), its variance by products of
+different scores. So only what an alternative adds to products of different scores
+counts for the power.
 """
 
 from __future__ import annotations
@@ -33,12 +36,14 @@ _DETECTABLE_POWER = 0.8
 
 
 class SignDraws(NamedTuple):
-    """T, B draws of its law under H0 by random signs of the residuals, and the effect of an alternative.
+    """T, B draws of its law under H0 by random signs of the residuals, and the effect
+    of an alternative.
 
-    ``statistics (B,)``: T*, with mean ``mean`` = Σ m_gg and variance ``variance`` = 2 Σ_{g≠h} m_gh², m_gh =
-    f_gᵀf_h. An alternative c adds 2c·``linear`` (B,) + c²·``quadratic`` to T − mean; the null distribution
-    from the shifted residuals has the variance variance + c²·``growth_2`` + c⁴·``growth_4``. A test rejects
-    if p ≤ level.
+    ``statistics (B,)``: T*, with mean ``mean`` = Σ m_gg and variance ``variance`` = 2
+    Σ_{g≠h} m_gh², m_gh = f_gᵀf_h. An alternative c adds 2c·``linear`` (B,) +
+    c²·``quadratic`` to T − mean; the null distribution from the shifted residuals has
+    the variance variance + c²·``growth_2`` + c⁴·``growth_4``. A test rejects if p ≤
+    level.
     """
 
     statistic: float
@@ -51,77 +56,114 @@ class SignDraws(NamedTuple):
     growth_4: float = 0.0
 
     def p_value(self, statistic: float) -> float:
-        """Probability of a T at least as large under H0: (1 + #{T* ≥ T})/(B + 1), never zero."""
+        """Probability of a T at least as large under H0: (1 + #{T* ≥ T})/(B + 1), never
+        zero.
+        """
         as_large = self.statistics >= statistic * _ROUNDING
         return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
 
     def critical(self, level: float) -> float:
         """Critical value: a larger T is rejected."""
-        allowed = math.floor(level * (len(self.statistics) + 1) + 1e-9)  # rejected if fewer draws reach T
+        allowed = math.floor(
+            level * (len(self.statistics) + 1) + 1e-9
+        )  # rejected if fewer draws reach T
         return float(np.sort(self.statistics)[-allowed])
 
     def power(self, shift: float, level: float) -> float:
-        """Probability that H0 is rejected with c = shift, tested against the null of the shifted residuals.
+        """Probability that H0 is rejected with c = shift, tested against the null of
+        the shifted residuals.
 
         It is the share of draws that the alternative lifts above their critical value.
         """
         if not (self.mean > 0.0 and self.variance > _NO_SPREAD * self.mean**2):
             return 0.0
-        spread = math.sqrt(1.0 + (shift**2 * self.growth_2 + shift**4 * self.growth_4) / self.variance)
-        renewed = self.mean + (self.critical(level) - self.mean) * spread  # the shift of the mean is left out
+        spread = math.sqrt(
+            1.0 + (shift**2 * self.growth_2 + shift**4 * self.growth_4) / self.variance
+        )
+        renewed = (
+            self.mean + (self.critical(level) - self.mean) * spread
+        )  # the shift of the mean is left out
         lifted = self.statistics + 2.0 * shift * self.linear + shift**2 * self.quadratic
         return float(np.mean(lifted > renewed))
 
     def detectable_shift(self, start: float, level: float) -> float | None:
-        """Smallest c with a power of 80 %, searched from ``start``; None if none is found."""
-        low, high = 0.0, start
+        """Smallest c with a power of 80 %, searched from ``start``; None if none is
+        found.
+        """
+        low = 0.0
+        high = start
         while self.power(high, level) < _DETECTABLE_POWER:
-            low, high = high, 2.0 * high
+            low = high
+            high = 2.0 * high
             if high > _LARGEST_SHIFT * start:
                 return None
         for _ in range(30):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if self.power(middle, level) < _DETECTABLE_POWER else (low, middle)
+            low, high = (
+                (middle, high)
+                if self.power(middle, level) < _DETECTABLE_POWER
+                else (low, middle)
+            )
         return high
 
 
-def draw_signs(case: BellmanCase, features: int, generator: np.random.Generator) -> SignDraws:
-    """T = Σ_k T_k and its draws, summed over folds k with their own value functions and rows.
+def draw_signs(
+    case: BellmanCase, features: int, generator: np.random.Generator
+) -> SignDraws:
+    """T = Σ_k T_k and its draws, summed over folds k with their own value functions and
+    rows.
 
-    Products across folds would be biased under cross-fitting: a fold's noise enters its own residuals and,
-    through the models fitted to it, those of other folds with the opposite sign.
+    Products across folds would be biased under cross-fitting: a fold's noise enters its
+    own residuals and, through the models fitted to it, those of other folds with the
+    opposite sign.
     """
-    kernel, inputs, draws, drawn = case.kernel, case.inputs, case.settings.draws, []
+    kernel = case.kernel
+    inputs = case.inputs
+    draws = case.settings.draws
+    drawn = []
     if features:
         seeded = torch.Generator().manual_seed(case.settings.seed)
         mapping = random_fourier_features(kernel, inputs.shape[1], features, seeded)
     for rows in case.folds:
         rows = rows[case.weights[rows] > 0.0]
-        # One unit of the alternative, an error of one everywhere, adds discount − 1 to a residual.
+        # One unit of the alternative, an error of one everywhere, adds discount − 1 to
+        # a residual.
         parts = case.residuals, case.problem.discounts - 1.0
         scores, shifts = (case.weights[rows] * each[rows] for each in parts)
         here = inputs[torch.as_tensor(rows)]
         if features and not 0 < len(rows) <= min(features, _EXACT_ROWS):
-            drawn.append(draw_by_features(scores, shifts, here, mapping, case.n, draws, generator))
+            drawn.append(
+                draw_by_features(
+                    scores, shifts, here, mapping, case.n, draws, generator
+                )
+            )
             continue
         psi = mapping(here) if features else None
         gram = (kernel.gram(here) if psi is None else psi @ psi.mT).numpy()
         pairs = (scores, scores), (shifts, scores), (shifts, shifts)
-        products, crossed, shifted = (one[:, None] * gram * other / case.n for one, other in pairs)
+        products, crossed, shifted = (
+            one[:, None] * gram * other / case.n for one, other in pairs
+        )
         drawn.append(draw_by_products(products, crossed, shifted, draws, generator))
     totals: list[Any] = [sum(parts) for parts in zip(*drawn, strict=True)]
     return SignDraws(*totals)
 
 
 def count_features(case: BellmanCase) -> int:
-    """Number of random features; 0 for the exact kernel. Raises ConfigError if it has too many rows."""
-    count, rows = case.settings.features, len(case.transitions)
+    """Number of random features; 0 for the exact kernel.
+
+    Raises ConfigError if it has too many rows.
+    """
+    count = case.settings.features
+    rows = len(case.transitions)
     if count is None:
-        return 0 if rows <= _EXACT_ROWS else _FEATURES
+        if rows <= _EXACT_ROWS:
+            return 0
+        return _FEATURES
     if count == 0 and rows > _MOST_EXACT_ROWS:
         raise ConfigError(
-            f"features=0 asks for the Gram matrix of {rows} rows, more than {_MOST_EXACT_ROWS}; leave "
-            "features out or give some thousand"
+            f"features=0 asks for the Gram matrix of {rows} rows, more than"
+            f" {_MOST_EXACT_ROWS}; leave features out or give some thousand"
         )
     return count
 
@@ -133,7 +175,9 @@ def draw_by_products(
     draws: int,
     generator: np.random.Generator,
 ) -> SignDraws:
-    """T = Σ_gh m_gh and T* = εᵀMε for B draws, from M = f_gᵀf_h, s_gᵀf_h and s_gᵀs_h; moments are exact."""
+    """T = Σ_gh m_gh and T* = εᵀMε for B draws, from M = f_gᵀf_h, s_gᵀf_h and s_gᵀs_h;
+    moments are exact.
+    """
     what = f"draws is {draws}, and {len(products)} rows are tested by the exact kernel"
     check_fits(16.0 * draws * len(products), what, "lower draws, or give features")
     signs = random_signs((draws, len(products)), generator)
@@ -159,38 +203,56 @@ def draw_by_features(
     draws: int,
     generator: np.random.Generator,
 ) -> SignDraws:
-    """T = ‖Σ_g f_g‖² and T* = ‖Σ_g ε_g f_g‖² for B draws, in blocks: O(G m B) time, never O(G m) memory.
+    """T = ‖Σ_g f_g‖² and T* = ‖Σ_g ε_g f_g‖² for B draws, in blocks: O(G m B) time,
+    never O(G m) memory.
 
-    f_g is ``scores[g]`` times the m features of ``inputs[g]``, which have length one, and s_g is
-    ``shifts[g]`` times them; rows: n. The growth of the null's variance is neglected: with thousands of
-    scores, relevant alternatives are small.
+    f_g is ``scores[g]`` times the m features of ``inputs[g]``, which have length one,
+    and s_g is ``shifts[g]`` times them; rows: n. The growth of the null's variance is
+    neglected: with thousands of scores, relevant alternatives are small.
     """
     # Scores with the signs of every draw, with their own, and shifts, each as a row.
     block_rows = min(len(inputs), _BLOCK)
     what = f"draws is {draws}, features {features.frequencies.shape[1] * 2}"
-    check_fits(8.0 * draws * (features.frequencies.shape[1] * 2 + block_rows), what, "lower draws")
-    totals = torch.zeros(draws + 2, 2 * features.frequencies.shape[1], dtype=torch.float64)
+    check_fits(
+        8.0 * draws * (features.frequencies.shape[1] * 2 + block_rows),
+        what,
+        "lower draws",
+    )
+    totals = torch.zeros(
+        draws + 2, 2 * features.frequencies.shape[1], dtype=torch.float64
+    )
     own = np.zeros(draws)
     for part in blocks(len(inputs), _BLOCK):
-        signed = random_signs((len(scores[part]), draws), generator) * scores[part, None]
-        block = torch.as_tensor(np.column_stack([signed, scores[part], shifts[part]])).mT
+        signed = (
+            random_signs((len(scores[part]), draws), generator) * scores[part, None]
+        )
+        block = torch.as_tensor(
+            np.column_stack([signed, scores[part], shifts[part]])
+        ).mT
         totals.addmm_(block, features(inputs[part]))  # (B + 2, g) @ (g, m)
         own += shifts[part] @ signed / rows
     *drawn, whole, shift = totals.numpy() / np.sqrt(rows)
     statistics = np.square(drawn).sum(axis=1)
     mean, shift_own = (float(each @ each) / rows for each in (scores, shifts))
-    variance, quadratic = float(statistics.var()), float(shift @ shift) - shift_own
+    variance = float(statistics.var())
+    quadratic = float(shift @ shift) - shift_own
     linear = np.asarray(drawn) @ shift - own
-    return SignDraws(float(whole @ whole), statistics, linear, mean, variance, quadratic)
+    return SignDraws(
+        float(whole @ whole), statistics, linear, mean, variance, quadratic
+    )
 
 
 def random_signs(shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
     """Rademacher draws ±1.0, from the bits of random bytes."""
     count = shape[0] * shape[1]
-    bits = np.unpackbits(np.frombuffer(generator.bytes((count + 7) // 8), dtype=np.uint8), count=count)
+    bits = np.unpackbits(
+        np.frombuffer(generator.bytes((count + 7) // 8), dtype=np.uint8), count=count
+    )
     return (2.0 * bits - 1.0).reshape(shape)
 
 
 def _off_diagonal_squares(matrix: np.ndarray) -> float:
     """Σ_{g≠h} m_gh²."""
-    return max(float(np.square(matrix).sum() - np.square(np.diagonal(matrix)).sum()), 0.0)
+    return max(
+        float(np.square(matrix).sum() - np.square(np.diagonal(matrix)).sum()), 0.0
+    )

@@ -1,4 +1,6 @@
-"""Episodes of a log with their importance weights under a policy, shared by all estimators over episodes."""
+"""Episodes of a log with their importance weights under a policy, shared by all
+estimators over episodes.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,32 @@ from jaxtyping import Bool, Float, Int
 
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.ope.importance.ratios import AUTO, Ratios, action_log_probabilities, importance_ratios
+from koffline.ope.importance.ratios import (
+    AUTO,
+    Ratios,
+    action_log_probabilities,
+    importance_ratios,
+)
 from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _ROW_BYTES = 150  # bytes of a row's columns, ratios and weights
 _LEFT_OUT = ("observations", "next_observations", "episode_ids")
-STEPS, MOST_NUMBERS = 1024, 1 << 20  # most steps, and most numbers, in a block of steps of all episodes
-_NEVER, _LEAST = -np.inf, np.finfo(np.float64).min
+# most steps, and most numbers, in a block of steps of all episodes
+STEPS = 1024
+MOST_NUMBERS = 1 << 20
+_NEVER = -np.inf
+_LEAST = np.finfo(np.float64).min
 
 
 @dataclass(frozen=True, eq=False)
 class RowValues:
     """A value function at the rows of a log, in units of the return.
 
-    ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), undiscounted and regardless of ``terminated``.
-    ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share of rows whose values come from models that were not
-    trained on their episode. ``weights (N,)``: ω of rows, if the models have any.
+    ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), undiscounted and
+    regardless of ``terminated``. ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share
+    of rows whose values come from models that were not trained on their episode.
+    ``weights (N,)``: ω of rows, if the models have any.
     """
 
     now: Float[np.ndarray, " row"]
@@ -45,9 +56,10 @@ def with_unknown_actions(
     """The values of a Q that is defined for unknown actions too.
 
     Networks are asked about the policy restricted to ``known`` actions, renormalised
-    (`koffline.ope.coverage.among`). Their expectations are those of the whole policy under a Q that gives
-    every unknown action the mean value of the known ones in that state. A row with an unknown action gets
-    this value as well: that of its state, which is a start state or the next state of the row before.
+    (`koffline.ope.coverage.among`). Their expectations are those of the whole policy
+    under a Q that gives every unknown action the mean value of the known ones in that
+    state. A row with an unknown action gets this value as well: that of its state,
+    which is a start state or the next state of the row before.
     """
     of_states = np.roll(values.later, 1)
     of_states[transitions.unit_starts] = values.starts
@@ -57,12 +69,14 @@ def with_unknown_actions(
 
 @dataclass(frozen=True, eq=False)
 class EpisodeProblem:
-    """E episodes of positive weight, with weights w_t = Π_{u ≤ t} π(a_u|s_u) / β(a_u|s_u) of their N rows.
+    """E episodes of positive weight, with weights w_t = Π_{u ≤ t} π(a_u|s_u) /
+    β(a_u|s_u) of their N rows.
 
-    ``log_weights`` (N,): logarithms, to avoid overflow; −inf if the policy never takes such actions.
-    ``rewards`` (N,); ``discounts`` (N,): γ, or 0 after a termination. ``shares`` (E,): the log's own weights
-    of episodes, with sum one. An ended episode keeps its last weight for all later steps, with rewards of
-    zero. ``clusters`` (E,): their clusters' numbers, if the log has any. ``counted``: the selected rows and
+    ``log_weights`` (N,): logarithms, to avoid overflow; −inf if the policy never takes
+    such actions. ``rewards`` (N,); ``discounts`` (N,): γ, or 0 after a termination.
+    ``shares`` (E,): the log's own weights of episodes, with sum one. An ended episode
+    keeps its last weight for all later steps, with rewards of zero. ``clusters`` (E,):
+    their clusters' numbers, if the log has any. ``counted``: the selected rows and
     episodes of the given log.
     """
 
@@ -105,24 +119,36 @@ class EpisodeProblem:
 
     @cached_property
     def final(self) -> Float[np.ndarray, " episode"]:
-        """Products share · weight (E,) of whole episodes, with maximum 1; zeros without any weight."""
+        """Products share · weight (E,) of whole episodes, with maximum 1; zeros without
+        any weight.
+        """
         logs = self.last + np.log(self.shares)
-        return np.exp(logs - logs.max()) if logs.max() > _NEVER else np.zeros(len(logs))
+        if logs.max() > _NEVER:
+            return np.exp(logs - logs.max())
+        return np.zeros(len(logs))
 
     @cached_property
     def effective_sizes(self) -> Float[np.ndarray, " step"]:
-        """Effective sizes (T,): (Σw)² / Σw² over episodes at each step; 0 without weight."""
-        squares = np.concatenate([np.square(parts).sum(axis=0) for _, _, parts in self.blocks()])
+        """Effective sizes (T,): (Σw)² / Σw² over episodes at each step; 0 without
+        weight.
+        """
+        squares = np.concatenate(
+            [np.square(parts).sum(axis=0) for _, _, parts in self.blocks()]
+        )
         return np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 0.0)
 
     @property
     def unseen(self) -> Float[np.ndarray, " episode"]:
-        """γ^length (E,) of episodes whose recording stopped before the world ended; 0 for the others."""
+        """γ^length (E,) of episodes whose recording stopped before the world ended; 0
+        for the others.
+        """
         return np.where(self.discounts[self.ends] > 0.0, self.gamma**self.lengths, 0.0)
 
     @property
     def cut_share(self) -> float:
-        """Mean of ``unseen`` under the policy: episodes are weighted by final weights, if any are left."""
+        """Mean of ``unseen`` under the policy: episodes are weighted by final weights,
+        if any are left.
+        """
         counts = self.final if self.final.any() else self.shares
         return float(counts @ self.unseen / counts.sum())
 
@@ -130,29 +156,47 @@ class EpisodeProblem:
     def weightless_from(self) -> int | None:
         """First step at which no episode has weight; None if there is no such step."""
         gone = np.flatnonzero(self.effective_sizes == 0.0)
-        return int(gone[0]) if len(gone) else None
+        if len(gone):
+            return int(gone[0])
+        return None
 
     def effective_size(self, stepwise: bool) -> float:
-        """Effective number of episodes (Σw)²/Σw²: of final weights, or a γ^t-weighted mean over steps."""
+        """Effective number of episodes (Σw)²/Σw²: of final weights, or a γ^t-weighted
+        mean over steps.
+        """
         if not stepwise:
-            return float(self.final.sum() ** 2 / np.square(self.final).sum()) if self.final.any() else 0.0
+            if self.final.any():
+                return float(self.final.sum() ** 2 / np.square(self.final).sum())
+            return 0.0
         powers = self.gamma ** np.arange(self.horizon)
         return float(powers @ self.effective_sizes / powers.sum())
 
-    def blocks(self) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
-        """Blocks of steps: their numbers, rows (E, b), and each episode's part (E, b) of the step's weight.
+    def blocks(
+        self,
+    ) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
+        """Blocks of steps: their numbers, rows (E, b), and each episode's part (E, b)
+        of the step's weight.
 
-        An ended episode stays at its last row. Parts sum to one, or are zero at steps without weight.
+        An ended episode stays at its last row. Parts sum to one, or are zero at steps
+        without weight.
         """
         size = max(1, min(STEPS, MOST_NUMBERS // self.n_episodes))
         for start in range(0, self.horizon, size):
             steps = np.arange(start, min(start + size, self.horizon))
             rows = self.starts[:, None] + np.minimum(steps, self.lengths[:, None] - 1)
             logs = self.log_weights[rows] + np.log(self.shares)[:, None]
-            parts = np.exp(logs - np.maximum(logs.max(axis=0), _LEAST))  # against overflow
-            yield steps, rows, parts / np.maximum(parts.sum(axis=0), np.finfo(np.float64).tiny)
+            parts = np.exp(
+                logs - np.maximum(logs.max(axis=0), _LEAST)
+            )  # against overflow
+            yield (
+                steps,
+                rows,
+                parts / np.maximum(parts.sum(axis=0), np.finfo(np.float64).tiny),
+            )
 
-    def episode_sums(self, rows: Float[np.ndarray, " row"]) -> Float[np.ndarray, " episode"]:
+    def episode_sums(
+        self, rows: Float[np.ndarray, " row"]
+    ) -> Float[np.ndarray, " episode"]:
         """Sums (E,) over the rows of each episode."""
         return np.add.reduceat(rows, self.starts)
 
@@ -161,33 +205,49 @@ class EpisodeProblem:
         return {
             "episodes": self.n_episodes,
             "longest_episode": self.horizon,
-            "largest_share": 1.0 / float(self.final.sum()) if self.final.any() else None,
+            "largest_share": (
+                1.0 / float(self.final.sum()) if self.final.any() else None
+            ),
             "cut_share": self.cut_share,
             **self.ratios.diagnostics,
         }
 
 
-def episode_columns(policy: DiscretePolicy | ContinuousPolicy, part: LogPart) -> Columns:
-    """Columns for estimators over episodes: no observations, log π of the logged actions as ``target``."""
+def episode_columns(
+    policy: DiscretePolicy | ContinuousPolicy, part: LogPart
+) -> Columns:
+    """Columns for estimators over episodes: no observations, log π of the logged
+    actions as ``target``.
+    """
     log = part.transitions
-    columns = {name: column for name, column in log.columns.items() if name not in _LEFT_OUT}
+    columns = {
+        name: column for name, column in log.columns.items() if name not in _LEFT_OUT
+    }
     return Columns(({**columns, "target": action_log_probabilities(log, policy)},))
 
 
 def episodes_of_log(
     log: WorkingLog, policy: DiscretePolicy | ContinuousPolicy
 ) -> tuple[Transitions, np.ndarray]:
-    """All episodes of a log with observations replaced by 0, and the policy's log-probabilities (N,)."""
+    """All episodes of a log with observations replaced by 0, and the policy's
+    log-probabilities (N,).
+    """
     needed = _ROW_BYTES * len(log.log)
     if needed > log.stream.memory_bytes:
         raise DataError(
-            f"importance weights keep {_ROW_BYTES} bytes of each row, {needed / 1e9:.3g} GB of this log, and "
-            f"memory is {log.stream.memory}; give that much (--memory)"
+            f"importance weights keep {_ROW_BYTES} bytes of each row,"
+            f" {needed / 1e9:.3g} GB of this log, and memory is {log.stream.memory};"
+            " give that much (--memory)"
         )
     columns = log.fold(partial(episode_columns, policy)).joined()
-    target, sample = columns.pop("target"), log.sample.transitions
+    target = columns.pop("target")
+    sample = log.sample.transitions
     nothing = np.zeros((len(target), 1), dtype=np.uint8)
-    own: dict[str, Any] = {"action_space": sample.action_space, "metadata": sample.metadata, **columns}
+    own: dict[str, Any] = {
+        "action_space": sample.action_space,
+        "metadata": sample.metadata,
+        **columns,
+    }
     return Transitions(observations=nothing, next_observations=nothing, **own), target
 
 
@@ -203,19 +263,26 @@ def prepare_episodes(
 ) -> EpisodeProblem:
     """Weights of the log's episodes under the policy; ``clip`` caps them.
 
-    ``behavior``: source of the behaviour probabilities, see `importance_ratios`. ``target``: the policy's
-    log-probabilities of the logged actions, if known. Raises DataError (no episodes, no probabilities,
-    weights all zero or changing inside an episode) and PolicyError (no density).
+    ``behavior``: source of the behaviour probabilities, see `importance_ratios`.
+    ``target``: the policy's log-probabilities of the logged actions, if known. Raises
+    DataError (no episodes, no probabilities, weights all zero or changing inside an
+    episode) and PolicyError (no density).
     """
     if not transitions.has_episodes:
         raise DataError(
-            "importance weights are products along episodes, this log's rows stand alone; add episode_ids, "
-            "or use an estimator that needs none (kloss, fqe, mwl)"
+            "importance weights are products along episodes, this log's rows stand"
+            " alone; add episode_ids, or use an estimator that needs none (kloss, fqe,"
+            " mwl)"
         )
     present = np.add.reduceat(transitions.row_weights, transitions.episode_starts) > 0.0
     rows = np.repeat(present, transitions.episode_lengths)
-    log = transitions if present.all() else transitions.select_episodes(present)
-    ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[rows])
+    if present.all():
+        log = transitions
+    else:
+        log = transitions.select_episodes(present)
+    ratios = importance_ratios(
+        log, policy, behavior, seed, None if target is None else target[rows]
+    )
     return replace(weigh_episodes(log, ratios, gamma, clip), counted=(rows, present))
 
 
@@ -226,19 +293,27 @@ def weigh_episodes(
 
     Raises DataError for row weights that vary inside an episode.
     """
-    starts, lengths = np.asarray(transitions.episode_starts), np.asarray(transitions.episode_lengths)
-    log_weights = np.concatenate([np.cumsum(part) for part in np.split(ratios.logs, starts[1:])])
+    starts = np.asarray(transitions.episode_starts)
+    lengths = np.asarray(transitions.episode_lengths)
+    log_weights = np.concatenate(
+        [np.cumsum(part) for part in np.split(ratios.logs, starts[1:])]
+    )
     if clip is not None:
         log_weights = np.minimum(log_weights, math.log(clip))
     own = transitions.row_weights
     uneven = np.flatnonzero(own != np.repeat(own[starts], lengths))
     if len(uneven):
         raise DataError(
-            f"weights change inside an episode (row {int(uneven[0])}); importance weights belong to "
-            "whole episodes: give all rows of an episode the same weight"
+            f"weights change inside an episode (row {int(uneven[0])}); importance"
+            " weights belong to whole episodes: give all rows of an episode the same"
+            " weight"
         )
     rewards = np.asarray(transitions.rewards, dtype=np.float64)
-    discounts, shares = gamma * (1.0 - transitions.terminated), own[starts] / own[starts].sum()
-    clusters = None if transitions.clusters is None else transitions.clusters[starts]
+    discounts = gamma * (1.0 - transitions.terminated)
+    shares = own[starts] / own[starts].sum()
+    if transitions.clusters is None:
+        clusters = None
+    else:
+        clusters = transitions.clusters[starts]
     asked = shares, ratios, gamma, clip, clusters
     return EpisodeProblem(log_weights, rewards, discounts, starts, lengths, *asked)

@@ -1,8 +1,10 @@
-"""Ratios π(a|s) / β(a|s) of logged actions, as logarithms; β is estimated for logs that do not store it.
+"""Ratios π(a|s) / β(a|s) of logged actions, as logarithms; β is estimated for logs that
+do not store it.
 
-The model is multinomial logistic regression, or a Gaussian with linear mean and log deviation, on
-standardised observations and their random Fourier features. The penalty with the highest held-out likelihood
-is chosen. Models are cross-fitted: no episode's probabilities come from a model that was fitted to it.
+The model is multinomial logistic regression, or a Gaussian with linear mean and log
+deviation, on standardised observations and their random Fourier features. The penalty
+with the highest held-out likelihood is chosen. Models are cross-fitted: no episode's
+probabilities come from a model that was fitted to it.
 """
 
 from __future__ import annotations
@@ -25,29 +27,46 @@ from koffline.errors import DataError, PolicyError
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.policies.builtin import at_bounds
 
-FROM_LOG, ESTIMATED, AUTO = "log", "estimate", "auto"
+FROM_LOG = "log"
+ESTIMATED = "estimate"
+AUTO = "auto"
 _DEVIATIONS = 5.0
-_AT_BOUNDS = 0.01  # share of actions on the bounds above which densities need point masses there
+_AT_BOUNDS = (
+    0.01  # share of actions on the bounds above which densities need point masses there
+)
 _FREQUENCIES = 40
-_PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # an infinite penalty ignores the observation
+_PENALTIES = (
+    math.inf,
+    1.0,
+    1e-1,
+    1e-2,
+    1e-3,
+    1e-4,
+)  # an infinite penalty ignores the observation
 _DEFAULT_PENALTY = 1e-1  # penalty if no fold can be held out
 _PATIENCE = 2  # successive penalties without improvement
 _FIT_ROWS = 10_000  # most rows of one fit
 _STEPS = {"maxiter": 60, "ftol": 1e-6}  # enough for a warm start of the next penalty
 _MOST_INPUTS = 4096
 _FAR = 5.0  # bound of standardised observations
-_LOG_DEVIATIONS = (-6.0, 3.0)  # range for standardised actions: repeated ones have no density
+_LOG_DEVIATIONS = (
+    -6.0,
+    3.0,
+)  # range for standardised actions: repeated ones have no density
 _WARNING = (
-    "Behavior probabilities were estimated from the log ({behavior_model}, {folds}; held-out "
-    "log-likelihood {behavior_log_likelihood:.3g} a row against {behavior_log_likelihood_constant:.3g} "
-    "without the observation): intervals leave that error out."
+    "Behavior probabilities were estimated from the log ({behavior_model}, {folds};"
+    " held-out log-likelihood {behavior_log_likelihood:.3g} a row against"
+    " {behavior_log_likelihood_constant:.3g} without the observation): intervals leave"
+    " that error out."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
-    """``logs`` (N,): log π(a|s) − log β(a|s), −inf where the policy never takes the logged action.
-    ``is_estimated``: β was estimated from the log; bounds that need exact probabilities do not hold.
+    """``logs`` (N,): log π(a|s) − log β(a|s), −inf where the policy never takes the
+    logged action.
+    ``is_estimated``: β was estimated from the log; bounds that need exact probabilities
+    do not hold.
     """
 
     logs: Float[np.ndarray, " row"]
@@ -63,24 +82,40 @@ def importance_ratios(
     seed: int = 0,
     target: Float[np.ndarray, " row"] | None = None,
 ) -> Ratios:
-    """Ratios of the log's actions, with β from the log (``"log"``) or estimated (``"estimate"``).
+    """Ratios of the log's actions, with β from the log (``"log"``) or estimated
+    (``"estimate"``).
 
-    ``"auto"`` uses the log's probabilities if it has them. target: log π(a|s), if known. Raises DataError if
-    the log's probabilities are missing, PolicyError for a policy without probabilities of actions.
+    ``"auto"`` uses the log's probabilities if it has them. target: log π(a|s), if
+    known. Raises DataError if the log's probabilities are missing, PolicyError for a
+    policy without probabilities of actions.
     """
     if target is None:
         target = action_log_probabilities(transitions, policy)
     logged = transitions.behavior_log_probabilities
     if logged is None and behavior == FROM_LOG:
-        raise DataError("the log has no behavior_log_probabilities; store them, or set behavior='estimate'")
+        raise DataError(
+            "the log has no behavior_log_probabilities; store them, or set"
+            " behavior='estimate'"
+        )
     at_bounds = _warnings_at_bounds(transitions, policy)
     if logged is not None and behavior != ESTIMATED:
         logs = target - np.asarray(logged, dtype=np.float64)
         off = _warnings_of_logged(logs, transitions.row_weights)
-        return Ratios(logs, False, (*off, *at_bounds), {"behavior": FROM_LOG, "probabilities": list(off)})
-    cut_to = policy.cut_to if isinstance(policy, ContinuousPolicy) else None
+        return Ratios(
+            logs,
+            False,
+            (*off, *at_bounds),
+            {"behavior": FROM_LOG, "probabilities": list(off)},
+        )
+    if isinstance(policy, ContinuousPolicy):
+        cut_to = policy.cut_to
+    else:
+        cut_to = None
     logs, found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
-    folds = "2-fold cross-fitted by episode" if transitions.n_episodes > 1 else "on its only episode"
+    if transitions.n_episodes > 1:
+        folds = "2-fold cross-fitted by episode"
+    else:
+        folds = "on its only episode"
     warnings = _WARNING.format(folds=folds, **found), *at_bounds
     return Ratios(target - logs, True, warnings, {"behavior": ESTIMATED, **found})
 
@@ -88,16 +123,22 @@ def importance_ratios(
 def action_log_probabilities(
     transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
 ) -> Float[np.ndarray, " row"]:
-    """Log-probabilities (N,) of the logged actions, log densities if continuous. Raises PolicyError."""
+    """Log-probabilities (N,) of the logged actions, log densities if continuous.
+
+    Raises PolicyError.
+    """
     if isinstance(policy, DiscretePolicy):
         probabilities = policy.probabilities(transitions.observations)
-        taken = probabilities[np.arange(len(transitions)), np.asarray(transitions.actions)]
+        taken = probabilities[
+            np.arange(len(transitions)), np.asarray(transitions.actions)
+        ]
         with np.errstate(divide="ignore"):
             return np.log(taken)
     if policy.why_no_density:
         raise PolicyError(
-            f"{policy.name}: {policy.why_no_density}; importance ratios need the density of logged actions: "
-            "use an estimator that asks the policy for actions (kloss, fqe, mwl)"
+            f"{policy.name}: {policy.why_no_density}; importance ratios need the"
+            " density of logged actions: use an estimator that asks the policy for"
+            " actions (kloss, fqe, mwl)"
         )
     return policy.log_density(transitions.observations, np.asarray(transitions.actions))
 
@@ -105,52 +146,83 @@ def action_log_probabilities(
 def _warnings_of_logged(
     logs: Float[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
 ) -> tuple[str, ...]:
-    """Warning if the log's own probabilities do not give ratios of weighted mean one."""
-    ratios, shares = np.exp(np.minimum(logs, 300.0)), weights / weights.sum()  # squares stay finite
+    """Warning if the log's own probabilities do not give ratios of weighted mean
+    one.
+    """
+    # squares stay finite
+    ratios = np.exp(np.minimum(logs, 300.0))
+    shares = weights / weights.sum()
     mean = float(shares @ ratios)
-    error = float(np.linalg.norm(shares * (ratios - mean))) if len(ratios) > 1 else np.inf
+    if len(ratios) > 1:
+        error = float(np.linalg.norm(shares * (ratios - mean)))
+    else:
+        error = np.inf
     if abs(mean - 1.0) <= _DEVIATIONS * error + 1e-3:
         return ()
-    why = "the logged probabilities are not those of the logged actions, or the policy takes unlogged ones"
-    return (f"Ratios of policy to behavior average {mean:.4g} ± {error:.2g}, not 1: {why}.",)
+    why = (
+        "the logged probabilities are not those of the logged actions, or the policy"
+        " takes unlogged ones"
+    )
+    return (
+        f"Ratios of policy to behavior average {mean:.4g} ± {error:.2g}, not 1: {why}.",
+    )
 
 
 def _warnings_at_bounds(
     transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
 ) -> tuple[str, ...]:
-    """Warnings on actions at the bounds, where policy and behaviour must both have point masses."""
+    """Warnings on actions at the bounds, where policy and behaviour must both have
+    point masses.
+    """
     space = transitions.action_space
     if not isinstance(space, Continuous) or not isinstance(policy, ContinuousPolicy):
         return ()
     actions = np.asarray(transitions.actions, np.float64)
     below, above = at_bounds(actions, np.asarray(space.low), np.asarray(space.high))
     share = float((below | above).any(axis=1).mean())
-    if share <= _AT_BOUNDS or (policy.cut_to and transitions.behavior_log_probabilities is None):
+    if share <= _AT_BOUNDS or (
+        policy.cut_to and transitions.behavior_log_probabilities is None
+    ):
         return ()
-    what = "logged densities must count the probability of being cut off there, as the policy's do"
+    what = (
+        "logged densities must count the probability of being cut off there, as the"
+        " policy's do"
+    )
     if policy.cut_to is None:
-        what = "the policy's draws do not collect there: their weights are not to be trusted"
+        what = (
+            "the policy's draws do not collect there: their weights are not to be"
+            " trusted"
+        )
     return (f"{share:.1%} of the actions lie on the bounds: {what}.",)
 
 
 def estimate_behavior(
     transitions: Transitions, seed: int = 0, cut_to: Any = None
 ) -> tuple[Float[np.ndarray, " row"], dict[str, Any]]:
-    """Cross-fitted log-probabilities (log densities if continuous) of logged actions, and their diagnostics.
+    """Cross-fitted log-probabilities (log densities if continuous) of logged actions,
+    and their diagnostics.
 
-    ``cut_to``: bounds at which actions are cut off (see `koffline.policies.builtin`), as for the policy they
-    are compared with. Raises DataError for logs without episodes and for images.
+    ``cut_to``: bounds at which actions are cut off (see `koffline.policies.builtin`),
+    as for the policy they are compared with. Raises DataError for logs without episodes
+    and for images.
     """
     if not transitions.has_episodes:
-        raise DataError("estimating behavior probabilities needs episodes to hold out; add episode_ids")
+        raise DataError(
+            "estimating behavior probabilities needs episodes to hold out; add"
+            " episode_ids"
+        )
     generator = np.random.default_rng([seed, 11])
     model = _model(transitions, cut_to, _features(transitions, generator), generator)
     if transitions.n_episodes < 2:
         penalty = _DEFAULT_PENALTY
-        logs = constant = model.evaluate(model.fit(np.arange(len(transitions)), penalty))
+        logs = constant = model.evaluate(
+            model.fit(np.arange(len(transitions)), penalty)
+        )
     else:
         halves = generator.permutation(transitions.n_episodes) % 2
-        logs, constant, penalty = _cross_fitted(model, np.repeat(halves, transitions.episode_lengths))
+        logs, constant, penalty = _cross_fitted(
+            model, np.repeat(halves, transitions.episode_lengths)
+        )
     return logs, {
         "behavior_model": model.name,
         "behavior_penalty": penalty if math.isfinite(penalty) else None,
@@ -161,13 +233,17 @@ def estimate_behavior(
 
 @dataclass(frozen=True, eq=False)
 class _Model:
-    """``log_likelihood(parameters (p, q), features (n, p), actions)`` -> (n,); ``features``: of all rows."""
+    """``log_likelihood(parameters (p, q), features (n, p), actions)`` -> (n,);
+    ``features``: of all rows.
+    """
 
     name: str
     outputs: int
     log_likelihood: Callable[[Tensor, Tensor, Tensor], Tensor]
     actions: Tensor
-    log_unit: Float[np.ndarray, " row"]  # turns densities of standardised actions into those of the log's
+    log_unit: Float[
+        np.ndarray, " row"
+    ]  # turns densities of standardised actions into those of the log's
     features: Float[np.ndarray, "row feature"]
     generator: np.random.Generator
 
@@ -175,21 +251,34 @@ class _Model:
         """Log likelihoods of all rows."""
         features = torch.from_numpy(self.features)
         with torch.no_grad():
-            logs = self.log_likelihood(torch.from_numpy(parameters), features, self.actions)
+            logs = self.log_likelihood(
+                torch.from_numpy(parameters), features, self.actions
+            )
         return logs.numpy() + self.log_unit
 
     def fit(
-        self, rows: Int[np.ndarray, " chosen"], penalty: float, start: np.ndarray | None = None
+        self,
+        rows: Int[np.ndarray, " chosen"],
+        penalty: float,
+        start: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Parameters (p, q) that maximise mean log likelihood − penalty·Σw²; the constant has no penalty."""
+        """Parameters (p, q) that maximise mean log likelihood − penalty·Σw²; the
+        constant has no penalty.
+        """
         used = 1 if math.isinf(penalty) else self.features.shape[1]
         if len(rows) > _FIT_ROWS:
             rows = self.generator.choice(rows, _FIT_ROWS, replace=False)
-        inputs, actions = torch.from_numpy(self.features[rows, :used]), self.actions[torch.from_numpy(rows)]
-        parameters = np.zeros((self.features.shape[1], self.outputs)) if start is None else start.copy()
+        inputs = torch.from_numpy(self.features[rows, :used])
+        actions = self.actions[torch.from_numpy(rows)]
+        if start is None:
+            parameters = np.zeros((self.features.shape[1], self.outputs))
+        else:
+            parameters = start.copy()
 
         def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            moving = torch.from_numpy(flat.reshape(used, self.outputs)).requires_grad_(True)
+            moving = torch.from_numpy(flat.reshape(used, self.outputs)).requires_grad_(
+                True
+            )
             with torch.enable_grad():
                 loss = -self.log_likelihood(moving, inputs, actions).mean()
                 if used > 1:
@@ -197,68 +286,113 @@ class _Model:
                 (gradient,) = torch.autograd.grad(loss, moving)
             return float(loss.detach()), gradient.numpy().ravel()
 
-        found = minimize(objective, parameters[:used].ravel(), jac=True, method="L-BFGS-B", options=_STEPS)
+        found = minimize(
+            objective,
+            parameters[:used].ravel(),
+            jac=True,
+            method="L-BFGS-B",
+            options=_STEPS,
+        )
         parameters[:used] = found.x.reshape(used, self.outputs)
         return parameters
 
 
-def _cross_fitted(model: _Model, fold: Int[np.ndarray, " row"]) -> tuple[np.ndarray, np.ndarray, float]:
-    """Held-out log likelihoods (N,) of the best penalty and of the constant model, and the best penalty.
+def _cross_fitted(
+    model: _Model, fold: Int[np.ndarray, " row"]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Held-out log likelihoods (N,) of the best penalty and of the constant model, and
+    the best penalty.
 
-    Penalties are tried from the strongest down, each fit starting from the one before, until two in a row are
-    worse.
+    Penalties are tried from the strongest down, each fit starting from the one before,
+    until two in a row are worse.
     """
     best = constant = np.full(len(fold), -np.inf)
-    best_penalty, failures = math.inf, 0
+    best_penalty = math.inf
+    failures = 0
     parameters: dict[int, np.ndarray] = {}
     for penalty in _PENALTIES:
         logs = np.empty(len(fold))
         for held_out in np.unique(fold).tolist():
             rows = fold == held_out
-            parameters[held_out] = model.fit(np.flatnonzero(~rows), penalty, parameters.get(held_out))
+            parameters[held_out] = model.fit(
+                np.flatnonzero(~rows), penalty, parameters.get(held_out)
+            )
             logs[rows] = model.evaluate(parameters[held_out])[rows]
         if math.isinf(penalty):
             constant = logs
         failures += 1
         if logs.mean() > best.mean():
-            best, best_penalty, failures = logs, penalty, 0
+            best = logs
+            best_penalty = penalty
+            failures = 0
         if failures == _PATIENCE:
             break
     return best, constant, best_penalty
 
 
-def _features(transitions: Transitions, generator: np.random.Generator) -> Float[np.ndarray, "row feature"]:
-    """(N, 1 + d + 2m): one, standardised observations, cosines and sines at the scale of median distances."""
-    raw = np.asarray(transitions.observations, dtype=np.float64).reshape(len(transitions), -1)
+def _features(
+    transitions: Transitions, generator: np.random.Generator
+) -> Float[np.ndarray, "row feature"]:
+    """(N, 1 + d + 2m): one, standardised observations, cosines and sines at the scale
+    of median distances.
+    """
+    raw = np.asarray(transitions.observations, dtype=np.float64).reshape(
+        len(transitions), -1
+    )
     if raw.shape[1] > _MOST_INPUTS:
         raise DataError(
-            f"observations have {raw.shape[1]} numbers each, more than {_MOST_INPUTS}: behavior "
-            "probabilities cannot be estimated from them; store behavior_log_probabilities in the log"
+            f"observations have {raw.shape[1]} numbers each, more than {_MOST_INPUTS}:"
+            " behavior probabilities cannot be estimated from them; store"
+            " behavior_log_probabilities in the log"
         )
     spread = raw.std(axis=0)
-    standard = (raw - raw.mean(axis=0)) / np.where(spread > 1e-8 * np.abs(raw).max(axis=0), spread, 1.0)
+    standard = (raw - raw.mean(axis=0)) / np.where(
+        spread > 1e-8 * np.abs(raw).max(axis=0), spread, 1.0
+    )
     standard = np.clip(standard, -_FAR, _FAR)
     pairs = generator.integers(len(raw), size=(2, 2000))
     distances = np.linalg.norm(standard[pairs[0]] - standard[pairs[1]], axis=1)
-    scale = float(np.median(distances[distances > 0.0])) if (distances > 0.0).any() else 1.0
-    # Half of the frequencies at the median distance, half at a third of it: smooth and sharp changes.
+    if (distances > 0.0).any():
+        scale = float(np.median(distances[distances > 0.0]))
+    else:
+        scale = 1.0
+    # Half of the frequencies at the median distance, half at a third of it: smooth and
+    # sharp changes.
     widths = np.where(np.arange(_FREQUENCIES) % 2 == 0, scale, scale / 3.0)
     waves = generator.standard_normal((raw.shape[1], _FREQUENCIES)) / widths
     angles = standard @ waves  # (N, d) @ (d, m) = (N, m)
-    return np.concatenate([np.ones((len(raw), 1)), standard, np.cos(angles), np.sin(angles)], axis=1)
+    return np.concatenate(
+        [np.ones((len(raw), 1)), standard, np.cos(angles), np.sin(angles)], axis=1
+    )
 
 
 def _model(
-    transitions: Transitions, cut_to: Any, features: np.ndarray, generator: np.random.Generator
+    transitions: Transitions,
+    cut_to: Any,
+    features: np.ndarray,
+    generator: np.random.Generator,
 ) -> _Model:
     space = transitions.action_space
     if isinstance(space, Discrete):
-        actions, unit = np.array(transitions.actions, dtype=np.int64), np.zeros(len(features))
-        name, likelihood = "multinomial logistic", _categorical_log_likelihood
-        return _Model(name, space.n, likelihood, torch.from_numpy(actions), unit, features, generator)
+        actions = np.array(transitions.actions, dtype=np.int64)
+        unit = np.zeros(len(features))
+        name = "multinomial logistic"
+        likelihood = _categorical_log_likelihood
+        return _Model(
+            name,
+            space.n,
+            likelihood,
+            torch.from_numpy(actions),
+            unit,
+            features,
+            generator,
+        )
     raw = np.asarray(transitions.actions, dtype=np.float64)
-    spread = np.maximum(raw.std(axis=0), 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0))
-    centre, bounds = raw.mean(axis=0), cut_to or (np.full(space.k, -np.inf), np.full(space.k, np.inf))
+    spread = np.maximum(
+        raw.std(axis=0), 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0)
+    )
+    centre = raw.mean(axis=0)
+    bounds = cut_to or (np.full(space.k, -np.inf), np.full(space.k, np.inf))
     below, above = at_bounds(raw, *bounds)
     place = above.astype(np.float64) - below
     name = "conditional Gaussian" + (" cut off at the bounds" if cut_to else "")
@@ -269,14 +403,20 @@ def _model(
     return _Model(name, 2 * space.k, gaussian, columns, unit, features, generator)
 
 
-def _categorical_log_likelihood(parameters: Tensor, features: Tensor, actions: Tensor) -> Tensor:
-    return -cross_entropy(features @ parameters, actions, reduction="none")  # (n, p) @ (p, a) = (n, a)
+def _categorical_log_likelihood(
+    parameters: Tensor, features: Tensor, actions: Tensor
+) -> Tensor:
+    return -cross_entropy(
+        features @ parameters, actions, reduction="none"
+    )  # (n, p) @ (p, a) = (n, a)
 
 
 def _gaussian_log_likelihood(
     parameters: Tensor, features: Tensor, actions: Tensor, low: Tensor, high: Tensor
 ) -> Tensor:
-    """(n,) for actions (n, k, 2): the number, and −1, 0 or 1 for below, between or above the bounds."""
+    """(n,) for actions (n, k, 2): the number, and −1, 0 or 1 for below, between or
+    above the bounds.
+    """
     mean, log_deviation = (features @ parameters).chunk(2, dim=1)
     log_deviation = log_deviation.clamp(*_LOG_DEVIATIONS)
     deviation = log_deviation.exp()

@@ -1,8 +1,10 @@
-"""Means over episodes, with what intervals need, and the estimators that have this form.
+"""Means over episodes, with what intervals need, and the estimators that have this
+form.
 
-``value``: the estimate. ``deviations`` (E,): the estimate minus the estimate without the episode; NaN if
-nothing would be left. With ``clusters`` (E,) the same for leaving out clusters, (C,), to first order.
-``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times; NaN if nothing is left.
+``value``: the estimate. ``deviations`` (E,): the estimate minus the estimate without
+the episode; NaN if nothing would be left. With ``clusters`` (E,) the same for leaving
+out clusters, (C,), to first order. ``resampled(counts)`` (B,): the estimate when
+episode i counts ``counts[b, i]`` times; NaN if nothing is left.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _BIAS_LEVEL = 0.5  # level of the interval of the whole estimate, as in the pape
 
 @dataclass(frozen=True, eq=False)
 class WeightedMean:
-    """Σ share·w·y / Σ share·w, with weights given as logarithms; not all weights may be zero."""
+    """Σ share·w·y / Σ share·w, with weights given as logarithms; not all weights may be
+    zero.
+    """
 
     log_weights: Float[np.ndarray, " episode"]
     values: Float[np.ndarray, " episode"]
@@ -49,9 +53,13 @@ class WeightedMean:
 
     @cached_property
     def deviations(self) -> Float[np.ndarray, " episode"]:
-        """Deviations (E,): p (y − mean) / (1 − p), with p the episode's part of the weights."""
+        """Deviations (E,): p (y − mean) / (1 − p), with p the episode's part of the
+        weights.
+        """
         rest = np.where(self._parts < _ALL, 1.0 - self._parts, np.nan)
-        return _of_clusters(self.clusters, self._parts * (self.values - self.value) / rest)
+        return _of_clusters(
+            self.clusters, self._parts * (self.values - self.value) / rest
+        )
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) weighted means of resampled episodes."""
@@ -63,8 +71,9 @@ class WeightedMean:
 class StepwiseMean:
     """Σ share·y0 + Σ_t γ^t Σ_i share·w_t·x_t / Σ_i share·w_t.
 
-    ``rows`` (N,) are x; ``first`` (E,) is y0. Ended episodes keep their last weight with x = 0. Steps without
-    weight add nothing. A partial sum is y0 plus the first steps: 0 steps give y0 alone, T steps the whole.
+    ``rows`` (N,) are x; ``first`` (E,) is y0. Ended episodes keep their last weight
+    with x = 0. Steps without weight add nothing. A partial sum is y0 plus the first
+    steps: 0 steps give y0 alone, T steps the whole.
     """
 
     episodes: EpisodeProblem
@@ -92,75 +101,112 @@ class StepwiseMean:
         totals = (counts @ (shares * self.first)) / (counts @ shares)
         for steps, parts, x in self._blocks():
             below = counts @ parts  # (B, E) @ (E, b) = (B, b)
-            means = np.divide(counts @ (parts * x), below, out=np.zeros_like(below), where=below > 0.0)
+            means = np.divide(
+                counts @ (parts * x), below, out=np.zeros_like(below), where=below > 0.0
+            )
             totals += means @ self.episodes.gamma**steps
         return totals
 
     def partial_values(self, cuts: Sequence[int]) -> Float[np.ndarray, " cut"]:
         """Partial sums (J,) for these numbers of steps."""
-        means = np.concatenate([(parts * x).sum(axis=0) for _, parts, x in self._blocks()])
+        means = np.concatenate(
+            [(parts * x).sum(axis=0) for _, parts, x in self._blocks()]
+        )
         sums = np.cumsum(self.episodes.gamma ** np.arange(len(means)) * means)
         return self.episodes.shares @ self.first + np.append(0.0, sums)[list(cuts)]
 
-    def partial_deviations(self, cuts: Sequence[int]) -> Float[np.ndarray, "episode cut"]:
+    def partial_deviations(
+        self, cuts: Sequence[int]
+    ) -> Float[np.ndarray, "episode cut"]:
         """Partial sums minus those without the episode, (E, J).
 
-        If p is an episode's part of a step's weights, leaving it out moves the mean of x by p (x − mean) / (1
-        − p). A step that would be left without weight loses its mean.
+        If p is an episode's part of a step's weights, leaving it out moves the mean of
+        x by p (x − mean) / (1 − p). A step that would be left without weight loses its
+        mean.
         """
-        shares, wanted = self.episodes.shares, np.asarray(cuts)
+        shares = self.episodes.shares
+        wanted = np.asarray(cuts)
         total = _pull(shares, self.first, shares @ self.first)
         deviations = np.repeat(total[:, None], len(wanted), axis=1)
         for steps, parts, x in self._blocks():
-            moves = self.episodes.gamma**steps * _pull(parts, x, (parts * x).sum(axis=0))
+            moves = self.episodes.gamma**steps * _pull(
+                parts, x, (parts * x).sum(axis=0)
+            )
             sums = total[:, None] + np.cumsum(moves, axis=1)
             here = np.isin(wanted - 1, steps)
             deviations[:, here] = sums[:, wanted[here] - 1 - steps[0]]
             total = sums[:, -1]
         return _of_clusters(self.clusters, deviations)
 
-    def _blocks(self) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
-        """Blocks of steps: their numbers, the parts (E, b) of episodes in the weights, and x (E, b)."""
+    def _blocks(
+        self,
+    ) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
+        """Blocks of steps: their numbers, the parts (E, b) of episodes in the weights,
+        and x (E, b).
+        """
         for steps, rows, parts in self.episodes.blocks():
-            yield steps, parts, np.where(steps < self.episodes.lengths[:, None], self.rows[rows], 0.0)
+            yield (
+                steps,
+                parts,
+                np.where(steps < self.episodes.lengths[:, None], self.rows[rows], 0.0),
+            )
 
 
 EpisodeStatistic = WeightedMean | StepwiseMean
 
 
 def plain_mean(
-    values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"], clusters: Any = None
+    values: Float[np.ndarray, " episode"],
+    shares: Float[np.ndarray, " episode"],
+    clusters: Any = None,
 ) -> WeightedMean:
     """Mean Σ share·y without importance weights."""
     return WeightedMean(np.zeros(len(values)), values, shares, clusters)
 
 
-def make_statistic(name: str, episodes: EpisodeProblem, model: RowValues | None = None) -> EpisodeStatistic:
+def make_statistic(
+    name: str, episodes: EpisodeProblem, model: RowValues | None = None
+) -> EpisodeStatistic:
     """An estimator by name as a mean over episodes; ``model``: values of their rows.
 
-    ``is``: mean of w·Σ γ^t r_t, w the weight of the whole episode. ``wis``: the same divided by Σ w instead
-    of E; w is the weight at the episode's end. ``pdis``: mean of Σ_t γ^t w_t r_t. (Precup et al. 2000)
-    ``wpdis``: Σ_t γ^t Σ_i w_t r_t / Σ_i w_t; ended episodes stay in the denominator. (Thomas 2015, CWPDIS)
-    ``dr``: mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)), which equals Σ_t γ^t
-    (w_t r_t − w_t q_t + w_{t−1} v_t) with the model's value of the state where recording stopped. (Jiang and
-    Li 2016, equation 10) ``wdr`` (which ``magic`` blends): the same with weights normalised at each step.
-    (Thomas and Brunskill 2016, section 5)
+    ``is``: mean of w·Σ γ^t r_t, w the weight of the whole episode. ``wis``: the same
+    divided by Σ w instead of E; w is the weight at the episode's end. ``pdis``: mean of
+    Σ_t γ^t w_t r_t. (Precup et al. 2000)
+    ``wpdis``: Σ_t γ^t Σ_i w_t r_t / Σ_i w_t; ended episodes stay in the denominator.
+    (Thomas 2015, CWPDIS)
+    ``dr``: mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)),
+    which equals Σ_t γ^t (w_t r_t − w_t q_t + w_{t−1} v_t) with the model's value of the
+    state where recording stopped. (Jiang and Li 2016, equation 10) ``wdr`` (which
+    ``magic`` blends): the same with weights normalised at each step. (Thomas and
+    Brunskill 2016, section 5)
     """
-    powers, shares = episodes.gamma**episodes.steps, (episodes.shares, episodes.clusters)
-    rows, first = episodes.rewards, np.zeros(episodes.n_episodes)
+    powers = episodes.gamma**episodes.steps
+    shares = (episodes.shares, episodes.clusters)
+    rows = episodes.rewards
+    first = np.zeros(episodes.n_episodes)
     if model is not None:
-        rows, first = rows + episodes.discounts * model.later - model.now, model.starts
+        rows = rows + episodes.discounts * model.later - model.now
+        first = model.starts
     if name in ("wpdis", "wdr", "magic"):
         return StepwiseMean(episodes, rows, first)
     if name == "wis":
-        return WeightedMean(episodes.last, episodes.episode_sums(powers * rows), *shares)
+        return WeightedMean(
+            episodes.last, episodes.episode_sums(powers * rows), *shares
+        )
     if name == "is":
-        return plain_mean(np.exp(episodes.last) * episodes.episode_sums(powers * rows), *shares)
-    return plain_mean(first + episodes.episode_sums(powers * np.exp(episodes.log_weights) * rows), *shares)
+        return plain_mean(
+            np.exp(episodes.last) * episodes.episode_sums(powers * rows), *shares
+        )
+    return plain_mean(
+        first + episodes.episode_sums(powers * np.exp(episodes.log_weights) * rows),
+        *shares,
+    )
 
 
 def _of_clusters(clusters: np.ndarray | None, deviations: np.ndarray) -> np.ndarray:
-    """Deviations (C, …) for leaving out clusters, from those (E, …) for episodes; exact for equal weights."""
+    """Deviations (C, …) for leaving out clusters, from those (E, …) for episodes; exact
+    for equal weights.
+    """
     if clusters is None:
         return deviations
     rest = len(deviations) - cluster_sums(clusters, np.ones(len(deviations)))
@@ -168,7 +214,9 @@ def _of_clusters(clusters: np.ndarray | None, deviations: np.ndarray) -> np.ndar
     return (factor * cluster_sums(clusters, deviations).T).T
 
 
-def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:
+def _pull(
+    parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float
+) -> np.ndarray:
     """Change of means when entries with these parts of the weight are left out."""
     alone = parts >= _ALL
     moves = parts * (values - means) / np.where(alone, 1.0, 1.0 - parts)
@@ -176,7 +224,8 @@ def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | flo
 
 
 def standard_error(deviations: Float[np.ndarray, " episode"]) -> float | None:
-    """Jackknife standard error sqrt((E − 1)/E · Σ deviation²); None if one episode has all the weight.
+    """Jackknife standard error sqrt((E − 1)/E · Σ deviation²); None if one episode has
+    all the weight.
 
     For a plain mean it is the textbook s / √E. (Efron 1982)
     """
@@ -189,40 +238,51 @@ def standard_error(deviations: Float[np.ndarray, " episode"]) -> float | None:
 def magic(
     whole: StepwiseMean, draws: Float[np.ndarray, " draw"]
 ) -> tuple[list[int], Float[np.ndarray, " cut"]]:
-    """Cuts and shares x of a blend Σ_j x_j g_j of partial estimates of a weighted doubly robust estimator.
+    """Cuts and shares x of a blend Σ_j x_j g_j of partial estimates of a weighted
+    doubly robust estimator.
 
-    g_j uses weighted residuals for j steps and then the model: 0 is the model alone, T the whole log. Shares
-    sum to one.
+    g_j uses weighted residuals for j steps and then the model: 0 is the model alone, T
+    the whole log. Shares sum to one.
 
-    The error of a blend x is xᵀ(Ω + b bᵀ)x, with Ω the jackknife covariance of the g_j (including the
-    weights' noise) and b_j the distance of g_j from the bootstrap interval of the whole estimate at level
-    0.5. ``draws``: the whole estimate on resampled episodes. There must be at least two episodes.
-    (Thomas and Brunskill 2016, algorithm 1)
+    The error of a blend x is xᵀ(Ω + b bᵀ)x, with Ω the jackknife covariance of the g_j
+    (including the weights' noise) and b_j the distance of g_j from the bootstrap
+    interval of the whole estimate at level 0.5. ``draws``: the whole estimate on
+    resampled episodes. There must be at least two episodes. (Thomas and Brunskill 2016,
+    algorithm 1)
     """
     cuts = cut_steps(whole.episodes.horizon)
-    values, deviations = whole.partial_values(cuts), whole.partial_deviations(cuts)
+    values = whole.partial_values(cuts)
+    deviations = whole.partial_deviations(cuts)
     low, high = np.quantile(draws, [0.5 - _BIAS_LEVEL / 2.0, 0.5 + _BIAS_LEVEL / 2.0])
     # The interval contains the whole estimate, whose own bias counts as zero.
-    low, high = min(low, values[-1]), max(high, values[-1])
+    low = min(low, values[-1])
+    high = max(high, values[-1])
     bias = np.maximum(values - high, 0.0) - np.maximum(low - values, 0.0)
     count = len(deviations)
-    covariance = (count - 1) / count * deviations.T @ deviations  # (J, E) @ (E, J) = (J, J)
+    covariance = (
+        (count - 1) / count * deviations.T @ deviations
+    )  # (J, E) @ (E, J) = (J, J)
     return cuts, least_error_mix(covariance + np.outer(bias, bias))
 
 
 def cut_steps(horizon: int) -> list[int]:
-    """Numbers of steps 0, 1, 2, 4, … and the horizon: at most 25, spread evenly in the logarithm."""
+    """Numbers of steps 0, 1, 2, 4, … and the horizon: at most 25, spread evenly in the
+    logarithm.
+    """
     inner = np.round(np.geomspace(1, max(horizon - 1, 1), _MOST_CUTS - 2)).astype(int)
     return [0, *np.unique(inner[inner < horizon]).tolist(), horizon]
 
 
 def least_error_mix(errors: Float[np.ndarray, "cut cut"]) -> Float[np.ndarray, " cut"]:
-    """The x ≥ 0 with Σx = 1 that minimises xᵀ A x, A symmetric and positive semidefinite.
+    """The x ≥ 0 with Σx = 1 that minimises xᵀ A x, A symmetric and positive
+    semidefinite.
 
-    Its direction is that of the y ≥ 0 that minimises ½ yᵀAy − Σy (both problems have the same optimality
-    conditions), a non-negative least-squares problem: with A = LLᵀ minimise ‖Lᵀy − L⁻¹1‖².
+    Its direction is that of the y ≥ 0 that minimises ½ yᵀAy − Σy (both problems have
+    the same optimality conditions), a non-negative least-squares problem: with A = LLᵀ
+    minimise ‖Lᵀy − L⁻¹1‖².
     """
-    size, trace = len(errors), float(np.trace(errors))
+    size = len(errors)
+    trace = float(np.trace(errors))
     if trace == 0.0:
         return np.full(size, 1.0 / size)
     scaled = errors / trace + _RIDGE * np.eye(size)

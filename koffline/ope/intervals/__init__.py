@@ -1,9 +1,11 @@
-"""Intervals for a policy's value, each labelled certified or calibrated; this file makes the calibrated ones.
+"""Intervals for a policy's value, each labelled certified or calibrated; this file
+makes the calibrated ones.
 
-``calibrated_interval`` inverts a wild bootstrap test; the fitted value is a weighted sum of residuals.
-``pivot_interval`` resamples units (episodes, or rows), which needs only sums over units: θ̂ solves Bᵀ(v − Bθ)
-= τD(θ − θ0), that is n⁻¹ Σ Ω_i (r_i − z_iᵀθ) = τD(θ − θ0), with the instruments Ω_i = w_i Bᵀψ_i (N, p) held
-fixed. A resampled log weights units by how often they were drawn; its θ* = θ̂ + (n⁻¹ΣwΩzᵀ + τD)⁻¹ n⁻¹Σ(w −
+``calibrated_interval`` inverts a wild bootstrap test; the fitted value is a weighted
+sum of residuals. ``pivot_interval`` resamples units (episodes, or rows), which needs
+only sums over units: θ̂ solves Bᵀ(v − Bθ) = τD(θ − θ0), that is n⁻¹ Σ Ω_i (r_i − z_iᵀθ)
+= τD(θ − θ0), with the instruments Ω_i = w_i Bᵀψ_i (N, p) held fixed. A resampled log
+weights units by how often they were drawn; its θ* = θ̂ + (n⁻¹ΣwΩzᵀ + τD)⁻¹ n⁻¹Σ(w −
 1)Ωδ̂.
 """
 
@@ -21,7 +23,12 @@ from koffline.data.units import poisson_counts
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals import base
-from koffline.ope.intervals.base import RIDGE, IntervalResult, KernelIntervalSettings, ridged_fit
+from koffline.ope.intervals.base import (
+    RIDGE,
+    IntervalResult,
+    KernelIntervalSettings,
+    ridged_fit,
+)
 from koffline.ope.intervals.kernel_sets import feature_interval
 from koffline.ope.names import BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, SYSTEM_KINDS
 from koffline.ope.results import Interval
@@ -30,32 +37,43 @@ _ALARM_DRAWS = 199  # draws, enough for a warning
 _FEW = 30.0
 _FEW_STARTS = 10
 _ASSUMPTIONS = (
-    "Asymptotic: a wild bootstrap test of each value over rows and {starts}; "
-    "Q^π in the class, residuals without memory (any log of single steps), reward and next state as the "
-    "environment draws them. It does not know what the class cannot express."
+    "Asymptotic: a wild bootstrap test of each value over rows and {starts}; Q^π in the"
+    " class, residuals without memory (any log of single steps), reward and next state"
+    " as the environment draws them. It does not know what the class cannot express."
 )
-_MOST_PRODUCTS = 3e10  # multiplications in the sums of one bootstrap: some seconds on one core
+_MOST_PRODUCTS = (
+    3e10  # multiplications in the sums of one bootstrap: some seconds on one core
+)
 _MOST_NUMBERS = 5e7  # numbers in the matrices of all draws: 400 MB
 _FEW_UNITS = 30
 _PIVOT_ASSUMPTIONS = (
-    "Asymptotic: {units} resampled, the estimate solved again for each ({matrix}; features and instruments "
-    "as they are), errors turned around; {starts}. It does not know what the class cannot express."
+    "Asymptotic: {units} resampled, the estimate solved again for each ({matrix};"
+    " features and instruments as they are), errors turned around; {starts}. It does"
+    " not know what the class cannot express."
 )
 
 
 def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalResult:
-    """Make an interval of the given kind for the value of a policy, with its assumptions.
+    """Make an interval of the given kind for the value of a policy, with its
+    assumptions.
 
-    kind: one of ``koffline.ope.names.SYSTEM_KINDS``. options: fields of `KernelIntervalSettings` (level,
-    norm_bound, value_bounds, reward_bounds, draws, seed). An infeasible class is no error:
-    ``result.interval`` is then None and ``result.misspecified`` true. Raises ConfigError.
+    kind: one of ``koffline.ope.names.SYSTEM_KINDS``. options: fields of
+    `KernelIntervalSettings` (level, norm_bound, value_bounds, reward_bounds, draws,
+    seed). An infeasible class is no error: ``result.interval`` is then None and
+    ``result.misspecified`` true. Raises ConfigError.
     """
     if kind not in SYSTEM_KINDS:
-        raise ConfigError(f"interval is '{kind}'; give one of {', '.join(SYSTEM_KINDS)}")
+        raise ConfigError(
+            f"interval is '{kind}'; give one of {', '.join(SYSTEM_KINDS)}"
+        )
     settings = read_section(KernelIntervalSettings, options)
-    settings = settings.model_copy(update={"draws": base.enough_draws(settings.level, settings.draws)})
+    settings = settings.model_copy(
+        update={"draws": base.enough_draws(settings.level, settings.draws)}
+    )
     made = {KERNEL_CALIBRATED: calibrated_interval, BOOTSTRAP_PIVOT: pivot_interval}
-    return made[kind](system, settings) if kind in made else feature_interval(system, kind, settings)
+    if kind in made:
+        return made[kind](system, settings)
+    return feature_interval(system, kind, settings)
 
 
 def calibrated_interval(
@@ -63,25 +81,34 @@ def calibrated_interval(
 ) -> IntervalResult:
     """All values η for which a wild-bootstrap test of "cᵀθ = η" does not reject.
 
-    For each η the residuals are those of the parameters on a path with cᵀθ = η, so the interval is not
-    symmetric: the statistic (η̂ − η)² / Σ a(η)² is compared with q², a quadratic inequality in η. Residuals
-    are scaled for leverage (HC2). check_class: warn if the smallest kernel loss in the class exceeds what the
-    wild bootstrap explains, an alarm that the class may not contain Q^π.
+    For each η the residuals are those of the parameters on a path with cᵀθ = η, so the
+    interval is not
+    symmetric: the statistic (η̂ − η)² / Σ a(η)² is compared with q², a quadratic
+    inequality in η. Residuals are scaled for leverage (HC2). check_class: warn if the
+    smallest kernel loss in the class exceeds what the wild bootstrap explains, an alarm
+    that the class may not contain Q^π.
     """
-    profile, level = base.make_profile(system), settings.level
+    profile = base.make_profile(system)
+    level = settings.level
     quantile, counted = base.studentised_quantile(profile.influences, settings)
     below, above = base.invert_test(profile.influences, profile.slopes, quantile)
     bounds = settings.values_within(system)
-    text = _ASSUMPTIONS.format(starts=base.describe_starts(system.fixed_starts, "start states"))
-    interval = Interval(profile.value + below, profile.value + above, level, KERNEL_CALIBRATED, text)
-    interval, threshold = interval.within(bounds), math.inf
+    text = _ASSUMPTIONS.format(
+        starts=base.describe_starts(system.fixed_starts, "start states")
+    )
+    interval = Interval(
+        profile.value + below, profile.value + above, level, KERNEL_CALIBRATED, text
+    )
+    interval = interval.within(bounds)
+    threshold = math.inf
     if check_class:
         draws = base.enough_draws(level, min(settings.draws, _ALARM_DRAWS))
         threshold = base.wild_threshold(system, profile, draws, settings.seed, level)
     starts = int((system.start_weights > 0.0).sum())
     sentences = {
-        f"the interval rests on {counted:.0f} rows or start states that count; with so few the level "
-        f"{level:g} is not to be relied on": counted < _FEW,
+        f"the interval rests on {counted:.0f} rows or start states that count; with so few the level {level:g} is not to be relied on": (
+            counted < _FEW
+        ),
         f"{starts} start states are too few to tell how start states vary; give initial_observations": (
             not system.fixed_starts and starts < _FEW_STARTS
         ),
@@ -102,24 +129,40 @@ def calibrated_interval(
 
 
 @torch.no_grad()
-def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> IntervalResult:
-    """[v − q_high, v − q_low] from the errors of the fit over resampled episodes (rows without episodes).
+def pivot_interval(
+    system: FeatureSystem, settings: KernelIntervalSettings
+) -> IntervalResult:
+    """[v − q_high, v − q_low] from the errors of the fit over resampled episodes (rows
+    without episodes).
 
-    The interval is None for a single unit, and if more than a tenth of the resampled logs have no solution.
-    (Hao et al. 2021, the distributional correction)
+    The interval is None for a single unit, and if more than a tenth of the resampled
+    logs have no solution. (Hao et al. 2021, the distributional correction)
     """
-    numbers = np.arange(len(system.unit_starts)) if system.clusters is None else system.clusters
-    counts, theta = poisson_counts(settings.seed, range(settings.draws), numbers), ridged_fit(system, RIDGE)
+    if system.clusters is None:
+        numbers = np.arange(len(system.unit_starts))
+    else:
+        numbers = system.clusters
+    counts = poisson_counts(settings.seed, range(settings.draws), numbers)
+    theta = ridged_fit(system, RIDGE)
     weights = _by_unit(system, system.row_weights.numpy())
     counts = counts[counts @ weights > 0.0]  # with few units, a draw may be empty
-    value, warnings, interval = system.value(theta), [], None
-    drawn, kind = len(np.unique(numbers[weights > 0.0])), system.kind
+    value = system.value(theta)
+    warnings = []
+    interval = None
+    drawn = len(np.unique(numbers[weights > 0.0]))
+    kind = system.kind
     if 2 <= drawn < _FEW_UNITS:
-        warnings.append(f"the bootstrap has {drawn} {kind} to draw from; its interval is too narrow")
+        warnings.append(
+            f"the bootstrap has {drawn} {kind} to draw from; its interval is too narrow"
+        )
     values, is_exact = resample_values(system, counts)
-    errors, tail = values[np.isfinite(values)] - value, (1.0 - settings.level) / 2.0
+    errors = values[np.isfinite(values)] - value
+    tail = (1.0 - settings.level) / 2.0
     if drawn < 2:
-        warnings.append(f"one of the log's {kind} has all weight: a bootstrap has nothing to choose from")
+        warnings.append(
+            f"one of the log's {kind} has all weight: a bootstrap has nothing to choose"
+            " from"
+        )
     elif len(errors) < 0.9 * settings.draws:
         warnings.append("too many resampled logs have no answer; give more episodes")
     else:
@@ -127,11 +170,21 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
         text = _PIVOT_ASSUMPTIONS.format(
             units=kind,
             matrix="its matrix too" if is_exact else "its matrix held: the first order",
-            starts=base.describe_starts(system.fixed_starts, "start states resampled with them"),
+            starts=base.describe_starts(
+                system.fixed_starts, "start states resampled with them"
+            ),
         )
-        interval = Interval(value - float(high), value - float(low), settings.level, BOOTSTRAP_PIVOT, text)
+        interval = Interval(
+            value - float(high),
+            value - float(low),
+            settings.level,
+            BOOTSTRAP_PIVOT,
+            text,
+        )
         interval = interval.within(settings.values_within(system))
-    return IntervalResult(BOOTSTRAP_PIVOT, interval, value=value, warnings=tuple(warnings))
+    return IntervalResult(
+        BOOTSTRAP_PIVOT, interval, value=value, warnings=tuple(warnings)
+    )
 
 
 def resample_values(
@@ -139,21 +192,33 @@ def resample_values(
 ) -> tuple[Float[np.ndarray, " draw"], bool]:
     """cᵀθ of every resampled log, and whether the matrices were resampled too.
 
-    If that would take too much time or memory, the matrix of the whole log is used (first-order bootstrap).
-    Start states are resampled with their units unless they are given; draws without start states are NaN.
+    If that would take too much time or memory, the matrix of the whole log is used
+    (first-order bootstrap). Start states are resampled with their units unless they are
+    given; draws without start states are NaN.
     """
-    matrix, theta = system.projected[:, :-1], ridged_fit(system, RIDGE)
-    omega = torch.cat([psi @ matrix for _, psi in base.instruments(system)]) * system.row_weights[:, None]
+    matrix = system.projected[:, :-1]
+    theta = ridged_fit(system, RIDGE)
+    omega = (
+        torch.cat([psi @ matrix for _, psi in base.instruments(system)])
+        * system.row_weights[:, None]
+    )
     ridge = torch.diag(base.ridge_sizes(matrix.mT @ matrix, system.free, RIDGE))
     size = theta.numel() ** 2 * len(counts)
-    is_exact = len(system.unit_starts) * size <= _MOST_PRODUCTS and size <= _MOST_NUMBERS
+    is_exact = (
+        len(system.unit_starts) * size <= _MOST_PRODUCTS and size <= _MOST_NUMBERS
+    )
     weights = counts @ _by_unit(system, system.row_weights.numpy())  # Σw per draw
     share = torch.as_tensor(counts / weights[:, None])  # weight of each unit's sums
     gap = (omega * system.residuals(theta)[:, None]).numpy()
-    pull = share @ torch.as_tensor(_by_unit(system, gap)) - torch.as_tensor(gap.sum(axis=0) / len(gap))
+    pull = share @ torch.as_tensor(_by_unit(system, gap)) - torch.as_tensor(
+        gap.sum(axis=0) / len(gap)
+    )
     if is_exact:  # n⁻¹ΣwΩzᵀ of every draw, one column of z at a time
         products = (omega * column[:, None] for column in system.difference.T)
-        columns = [share @ torch.as_tensor(_by_unit(system, product.numpy())) for product in products]
+        columns = [
+            share @ torch.as_tensor(_by_unit(system, product.numpy()))
+            for product in products
+        ]
         steps = torch.linalg.solve(torch.stack(columns, dim=-1) + ridge, pull)
     else:
         whole = omega.mT @ system.difference / len(gap) + ridge

@@ -1,8 +1,10 @@
-"""Shared parts of kernel intervals: options, result, and the fit of a class by the kernel loss.
+"""Shared parts of kernel intervals: options, result, and the fit of a class by the
+kernel loss.
 
-The fit θ̂ = argmin V̂(θ) + τ‖θ − θ0‖² (constants have no ridge) gives η̂ = cᵀθ̂. At the true θ, up to the
-ridge, η̂ − η = n⁻¹ Σ w_i ω(x_i) δ_i + (c − E c)ᵀθ: a weighted sum of residuals, which a bootstrap resamples.
-ω = Ψ B(BᵀB + τD)⁻¹c are the marginalised weights dual to the kernel loss.
+The fit θ̂ = argmin V̂(θ) + τ‖θ − θ0‖² (constants have no ridge) gives η̂ = cᵀθ̂. At the
+true θ, up to the ridge, η̂ − η = n⁻¹ Σ w_i ω(x_i) δ_i + (c − E c)ᵀθ: a weighted sum of
+residuals, which a bootstrap resamples. ω = Ψ B(BᵀB + τD)⁻¹c are the marginalised
+weights dual to the kernel loss.
 """
 
 from __future__ import annotations
@@ -29,23 +31,29 @@ from koffline.ope.results import Interval, Record
 
 DRAWS = 999
 _MOST_DRAWS = 200_000
-RIDGE = 1e-6  # ridge of the fit, relative to the mean curvature; its bias is far below the noise
-_PATH_RIDGE = 1e-8  # ridge of the path through other values, relative to the mean curvature of its form
-_BLOCK, _SIGNS_BLOCK = 8192, 4096
+# ridge of the fit, relative to the mean curvature; its bias is far below the noise
+RIDGE = 1e-6
+# ridge of the path through other values, relative to the mean curvature of its form
+_PATH_RIDGE = 1e-8
+_BLOCK = 8192
+_SIGNS_BLOCK = 4096
 _MOST_LEVERAGE = 0.9
-_NORMAL_FROM = 200.0  # effective influences above which the bootstrap equals its normal limit to 0.1 %
-_SIGNED = 1000  # the largest influences get random signs, the sum of the others is drawn as a normal
+# effective influences above which the bootstrap equals its normal limit to 0.1 %
+_NORMAL_FROM = 200.0
+# the largest influences get random signs, the sum of the others is drawn as a normal
+_SIGNED = 1000
 _STREAM = 6063  # random stream, other than that of a log simulated from the same seed
 
 
 class KernelIntervalSettings(Section):
     """Options of the intervals on a feature system.
 
-    level: nominal coverage. seed: of the draws. norm_bound: ρ, the largest ‖θ − θ0‖ of a value function in
-    the class, in units of the value; None: twice that of the fit, which is a guess and no theorem.
-    value_bounds: known bounds of every Q^π(s, a), by default those that rewards and γ imply. reward_bounds:
-    known bounds of every reward, by default the logged range. draws: bootstrap draws, raised to the number
-    that the level needs.
+    level: nominal coverage. seed: of the draws. norm_bound: ρ, the largest ‖θ − θ0‖ of
+    a value function in the class, in units of the value; None: twice that of the fit,
+    which is a guess and no theorem.
+    value_bounds: known bounds of every Q^π(s, a), by default those that rewards and γ
+    imply. reward_bounds: known bounds of every reward, by default the logged range.
+    draws: bootstrap draws, raised to the number that the level needs.
     """
 
     level: float = Field(default=0.95, gt=0.0, lt=1.0)
@@ -56,17 +64,24 @@ class KernelIntervalSettings(Section):
     seed: int = 0
 
     def values_within(self, system: FeatureSystem) -> tuple[float, float]:
-        """Bounds of every Q(s, a): the given ones, or those implied by reward bounds and γ."""
+        """Bounds of every Q(s, a): the given ones, or those implied by reward bounds
+        and γ.
+        """
         if self.value_bounds is not None:
             return self.value_bounds
         if self.reward_bounds is None:
             return system.value_bounds
         rewards = self.rewards_within(system)
         may_end = bool((system.discounts == 0.0).any())
-        return value_bounds(rewards, rewards if may_end else (math.inf, -math.inf), system.gamma)
+        return value_bounds(
+            rewards, rewards if may_end else (math.inf, -math.inf), system.gamma
+        )
 
     def rewards_within(self, system: FeatureSystem) -> tuple[float, float]:
-        """Bounds of every reward: given, or the log's range. Raises ConfigError if the log exceeds them."""
+        """Bounds of every reward: given, or the log's range.
+
+        Raises ConfigError if the log exceeds them.
+        """
         counted = system.rewards[system.row_weights > 0.0]
         seen = float(counted.min()), float(counted.max())
         slack = 1e-9 * max(map(abs, seen))  # rewards were scaled and rescaled
@@ -76,34 +91,44 @@ class KernelIntervalSettings(Section):
 def check_reward_bounds(
     given: tuple[float, float] | None, seen: tuple[float, float], slack: float = 0.0
 ) -> tuple[float, float]:
-    """Bounds of every reward: given, or those seen. Raises ConfigError if the log exceeds them."""
+    """Bounds of every reward: given, or those seen.
+
+    Raises ConfigError if the log exceeds them.
+    """
     if given is not None and (seen[0] < given[0] - slack or seen[1] > given[1] + slack):
         raise ConfigError(
-            f"reward_bounds is {list(given)}, but the log has rewards from {seen[0]:.4g} to {seen[1]:.4g}; "
-            "give bounds that hold every reward"
+            f"reward_bounds is {list(given)}, but the log has rewards from"
+            f" {seen[0]:.4g} to {seen[1]:.4g}; give bounds that hold every reward"
         )
-    return seen if given is None else given
+    if given is None:
+        return seen
+    return given
 
 
 def enough_draws(level: float, draws: int = DRAWS) -> int:
-    """Number of draws, raised until each tail of the level holds at least one. Raises ConfigError."""
+    """Number of draws, raised until each tail of the level holds at least one.
+
+    Raises ConfigError.
+    """
     fewest = math.ceil(2.0 / (1.0 - level) - 1e-9) - 1
     if fewest > _MOST_DRAWS:
         raise ConfigError(
-            f"level is {level}, which a bootstrap could only tell by {fewest:,} draws; give a "
-            f"level up to {1.0 - 2.0 / _MOST_DRAWS:g}"
+            f"level is {level}, which a bootstrap could only tell by {fewest:,} draws;"
+            f" give a level up to {1.0 - 2.0 / _MOST_DRAWS:g}"
         )
     return max(draws, fewest)
 
 
 @dataclass(frozen=True, eq=False)
 class IntervalResult(Record):
-    """An interval and the evidence around it; ``interval`` is None if the class cannot explain the log.
+    """An interval and the evidence around it; ``interval`` is None if the class cannot
+    explain the log.
 
-    ``value``: the fitted value of the same class (None if the kind has none). ``threshold``: λ, an upper
-    limit for the kernel loss of the true values; ``least_loss``: the smallest kernel loss in the class. A
-    class is ``misspecified`` if least_loss exceeds the threshold: an alarm about the class, not an error of
-    the log.
+    ``value``: the fitted value of the same class (None if the kind has none).
+    ``threshold``: λ, an upper limit for the kernel loss of the true values;
+    ``least_loss``: the smallest kernel loss in the class. A class is ``misspecified``
+    if least_loss exceeds the threshold: an alarm about the class, not an error of the
+    log.
     """
 
     kind: str
@@ -118,24 +143,31 @@ class IntervalResult(Record):
 def describe_misspecified(loss: float, threshold: float) -> str:
     """Warning that the class cannot explain the log."""
     return (
-        f"the class cannot explain the log: its smallest kernel loss {loss:.3g} exceeds {threshold:.3g}, "
-        "what the true values would leave by chance; use richer features or a larger norm_bound"
+        f"the class cannot explain the log: its smallest kernel loss {loss:.3g} exceeds"
+        f" {threshold:.3g}, what the true values would leave by chance; use richer"
+        " features or a larger norm_bound"
     )
 
 
 def describe_starts(fixed: bool, sampled: str) -> str:
-    """Assumption on start states; ``sampled``: the text for the log's own start states."""
-    return "given start states as they are" if fixed else sampled
+    """Assumption on start states; ``sampled``: the text for the log's own start
+    states.
+    """
+    if fixed:
+        return "given start states as they are"
+    return sampled
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """The fit η̂, its influences, and their change along a path of parameters with value η̂ + t.
+    """The fit η̂, its influences, and their change along a path of parameters with
+    value η̂ + t.
 
-    ``influences``: a with η̂ − η ≈ Σa: (N,) from residuals scaled for leverage (HC2), then from centred
-    values of start states (if these are given: from the actions drawn there). ``slopes``: da/dt. ``residuals
-    (N,)``: scaled δ̂. ``loss``: V̂(θ̂). Residuals are martingale differences and therefore uncorrelated, so
-    the standard error of η̂ is ‖a‖.
+    ``influences``: a with η̂ − η ≈ Σa: (N,) from residuals scaled for leverage (HC2),
+    then from centred values of start states (if these are given: from the actions drawn
+    there). ``slopes``: da/dt. ``residuals (N,)``: scaled δ̂. ``loss``: V̂(θ̂).
+    Residuals are martingale differences and therefore uncorrelated, so the standard
+    error of η̂ is ‖a‖.
     """
 
     value: float
@@ -148,13 +180,20 @@ class Profile:
 
 @torch.no_grad()
 def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
-    """Fit θ̂ and compute its influences. ridge: relative to the mean curvature of the ridged parameters."""
-    matrix, vector = system.projected[:, :-1], system.projected[:, -1]
-    curvature, start = matrix.mT @ matrix, system.start_mean
+    """Fit θ̂ and compute its influences. ridge: relative to the mean curvature of the
+    ridged parameters.
+    """
+    matrix = system.projected[:, :-1]
+    vector = system.projected[:, -1]
+    curvature = matrix.mT @ matrix
+    start = system.start_mean
     theta = ridged_fit(system, ridge)
-    dual = matrix @ solve_ridged(curvature, start, system.free, ridge)  # α with ω = Ψα, (m,)
+    dual = matrix @ solve_ridged(
+        curvature, start, system.free, ridge
+    )  # α with ω = Ψα, (m,)
     inverse = solve_ridged(curvature, matrix.mT, system.free, ridge)  # (p, m)
-    # ω(x_i) = ψ_iᵀα, and the share of its own reward in a row's fit, w_i z_iᵀM⁻¹Bᵀψ_i/n; both (N,)
+    # ω(x_i) = ψ_iᵀα, and the share of its own reward in a row's fit, w_i
+    # z_iᵀM⁻¹Bᵀψ_i/n; both (N,)
     parts = [
         (psi @ dual, ((psi @ inverse.mT) * system.difference[rows]).sum(dim=1))
         for rows, psi in instruments(system)
@@ -162,13 +201,19 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
     weights, own = (torch.cat(columns) for columns in zip(*parts, strict=True))
     leverage = own * system.row_weights / len(system)
     scale = (1.0 - leverage.clamp(max=_MOST_LEVERAGE)).rsqrt()
-    residuals, share = system.residuals(theta) * scale, weights * system.row_weights / len(system)
+    residuals = system.residuals(theta) * scale
+    share = weights * system.row_weights / len(system)
     row_design = (share * scale)[:, None] * system.difference
-    if not system.fixed_starts:  # deviations of the start states' features from their mean
+    if (
+        not system.fixed_starts
+    ):  # deviations of the start states' features from their mean
         of_start = system.start_weights / system.start_weights.sum()
         start_design = of_start[:, None] * (system.starts - start)
     else:  # where the states are given, of the actions drawn there
-        start_design = torch.zeros_like(system.starts) if system.start_noise is None else system.start_noise
+        if system.start_noise is None:
+            start_design = torch.zeros_like(system.starts)
+        else:
+            start_design = system.start_noise
     path = _quietest_path(row_design, start_design, start)
     return Profile(
         value=system.value(theta),
@@ -180,33 +225,47 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
     )
 
 
-def instruments(system: FeatureSystem, size: int = _BLOCK) -> Iterator[tuple[slice, Tensor]]:
+def instruments(
+    system: FeatureSystem, size: int = _BLOCK
+) -> Iterator[tuple[slice, Tensor]]:
     """Yield blocks of rows and their instruments ψ (B, m)."""
     for rows in blocks(len(system), size):
         yield rows, system.instruments(system.kernel_inputs[rows])
 
 
 def best_constant(system: FeatureSystem) -> Float[Tensor, " parameter"]:
-    """θ0: the constant that solves the Bellman equation on average; zero if the class has no constants."""
-    return torch.where(system.free, best_level(system), torch.zeros_like(system.start_mean))
+    """θ0: the constant that solves the Bellman equation on average; zero if the class
+    has no constants.
+    """
+    return torch.where(
+        system.free, best_level(system), torch.zeros_like(system.start_mean)
+    )
 
 
 def ridged_fit(system: FeatureSystem, ridge: float) -> Float[Tensor, " parameter"]:
     """Fit θ̂ with a ridge toward the best constant."""
-    matrix, vector, centre = system.projected[:, :-1], system.projected[:, -1], best_constant(system)
+    matrix = system.projected[:, :-1]
+    vector = system.projected[:, -1]
+    centre = best_constant(system)
     pull = matrix.mT @ (vector - matrix @ centre)
     return centre + solve_ridged(matrix.mT @ matrix, pull, system.free, ridge)
 
 
 def solve_ridged(
-    curvature: Float[Tensor, "parameter parameter"], target: Tensor, free: Tensor, ridge: float
+    curvature: Float[Tensor, "parameter parameter"],
+    target: Tensor,
+    free: Tensor,
+    ridge: float,
 ) -> Tensor:
-    """Solve (curvature + τD)⁻¹ target; τ is relative to the mean curvature of the ridged parameters.
+    """Solve (curvature + τD)⁻¹ target; τ is relative to the mean curvature of the
+    ridged parameters.
 
-    ``free`` parameters have a ridge of 1e-12 only, so that the system can be solved if they are not
-    identified.
+    ``free`` parameters have a ridge of 1e-12 only, so that the system can be solved if
+    they are not identified.
     """
-    return torch.linalg.solve(curvature + torch.diag(ridge_sizes(curvature, free, ridge)), target)
+    return torch.linalg.solve(
+        curvature + torch.diag(ridge_sizes(curvature, free, ridge)), target
+    )
 
 
 def ridge_sizes(
@@ -214,7 +273,10 @@ def ridge_sizes(
 ) -> Float[Tensor, " parameter"]:
     """The diagonal of τD, (p,)."""
     diagonal = curvature.diagonal()
-    pulled = diagonal[~free].mean() if bool((~free).any()) else diagonal.mean()
+    if bool((~free).any()):
+        pulled = diagonal[~free].mean()
+    else:
+        pulled = diagonal.mean()
     return torch.where(free, 1e-12 * diagonal.mean(), ridge * pulled).clamp(min=1e-300)
 
 
@@ -223,20 +285,27 @@ def _quietest_path(
     start_design: Float[Tensor, "drawn parameter"],
     start: Float[Tensor, " parameter"],
 ) -> Float[Tensor, " parameter"]:
-    """The d with cᵀd = 1 along which the influences change least: S⁻¹c/(cᵀS⁻¹c) for their form S.
+    """The d with cᵀd = 1 along which the influences change least: S⁻¹c/(cᵀS⁻¹c) for
+    their form S.
 
-    Any path with cᵀd = 1 is valid. Along poorly identified parameters, however, the test of distant values
-    has no power, and the interval becomes infinite.
+    Any path with cᵀd = 1 is valid. Along poorly identified parameters, however, the
+    test of distant values has no power, and the interval becomes infinite.
     """
     form = row_design.mT @ row_design + start_design.mT @ start_design
-    size = torch.full_like(start, _PATH_RIDGE * float(form.diagonal().mean())).clamp(min=1e-300)
+    size = torch.full_like(start, _PATH_RIDGE * float(form.diagonal().mean())).clamp(
+        min=1e-300
+    )
     path = torch.linalg.solve(form + torch.diag(size), start)
     return path / (start @ path)
 
 
 @torch.no_grad()
-def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: int, level: float) -> float:
-    """Threshold λ: the level's quantile of V̂ with randomly signed residuals, ‖n⁻¹ Σ ±w_i ψ_i δ̂_i‖²."""
+def wild_threshold(
+    system: FeatureSystem, profile: Profile, draws: int, seed: int, level: float
+) -> float:
+    """Threshold λ: the level's quantile of V̂ with randomly signed residuals, ‖n⁻¹ Σ
+    ±w_i ψ_i δ̂_i‖².
+    """
     generator = np.random.default_rng([seed, _STREAM])
     scaled = profile.residuals * system.row_weights / len(system)
     totals = scaled.new_zeros(draws, 2 * system.instruments.frequencies.shape[1])
@@ -249,27 +318,41 @@ def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: in
 def studentised_quantile(
     influences: Float[Tensor, " influence"], settings: KernelIntervalSettings
 ) -> tuple[float, float]:
-    """The level's quantile of |Σ ±a| / sqrt(Σa²) over random signs, and the effective number of influences.
+    """The level's quantile of |Σ ±a| / sqrt(Σa²) over random signs, and the effective
+    number of influences.
 
     The effective number is (Σa²)²/Σa⁴; if it is large, the normal quantile is used.
     """
     squares = influences.square()
     share = squares / squares.sum()
-    counted = 0.0 if float(squares.sum()) == 0.0 else 1.0 / float(share.square().sum())
+    if float(squares.sum()) == 0.0:
+        counted = 0.0
+    else:
+        counted = 1.0 / float(share.square().sum())
     if counted == 0.0 or counted >= _NORMAL_FROM:
         return float(special.ndtri(0.5 + settings.level / 2.0)), counted
     generator = np.random.default_rng([settings.seed, _STREAM])
     ordered = torch.sqrt(share).sort(descending=True).values
-    largest, rest = ordered[:_SIGNED], float(ordered[_SIGNED:].square().sum())
-    draws = torch.as_tensor(random_signs((settings.draws, len(largest)), generator)) @ largest
-    draws += math.sqrt(rest) * torch.as_tensor(generator.standard_normal(settings.draws))
+    largest = ordered[:_SIGNED]
+    rest = float(ordered[_SIGNED:].square().sum())
+    draws = (
+        torch.as_tensor(random_signs((settings.draws, len(largest)), generator))
+        @ largest
+    )
+    draws += math.sqrt(rest) * torch.as_tensor(
+        generator.standard_normal(settings.draws)
+    )
     return _upper_quantile(draws.abs(), settings.level), counted
 
 
 def invert_test(
-    influences: Float[Tensor, " influence"], slopes: Float[Tensor, " influence"], quantile: float
+    influences: Float[Tensor, " influence"],
+    slopes: Float[Tensor, " influence"],
+    quantile: float,
 ) -> tuple[float, float]:
-    """Both ends of all t with t² ≤ q² Σ (a + t·slope)²; infinite if distant t are not rejected."""
+    """Both ends of all t with t² ≤ q² Σ (a + t·slope)²; infinite if distant t are not
+    rejected.
+    """
     constant = quantile**2 * float(influences.square().sum())
     linear = quantile**2 * float(influences @ slopes)
     quadratic = 1.0 - quantile**2 * float(slopes.square().sum())
@@ -280,6 +363,8 @@ def invert_test(
 
 
 def _upper_quantile(draws: Float[Tensor, " draw"], level: float) -> float:
-    """The ⌈level · (draws + 1)⌉-th smallest; a new draw exceeds it with probability at most 1 − level."""
+    """The ⌈level · (draws + 1)⌉-th smallest; a new draw exceeds it with probability at
+    most 1 − level.
+    """
     rank = min(math.ceil(level * (len(draws) + 1) - 1e-9), len(draws))
     return float(draws.kthvalue(rank).values)

@@ -19,7 +19,9 @@ def grid(seed: int = 0, rows: int = 6000, scrambled: bool = True):
     """Moves on a grid: the numbers of its cells now and later, rewards, actions."""
     generator = np.random.default_rng(seed)
     names = generator.permutation(SIDE * SIDE) if scrambled else np.arange(SIDE * SIDE)
-    place, cells, actions = np.array([2, 2]), [], generator.integers(4, size=rows)
+    place = np.array([2, 2])
+    cells = []
+    actions = generator.integers(4, size=rows)
     for action in actions:
         cells.append(place[0] * SIDE + place[1])
         place = np.clip(place + [(0, 1), (1, 0), (0, -1), (-1, 0)][action], 0, SIDE - 1)
@@ -29,19 +31,34 @@ def grid(seed: int = 0, rows: int = 6000, scrambled: bool = True):
 
 
 def found_in(now, later, rewards, actions, **names):
-    states, following = (np.asarray(each, dtype=float)[:, None] for each in (now, later))
-    return find_labels(states, following, np.ones(len(now), bool), rewards, actions, **names)
+    states, following = (
+        np.asarray(each, dtype=float)[:, None] for each in (now, later)
+    )
+    return find_labels(
+        states, following, np.ones(len(now), bool), rewards, actions, **names
+    )
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.float32, np.float64])
 def test_scrambled_cells_are_labels_with_their_remedy(kind) -> None:
     now, later, rewards, actions = grid()
-    (found,) = found_in(now.astype(kind), later.astype(kind), rewards, actions, names=["cell"])
-    assert (found.name, found.column, found.label, found.values) == (NAME, 0, "cell", SIDE * SIDE)
+    (found,) = found_in(
+        now.astype(kind), later.astype(kind), rewards, actions, names=["cell"]
+    )
+    assert (found.name, found.column, found.label, found.values) == (
+        NAME,
+        0,
+        "cell",
+        SIDE * SIDE,
+    )
     assert found.effect > 0.5
     assert found.p_value > 0.05
     assert found.structure_p_value < 1e-8
-    assert found.remedy == "if they are labels, say so (--encode 'cell=one-hot'); if quantities, leave it"
+    assert (
+        found.remedy
+        == "if they are labels, say so (--encode 'cell=one-hot'); if quantities,"
+        " leave it"
+    )
     assert found.remedy in str(found)
 
 
@@ -50,8 +67,11 @@ def test_names_are_those_of_encode_for_arrays() -> None:
     (alone,) = found_in(now, later, rewards, actions)
     assert alone.label == "observations"
     noise = np.random.default_rng(1).normal(size=len(now))
-    states, following = np.column_stack([noise, now]), np.column_stack([noise, later])
-    (second,) = find_labels(states, following, np.ones(len(now), bool), rewards, actions)
+    states = np.column_stack([noise, now])
+    following = np.column_stack([noise, later])
+    (second,) = find_labels(
+        states, following, np.ones(len(now), bool), rewards, actions
+    )
     assert (second.column, second.label) == (1, "observations[1]")
 
 
@@ -88,7 +108,8 @@ def test_nothing_is_said_of_images_and_of_values_without_influence() -> None:
 
 def test_categories_of_one_step_logs_are_told_by_their_rewards() -> None:
     generator = np.random.default_rng(3)
-    kinds, rewards = generator.integers(30, size=5000), generator.normal(size=5000)
+    kinds = generator.integers(30, size=5000)
+    rewards = generator.normal(size=5000)
     ended = np.zeros(5000, bool)
     states = kinds[:, None]
     of_kind = generator.normal(size=30)[kinds]
@@ -114,28 +135,51 @@ def test_quantities_are_hardly_ever_and_labels_mostly_found() -> None:
     assert found >= 0.5 * 50
 
 
-def test_the_warning_reaches_the_verdict_and_its_remedy_mends_it(tmp_path, monkeypatch) -> None:
+def test_the_warning_reaches_the_verdict_and_its_remedy_mends_it(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     now, later, rewards, actions = grid()
     ids = np.arange(len(now)) // 50
-    columns = {"observations": now[:, None], "next_observations": later[:, None], "actions": actions}
+    columns = {
+        "observations": now[:, None],
+        "next_observations": later[:, None],
+        "actions": actions,
+    }
     terminals = np.zeros(len(now), bool)
-    np.savez("cells.npz", **columns, rewards=rewards, terminals=terminals, episode_ids=ids)
+    np.savez(
+        "cells.npz", **columns, rewards=rewards, terminals=terminals, episode_ids=ids
+    )
     options = ("--policy", "uniform", "--gamma", 0.9, *AS_OPTIONS, "--json")
     said = json.loads(succeed("evaluate", "cells.npz", *options))["verdict"]
     (reason,) = (each["text"] for each in said["reasons"] if each["kind"] == NAME)
     remedy = reason.split("(--encode '")[1].split("')")[0]
     assert remedy == "observations=one-hot"
-    again = json.loads(succeed("evaluate", "cells.npz", "--encode", remedy, *options))["verdict"]
+    again = json.loads(succeed("evaluate", "cells.npz", "--encode", remedy, *options))[
+        "verdict"
+    ]
     assert NAME not in {each["kind"] for each in again["reasons"]}
 
 
 def test_a_column_whose_order_the_user_declared_is_not_doubted(tmp_path) -> None:
     now, _, rewards, actions = grid()
-    rows = zip(np.arange(len(now)) // 50, np.arange(len(now)) % 50, now, actions, rewards, strict=True)
+    rows = zip(
+        np.arange(len(now)) // 50,
+        np.arange(len(now)) % 50,
+        now,
+        actions,
+        rewards,
+        strict=True,
+    )
     lines = ["id,t,cell,a,r", *(",".join(map(str, row)) for row in rows)]
     (tmp_path / "cells.csv").write_text("\n".join(lines))
-    mapping = {"observations": "cell", "action": "a", "reward": "r", "episode": "id", "time": "t"}
+    mapping = {
+        "observations": "cell",
+        "action": "a",
+        "reward": "r",
+        "episode": "id",
+        "time": "t",
+    }
     mapping["last_row"] = "cut"
     order = list(map(str, range(SIDE * SIDE)))
     doubted = {}

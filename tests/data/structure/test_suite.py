@@ -1,4 +1,6 @@
-"""Tests of a log's structure: hand cases, no false alarm in any world, and every fault at its name."""
+"""Tests of a log's structure: hand cases, no false alarm in any world, and every fault
+at its name.
+"""
 
 import numpy as np
 import polars as pl
@@ -11,15 +13,29 @@ from koffline.data.structure.rows import LoggedRows, row_keys
 from koffline.data.structure.sentinels import is_sentinel
 from koffline.data.structure.surprise import PlacesOfEpisodes
 from koffline.data.transitions import Discrete, Transitions
-from scripts.bench.structure_worlds import FAULTS, Episode, World, as_log, play, with_fault, worlds
+from scripts.bench.structure_worlds import (
+    FAULTS,
+    Episode,
+    World,
+    as_log,
+    play,
+    with_fault,
+    worlds,
+)
 from tests.refusals import succeed
 
 
-def world_named(name: str, seed: int = 0) -> tuple[World, list[Episode], np.random.Generator]:
+def world_named(
+    name: str, seed: int = 0
+) -> tuple[World, list[Episode], np.random.Generator]:
     """A world, some 3000 rows of it, and a generator for what is done to them."""
     generator = np.random.default_rng(seed)
     world = next(world for world in worlds(generator) if world.name == name)
-    return world, play(world, rows=3000, generator=np.random.default_rng([seed, 1])), generator
+    return (
+        world,
+        play(world, rows=3000, generator=np.random.default_rng([seed, 1])),
+        generator,
+    )
 
 
 @pytest.mark.parametrize("number", range(25))
@@ -30,17 +46,57 @@ def test_right_logs_of_all_kinds_show_nothing(number: int) -> None:
 
 
 CASES = {
-    "reset rows": ("linear, noisy", 0.1, "rows of automatic resets", "leave out these first rows"),
-    "next observations of resets": ("Pendulum", 0.5, "next observations of resets", "info['final_obs']"),
-    "terminals that end nothing": ("queue", 0.1, "terminations that end nothing", "terminal flag"),
+    "reset rows": (
+        "linear, noisy",
+        0.1,
+        "rows of automatic resets",
+        "leave out these first rows",
+    ),
+    "next observations of resets": (
+        "Pendulum",
+        0.5,
+        "next observations of resets",
+        "info['final_obs']",
+    ),
+    "terminals that end nothing": (
+        "queue",
+        0.1,
+        "terminations that end nothing",
+        "terminal flag",
+    ),
     "unmarked ends": ("CartPole", 0.3, "jumps inside episodes", "mark the ends"),
-    "unmarked time limits": ("Pendulum", 1.0, "unmarked time limits", "100 steps as truncated"),
-    "actions late": ("Pendulum", 1.0, "alignment of actions", "move actions up by one row"),
-    "actions and rewards late": ("linear, noisy", 1.0, "alignment of actions", "and rewards"),
+    "unmarked time limits": (
+        "Pendulum",
+        1.0,
+        "unmarked time limits",
+        "100 steps as truncated",
+    ),
+    "actions late": (
+        "Pendulum",
+        1.0,
+        "alignment of actions",
+        "move actions up by one row",
+    ),
+    "actions and rewards late": (
+        "linear, noisy",
+        1.0,
+        "alignment of actions",
+        "and rewards",
+    ),
     "rewards late": ("Pendulum", 1.0, "first rewards", "move rewards up by one row"),
     "marks in rewards": ("CartPole", 0.01, "marks of missing values", "drop or mend"),
-    "marks in observations": ("linear, noisy", 0.01, "marks of missing values", "drop or mend"),
-    "labels as numbers": ("random tabular", 1.0, "labels read as quantities", "--encode"),
+    "marks in observations": (
+        "linear, noisy",
+        0.01,
+        "marks of missing values",
+        "drop or mend",
+    ),
+    "labels as numbers": (
+        "random tabular",
+        1.0,
+        "labels read as quantities",
+        "--encode",
+    ),
     "rows lost inside": ("CartPole", 0.1, "linked rows", "export them anew"),
 }
 
@@ -58,14 +114,22 @@ def test_every_fault_is_found_and_named(fault: str) -> None:
     assert 0 < symptoms[test].rows <= symptoms[test].of
 
 
-@pytest.mark.parametrize("fault", ["actions late", "actions and rewards late", "rewards late"])
+@pytest.mark.parametrize(
+    "fault", ["actions late", "actions and rewards late", "rewards late"]
+)
 def test_after_the_remedy_of_late_columns_nothing_is_left(fault: str) -> None:
     world, episodes, generator = world_named("Pendulum")
     wrong = with_fault(world, episodes, fault, 1.0, generator)
     assert wrong is not None
     remedies = " ".join(symptom.remedy for symptom in symptoms_of(wrong))
-    inside = np.flatnonzero(np.diff(wrong.units) == 0)  # rows with a row below in their episode
-    columns = {name: np.asarray(column)[inside] for name, column in wrong.columns.items() if name != "steps"}
+    inside = np.flatnonzero(
+        np.diff(wrong.units) == 0
+    )  # rows with a row below in their episode
+    columns = {
+        name: np.asarray(column)[inside]
+        for name, column in wrong.columns.items()
+        if name != "steps"
+    }
     for name in ("actions", "rewards"):
         if name in fault:
             assert name in remedies.partition("move ")[2]
@@ -78,10 +142,16 @@ def test_reset_rows_are_left_out_as_the_remedy_says() -> None:
     world, episodes, generator = world_named("corridor with costs")
     wrong = with_fault(world, episodes, "reset rows", 1.0, generator)
     assert wrong is not None
-    assert "leave out these" in " ".join(symptom.remedy for symptom in symptoms_of(wrong))
+    assert "leave out these" in " ".join(
+        symptom.remedy for symptom in symptoms_of(wrong)
+    )
     dummies = np.asarray(wrong.episode_starts)[1:]
     kept = np.delete(np.arange(len(wrong)), dummies)
-    columns = {name: np.asarray(column)[kept] for name, column in wrong.columns.items() if name != "steps"}
+    columns = {
+        name: np.asarray(column)[kept]
+        for name, column in wrong.columns.items()
+        if name != "steps"
+    }
     assert symptoms_of(Transitions(**columns, action_space=wrong.action_space)) == ()
 
 
@@ -91,13 +161,19 @@ def test_a_stream_cut_into_pieces_is_right_and_one_that_resets_is_not() -> None:
     world, episodes, generator = world_named("Pendulum")
     wrong = with_fault(world, episodes, "next observations of resets", 1.0, generator)
     assert wrong is not None
-    assert [symptom.test for symptom in symptoms_of(wrong)] == ["next observations of resets"]
+    assert [symptom.test for symptom in symptoms_of(wrong)] == [
+        "next observations of resets"
+    ]
 
 
 def test_rows_without_episodes_that_follow_each_other_are_named() -> None:
     world, episodes, _ = world_named("linear, noisy")
     log = as_log(world, episodes)
-    alone = {name: column for name, column in log.columns.items() if name not in ("episode_ids", "steps")}
+    alone = {
+        name: column
+        for name, column in log.columns.items()
+        if name not in ("episode_ids", "steps")
+    }
     (symptom,) = symptoms_of(Transitions(**alone, action_space=log.action_space))
     assert symptom.kind == "order"
     shuffled = np.random.default_rng(0).permutation(len(log))
@@ -109,20 +185,34 @@ def test_coincidences_are_counted_over_all_pairs() -> None:
     ends = np.array([1, 1, 2, 3])
     starts = np.array([1, 4, 2, 2, 5])
     pairs = sum(int(end == start) for end in ends for start in starts)
-    assert coincidence_rate(ends=ends, starts=starts) == pytest.approx((pairs + 1) / (4 * 5 + 1))
-    assert coincidence_rate(ends=np.array([9]), starts=np.array([1, 2])) == pytest.approx(1 / 3)
+    assert coincidence_rate(ends=ends, starts=starts) == pytest.approx(
+        (pairs + 1) / (4 * 5 + 1)
+    )
+    assert coincidence_rate(
+        ends=np.array([9]), starts=np.array([1, 2])
+    ) == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize(("count", "trials", "rate"), [(0, 5, 0.3), (1, 5, 0.3), (4, 5, 0.5), (5, 5, 0.9)])
-def test_the_chance_of_a_count_is_a_binomial_tail(count: int, trials: int, rate: float) -> None:
+@pytest.mark.parametrize(
+    ("count", "trials", "rate"), [(0, 5, 0.3), (1, 5, 0.3), (4, 5, 0.5), (5, 5, 0.9)]
+)
+def test_the_chance_of_a_count_is_a_binomial_tail(
+    count: int, trials: int, rate: float
+) -> None:
     from math import comb
 
-    tail = sum(comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(count, trials + 1))
+    tail = sum(
+        comb(trials, k) * rate**k * (1 - rate) ** (trials - k)
+        for k in range(count, trials + 1)
+    )
     assert chance_of_count(count=count, trials=trials, rate=rate) == pytest.approx(tail)
 
 
 def test_equal_rows_have_equal_keys_and_others_do_not() -> None:
-    rows = np.array([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0 + 1e-6], [2.0, -1.0]], dtype=np.float32)
+    rows = np.array(
+        [[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0 + 1e-6], [2.0, -1.0]],
+        dtype=np.float32,
+    )
     keys = row_keys(rows)
     assert keys[0] == keys[1]
     assert len(np.unique(keys)) == 4
@@ -133,7 +223,9 @@ def test_equal_rows_have_equal_keys_and_others_do_not() -> None:
 
 
 def test_the_surprise_of_a_step_is_its_distance_to_the_nearest_like_it() -> None:
-    states = np.repeat(np.arange(40.0), 2)[:, None]  # 40 episodes of two rows: 1 up, then 1 up again
+    states = np.repeat(np.arange(40.0), 2)[
+        :, None
+    ]  # 40 episodes of two rows: 1 up, then 1 up again
     following = states + 1.0
     steps = np.tile([0, 1], 40)
     states = states + steps[:, None]
@@ -150,7 +242,9 @@ def test_the_surprise_of_a_step_is_its_distance_to_the_nearest_like_it() -> None
         action_space=Discrete(1),
     )
     places = PlacesOfEpisodes.of(LoggedRows.of(log))
-    scale = np.sqrt(np.mean(1.0)) / np.asarray(states).std()  # of steps inside episodes: all are 1
+    scale = (
+        np.sqrt(np.mean(1.0)) / np.asarray(states).std()
+    )  # of steps inside episodes: all are 1
     assert places.scale == pytest.approx(scale, rel=1e-5)
     assert places.surprise(np.array([0, 78])) == pytest.approx([0.0, 0.0], abs=1e-4)
     assert places.surprise(np.array([79])) == pytest.approx([4.0], rel=1e-4)
@@ -180,7 +274,9 @@ def test_numbers_that_stand_for_missing(number: float, expected: bool) -> None:
         (7e9, 1, "one row outweighs all"),
     ],
 )
-def test_rewards_that_outweigh_all_others_are_named(value: float, rows: int, test: str) -> None:
+def test_rewards_that_outweigh_all_others_are_named(
+    value: float, rows: int, test: str
+) -> None:
     world, episodes, generator = world_named("linear, noisy")
     log = as_log(world, episodes)
     rewards = np.asarray(log.rewards).copy()
@@ -190,7 +286,15 @@ def test_rewards_that_outweigh_all_others_are_named(value: float, rows: int, tes
 
 
 def test_parts_of_a_log_add_up_and_rare_symptoms_are_left_out() -> None:
-    symptom = Symptom("some test", "ends", rows=10, of=10, p_value=1e-9, statement="seen", remedy="mend it")
+    symptom = Symptom(
+        "some test",
+        "ends",
+        rows=10,
+        of=10,
+        p_value=1e-9,
+        statement="seen",
+        remedy="mend it",
+    )
     rare = Structure(((1_000_000, ()), (1000, (symptom,))))
     assert rare.symptoms == ()
     often = Structure(((1000, (symptom,)),)) + Structure(((1000, ()),))
@@ -214,7 +318,9 @@ def test_inspect_says_what_the_rows_of_a_table_show(tmp_path) -> None:
     wrong = with_fault(world, episodes, "actions late", 1.0, generator)
     assert wrong is not None
     names = [f"x{number}" for number in range(3)]
-    observations = {name: wrong.observations[:, number] for number, name in enumerate(names)}
+    observations = {
+        name: wrong.observations[:, number] for number, name in enumerate(names)
+    }
     frame = pl.DataFrame(
         {
             "episode": wrong.units,

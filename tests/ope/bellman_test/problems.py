@@ -14,7 +14,9 @@ from scripts.bench.rollouts import as_transitions, log_episodes
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A log, the world and policy it came from, and Q^π as a function of observations and actions."""
+    """A log, the world and policy it came from, and Q^π as a function of observations
+    and actions.
+    """
 
     transitions: koffline.Transitions
     policy: DiscretePolicy
@@ -24,16 +26,24 @@ class Known:
 
 
 def known_problem(
-    seed: int, n: int, kind: str = "iid", behavior: bool = False, states: int = 20, ending: float = 0.0
+    seed: int,
+    n: int,
+    kind: str = "iid",
+    behavior: bool = False,
+    states: int = 20,
+    ending: float = 0.0,
 ) -> Known:
-    """A random MDP in the plane, γ = 0.9; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps).
+    """A random MDP in the plane, γ = 0.9; kind: ``iid``, ``trajectory`` or ``episodes``
+    (50 steps).
 
     behavior: the log is another policy's, with its log probabilities.
     """
     generator = np.random.default_rng(seed)
     mdp = random_mdp(states, 2, generator, ending=ending)
     world = EmbeddedMDP(mdp, generator.uniform(-1.0, 1.0, size=(states, 2)))
-    target, other = (generator.dirichlet(np.full(2, 2.0), size=states) for _ in range(2))
+    target, other = (
+        generator.dirichlet(np.full(2, 2.0), size=states) for _ in range(2)
+    )
     writer = other if behavior else target
     if kind == "iid":
         log = world.log_tuples(writer, n, generator)
@@ -53,4 +63,7 @@ ONLY_ACTION = DiscretePolicy(1, lambda s: np.ones((len(s), 1)), name="only actio
 
 
 def simple_q(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    return np.sin(observations[:, 0]) + 0.3 * np.asarray(actions).reshape(len(observations), -1)[:, 0]
+    return (
+        np.sin(observations[:, 0])
+        + 0.3 * np.asarray(actions).reshape(len(observations), -1)[:, 0]
+    )

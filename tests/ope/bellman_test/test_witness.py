@@ -22,31 +22,46 @@ def broken():
     known = known_problem(0, 1000)
 
     def q(s, a):
-        return known.q(s, a) + 1.5 * ((s[:, 0] > 0.0) & (s[:, 1] > 0.0) & (np.asarray(a) == 1))
+        return known.q(s, a) + 1.5 * (
+            (s[:, 0] > 0.0) & (s[:, 1] > 0.0) & (np.asarray(a) == 1)
+        )
 
     return known, koffline.bellman_test(q, known.transitions, known.policy, 0.9)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 def test_witness_is_the_loop(kind: str) -> None:
-    log, policy = (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
+    log, policy = (
+        (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
+    )
     weights = np.random.default_rng(0).integers(0, 3, size=len(log)).astype(float)
-    witness = koffline.bellman_test(simple_q, log.replace(weights=weights), policy, 0.9).witness
-    case, places, actions = witness.case, log.observations[5:9] + 0.1, log.actions[5:9]
+    witness = koffline.bellman_test(
+        simple_q, log.replace(weights=weights), policy, 0.9
+    ).witness
+    case = witness.case
+    places = log.observations[5:9] + 0.1
+    actions = log.actions[5:9]
     at = case.place(places, actions).numpy()
     for index, found in enumerate(np.stack(witness(places, actions), axis=1)):
         expected = reference.witness(
-            case.residuals, case.weights, case.inputs.numpy(), at[index], case.kernel.bandwidth
+            case.residuals,
+            case.weights,
+            case.inputs.numpy(),
+            at[index],
+            case.kernel.bandwidth,
         )
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_kernel_loss_is_the_squared_norm_of_the_witness(plain) -> None:
     """‖f*‖² = n⁻² Σ δ δ k = T/n: the mean of δ f*(x) over the rows."""
-    log, residuals = discrete_log(), plain.case.residuals
+    log = discrete_log()
+    residuals = plain.case.residuals
     statistic = koffline.bellman_test(simple_q, log, SOFT, 0.9).statistic
     at_rows = plain(log.observations, log.actions).witness
-    assert residuals @ at_rows / len(log) == pytest.approx(statistic / len(log), rel=1e-10)
+    assert residuals @ at_rows / len(log) == pytest.approx(
+        statistic / len(log), rel=1e-10
+    )
 
 
 def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> None:
@@ -54,7 +69,9 @@ def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> N
     worst, *_, least = result.witness.top_regions(4)
     assert (result.rejects, worst.is_significant, worst.action) == (True, True, 1)
     assert (worst.center > 0.0).all()
-    assert worst.mean_residual < -3 * worst.standard_error  # the value is too high there
+    assert (
+        worst.mean_residual < -3 * worst.standard_error
+    )  # the value is too high there
     assert (known.transitions.actions[worst.rows] == 1).all()
     assert len(worst.rows) == worst.size
     assert abs(worst.z_score) >= abs(least.z_score)
@@ -67,16 +84,26 @@ def test_maps_are_the_witness_on_a_grid(broken) -> None:
     found = result.witness.map(1, resolution=7)
     assert found.values.mean.shape == (7, 7)
     place = np.array([[found.axes[0][2], found.axes[1][5]]])
-    assert found.values.mean[5, 2] == pytest.approx(result.witness(place, np.array([1])).mean[0], rel=1e-9)
+    assert found.values.mean[5, 2] == pytest.approx(
+        result.witness(place, np.array([1])).mean[0], rel=1e-9
+    )
     log = discrete_log()
-    flat = log.replace(observations=log.observations[:, :1], next_observations=log.next_observations[:, :1])
-    with pytest.raises(ConfigError, match=r"states of two numbers, these have \(1,\); use top_regions"):
+    flat = log.replace(
+        observations=log.observations[:, :1],
+        next_observations=log.next_observations[:, :1],
+    )
+    with pytest.raises(
+        ConfigError, match=r"states of two numbers, these have \(1,\); use top_regions"
+    ):
         koffline.bellman_test(simple_q, flat, "uniform", 0.9).witness.map(1)
 
 
 @pytest.mark.parametrize(
     ("states", "message"),
-    [(np.zeros((3, 5)), "observations have shape"), (np.full((1, 2), np.nan), "finite")],
+    [
+        (np.zeros((3, 5)), "observations have shape"),
+        (np.full((1, 2), np.nan), "finite"),
+    ],
 )
 def test_places_that_do_not_exist_are_refused(plain, states, message: str) -> None:
     with refused(DataError, message):

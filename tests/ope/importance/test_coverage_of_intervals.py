@@ -1,4 +1,6 @@
-"""How often intervals over episodes hold the exact value: 300 logs of a chain, off-policy."""
+"""How often intervals over episodes hold the exact value: 300 logs of a chain,
+off-policy.
+"""
 
 import math
 from dataclasses import replace
@@ -7,31 +9,44 @@ import numpy as np
 import pytest
 
 from koffline.data.transitions import Transitions
-from koffline.ope.importance.episode_intervals import certified_interval, student_interval
+from koffline.ope.importance.episode_intervals import (
+    certified_interval,
+    student_interval,
+)
 from koffline.ope.importance.problem import RowValues, prepare_episodes
 from koffline.ope.importance.statistics import make_statistic
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
 from scripts.bench.finite_worlds import sample_episodes
 from tests.ope.importance.cases import World, three_states
 
-LOGS, EPISODES, GAMMA = 300, 200, 0.9
+LOGS = 300
+EPISODES = 200
+GAMMA = 0.9
 
 
 def draw(world: World, seed: int) -> tuple[Transitions, RowValues]:
     """A log of whole episodes and a model that is 30 % too small."""
     mdp = world.mdp
-    sample = sample_episodes(mdp, EPISODES, world.behavior, 500, np.random.default_rng(seed))
-    now, after = (sample.states, sample.actions), sample.next_states
+    sample = sample_episodes(
+        mdp, EPISODES, world.behavior, 500, np.random.default_rng(seed)
+    )
+    now = (sample.states, sample.actions)
+    after = sample.next_states
     log = world.log(*now, sample.rewards, after, sample.episode_ids)
-    q, v = mdp.action_values(world.target, GAMMA), mdp.state_values(world.target, GAMMA)
-    return log, RowValues(0.7 * q[now], 0.7 * v[after], 0.7 * v[sample.states[log.episode_starts]])
+    q = mdp.action_values(world.target, GAMMA)
+    v = mdp.state_values(world.target, GAMMA)
+    return log, RowValues(
+        0.7 * q[now], 0.7 * v[after], 0.7 * v[sample.states[log.episode_starts]]
+    )
 
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth() -> None:
-    """Student t at 95 % with about 160 of 200 episodes left: measured 0.92 to 0.96; bounds always.
+    """Student t at 95 % with about 160 of 200 episodes left: measured 0.92 to 0.96;
+    bounds always.
 
-    With heavier tails (55 left) it is 0.76 for whole weights and 0.95 for weighted doubly robust.
+    With heavier tails (55 left) it is 0.76 for whole weights and 0.95 for weighted
+    doubly robust.
     """
     world = three_states()
     world = replace(world, target=0.4 * world.target + 0.6 * world.behavior)
@@ -42,15 +57,21 @@ def test_intervals_hold_the_truth() -> None:
         log, model = draw(world, seed)
         problem = prepare_episodes(log, world.policy, GAMMA)
         for name in names:
-            statistic = make_statistic(name, problem, model if name in ("dr", "wdr") else None)
+            statistic = make_statistic(
+                name, problem, model if name in ("dr", "wdr") else None
+            )
             size = problem.effective_size(stepwise=name not in ("is", "wis"))
-            interval = student_interval(statistic.value, statistic.deviations, 0.95, size)
+            interval = student_interval(
+                statistic.value, statistic.deviations, 0.95, size
+            )
             hits[name] += interval is not None and interval.holds(truth)
         for kind in CERTIFIED_EPISODE_KINDS:
             interval = certified_interval(problem, 0.95, kind, (-0.5, 2.0), True)
             hits[kind] += interval is not None and interval.holds(truth)
     for name in names:
         # 0.92 is what skewed sums of this size lose; three binomial errors around it.
-        assert abs(hits[name] / LOGS - 0.94) < 0.02 + 3.0 * math.sqrt(0.92 * 0.08 / LOGS), name
+        assert abs(hits[name] / LOGS - 0.94) < 0.02 + 3.0 * math.sqrt(
+            0.92 * 0.08 / LOGS
+        ), name
     for kind in CERTIFIED_EPISODE_KINDS:
         assert hits[kind] == LOGS

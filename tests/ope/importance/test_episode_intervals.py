@@ -1,4 +1,6 @@
-"""Intervals over episodes against textbook formulas, scipy, exact binomial chances and their own promises."""
+"""Intervals over episodes against textbook formulas, scipy, exact binomial chances and
+their own promises.
+"""
 
 import math
 
@@ -8,7 +10,12 @@ from scipy import stats
 
 from koffline.ope.importance import episode_intervals
 from koffline.ope.importance.statistics import make_statistic, plain_mean
-from koffline.ope.names import CERTIFIED_EPISODE_KINDS, EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
+from koffline.ope.names import (
+    CERTIFIED_EPISODE_KINDS,
+    EPISODES_BOOTSTRAP,
+    EPISODES_T,
+    HOEFFDING,
+)
 from tests.ope.importance.cases import log_of_steps, random_case, weighed
 
 
@@ -22,13 +29,22 @@ def test_student_interval_is_the_two_sided_textbook_one() -> None:
 
 
 def test_bootstrap_is_scipys_bca() -> None:
-    """Other draws of the same distribution: the ends agree to a few hundredths of the width."""
+    """Other draws of the same distribution: the ends agree to a few hundredths of the
+    width.
+    """
     values = np.random.default_rng(1).exponential(size=40)
     mean = plain_mean(values, np.full(40, 1 / 40))
     found = episode_intervals.bootstrap_interval(mean, 0.9, 20_000, 2)
-    asked = {"confidence_level": 0.9, "n_resamples": 20_000, "method": "BCa", "random_state": 3}
+    asked = {
+        "confidence_level": 0.9,
+        "n_resamples": 20_000,
+        "method": "BCa",
+        "random_state": 3,
+    }
     theirs = stats.bootstrap((values,), np.mean, **asked).confidence_interval
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.03 * found.width)
+    assert (found.low, found.high) == pytest.approx(
+        (theirs.low, theirs.high), abs=0.03 * found.width
+    )
     assert found.kind == EPISODES_BOOTSTRAP
 
 
@@ -39,14 +55,18 @@ def test_one_episode_or_too_few_with_weight_have_none() -> None:
     log = random_case(1).transitions
     only_first = np.where(np.arange(len(log)) < log.episode_lengths[0], 0.0, -np.inf)
     mean = make_statistic("wis", weighed(log, only_first))
-    assert episode_intervals.student_interval(mean.value, mean.deviations, 0.95, 1.0) is None
+    assert (
+        episode_intervals.student_interval(mean.value, mean.deviations, 0.95, 1.0)
+        is None
+    )
     # A third of the draws leave that episode out, and have no weight at all.
     assert episode_intervals.bootstrap_interval(mean, 0.95, 200, 0) is None
 
 
 def widths(kind: str, values: np.ndarray, value_range: float, alpha: float) -> float:
     """By hand: Hoeffding 1963, Theorem 2; Maurer and Pontil 2009, Theorem 4."""
-    n, log_term = len(values), math.log(2.0 / alpha)
+    n = len(values)
+    log_term = math.log(2.0 / alpha)
     if kind == HOEFFDING:
         return value_range * math.sqrt(math.log(1.0 / alpha) / (2.0 * n))
     bernstein = math.sqrt(2.0 * values.var(ddof=1) * log_term / n)
@@ -56,10 +76,16 @@ def widths(kind: str, values: np.ndarray, value_range: float, alpha: float) -> f
 @pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 @pytest.mark.parametrize("chance", [0.05, 0.5, 0.95])
 def test_lower_bound_fails_no_more_often_than_allowed(kind: str, chance: float) -> None:
-    """Means of n coin throws: the chance that the bound is above the truth, summed over all outcomes."""
-    n, alpha = 60, 0.1
+    """Means of n coin throws: the chance that the bound is above the truth, summed over
+    all outcomes.
+    """
+    n = 60
+    alpha = 0.1
     throws = [np.repeat([1.0, 0.0], [heads, n - heads]) for heads in range(n + 1)]
-    failing = [episode_intervals.mean_lower_bound(values, 1.0, alpha, kind) > chance for values in throws]
+    failing = [
+        episode_intervals.mean_lower_bound(values, 1.0, alpha, kind) > chance
+        for values in throws
+    ]
     assert failing @ stats.binom.pmf(np.arange(n + 1), n, chance) <= alpha
 
 
@@ -69,14 +95,17 @@ def test_on_policy_bound_is_the_plain_one_at_a_seventh_of_the_level(kind: str) -
     problem = weighed(log_of_steps(rewards, 1), np.zeros(500))
     found = episode_intervals.certified_interval(problem, 0.95, kind, (1.0, 3.0))
     width = widths(kind, rewards, 2.0, 0.025 / 7)
-    assert (found.low, found.high) == pytest.approx((rewards.mean() - width, rewards.mean() + width))
+    assert (found.low, found.high) == pytest.approx(
+        (rewards.mean() - width, rewards.mean() + width)
+    )
     assert "(given)" in found.assumptions
 
 
 @pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_certified_interval_holds_off_policy(kind: str, stepwise: bool) -> None:
-    """Two steps, coin actions, reward = action; the policy takes 1 with chance 0.9: J = 0.9 · 1.9.
+    """Two steps, coin actions, reward = action; the policy takes 1 with chance 0.9: J =
+    0.9 · 1.9.
 
     At 80 % about 2 of 10 logs may miss it; bounds as wide as these miss none.
     """
@@ -85,7 +114,9 @@ def test_certified_interval_holds_off_policy(kind: str, stepwise: bool) -> None:
         actions = np.random.default_rng(seed).integers(2, size=600)
         log = log_of_steps(actions.astype(float), 2, actions)
         problem = weighed(log, np.log(np.where(actions == 1, 0.9, 0.1)) - math.log(0.5))
-        found = episode_intervals.certified_interval(problem, 0.8, kind, (0.0, 1.0), stepwise)
+        found = episode_intervals.certified_interval(
+            problem, 0.8, kind, (0.0, 1.0), stepwise
+        )
         assert found.width < 1.9 if kind == HOEFFDING else found.width < 2.5
         misses += not found.holds(0.9 * 1.9)
     assert misses == 0

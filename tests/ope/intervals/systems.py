@@ -1,4 +1,6 @@
-"""Feature systems for tests: exact finite problems with one-hot features, and small random ones."""
+"""Feature systems for tests: exact finite problems with one-hot features, and small
+random ones.
+"""
 
 from dataclasses import dataclass
 
@@ -17,7 +19,9 @@ _FINITE = {case.name: case for case in CASES if isinstance(case, FiniteCase)}
 
 @dataclass(frozen=True, eq=False)
 class OneHotStates:
-    """Standardised observations to indicators of the state they show: Q^π lies in the class."""
+    """Standardised observations to indicators of the state they show: Q^π lies in the
+    class.
+    """
 
     world: EmbeddedMDP
     mean: np.ndarray
@@ -25,14 +29,20 @@ class OneHotStates:
 
     def __call__(self, x: Tensor) -> Tensor:
         states = self.world.states_of(x.numpy() * self.spread + self.mean)
-        return torch.eye(self.world.mdp.n_states, dtype=torch.float64)[torch.as_tensor(states)]
+        return torch.eye(self.world.mdp.n_states, dtype=torch.float64)[
+            torch.as_tensor(states)
+        ]
 
 
 def prepared(exact: ExactProblem, seed: int = 0) -> EvaluationProblem:
-    return prepare_problem(exact.transitions, exact.policy, exact.gamma, 4, np.random.default_rng(seed))
+    return prepare_problem(
+        exact.transitions, exact.policy, exact.gamma, 4, np.random.default_rng(seed)
+    )
 
 
-def finite_system(name: str, seed: int = 0, rows: int = 300) -> tuple[ExactProblem, FeatureSystem]:
+def finite_system(
+    name: str, seed: int = 0, rows: int = 300
+) -> tuple[ExactProblem, FeatureSystem]:
     """An exact problem through one-hot features."""
     case = _FINITE[name]
     exact = case(seed, rows)
@@ -47,10 +57,14 @@ def finite_system(name: str, seed: int = 0, rows: int = 300) -> tuple[ExactProbl
 def true_parameters(name: str) -> Tensor:
     """θ of Q^π in one-hot features, (S · A,)."""
     case = _FINITE[name]
-    return torch.as_tensor(case.world.mdp.action_values(case.target, case.gamma)).flatten()
+    return torch.as_tensor(
+        case.world.mdp.action_values(case.target, case.gamma)
+    ).flatten()
 
 
-def small_system(seed: int = 0, rows: int = 12, constants: int = 0, fixed: bool = False) -> FeatureSystem:
+def small_system(
+    seed: int = 0, rows: int = 12, constants: int = 0, fixed: bool = False
+) -> FeatureSystem:
     """Random numbers in every column of three parameters."""
     generator = np.random.default_rng(seed)
 

@@ -1,4 +1,6 @@
-"""Coverage over many draws of exact problems, and the larger study: its page says what its file says."""
+"""Coverage over many draws of exact problems, and the larger study: its page says what
+its file says.
+"""
 
 import json
 from pathlib import Path
@@ -16,21 +18,31 @@ _DRAWS = 300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rows"), [("chain_tuples", 1000), ("grid_tuples", 2000)])
-def test_calibrated_intervals_hold_the_truth_as_often_as_they_say(name: str, rows: int) -> None:
-    """At 95 % the count of 300 lies in 273 … 297 but for one study in 200 (binomial, 0.1 % … 99.9 %)."""
+@pytest.mark.parametrize(
+    ("name", "rows"), [("chain_tuples", 1000), ("grid_tuples", 2000)]
+)
+def test_calibrated_intervals_hold_the_truth_as_often_as_they_say(
+    name: str, rows: int
+) -> None:
+    """At 95 % the count of 300 lies in 273 … 297 but for one study in 200 (binomial,
+    0.1 % … 99.9 %).
+    """
     covered = 0
     for seed in range(_DRAWS):
         exact, system = finite_system(name, 5000 + seed, rows)
         settings = KernelIntervalSettings(draws=199, seed=seed)
-        covered += calibrated_interval(system, settings, check_class=False).interval.holds(exact.value)
+        covered += calibrated_interval(
+            system, settings, check_class=False
+        ).interval.holds(exact.value)
     assert 273 <= covered <= 297
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["chain_tuples", "chain_off"])
 def test_certified_intervals_always_hold_the_truth(name: str) -> None:
-    """Bounds known, ρ above the true norm: at 20,000 rows no longer vacuous, never wrong in 12 draws."""
+    """Bounds known, ρ above the true norm: at 20,000 rows no longer vacuous, never
+    wrong in 12 draws.
+    """
     norm = 1.2 * float(true_parameters(name).norm())
     settings = KernelIntervalSettings(
         norm_bound=norm, value_bounds=(-0.5, 1.0), reward_bounds=(-0.5, 1.0), draws=99
@@ -43,8 +55,14 @@ def test_certified_intervals_always_hold_the_truth(name: str) -> None:
 
 
 def test_the_page_says_what_the_file_says_and_certified_intervals_covered() -> None:
-    rows = json.loads((ROOT / "docs" / "results" / "intervals.json").read_text())["rows"]
+    rows = json.loads((ROOT / "docs" / "results" / "intervals.json").read_text())[
+        "rows"
+    ]
     page = (ROOT / "docs" / "intervals.md").read_text(encoding="utf-8")
     assert interval_coverage.with_table(page, rows) == page
     assert {row["rows"] for row in rows} == set(interval_coverage.SIZES)
-    assert all(row["coverage"] >= 0.95 for row in rows if row["kind"] in ("kernel-certified", "dual"))
+    assert all(
+        row["coverage"] >= 0.95
+        for row in rows
+        if row["kind"] in ("kernel-certified", "dual")
+    )
