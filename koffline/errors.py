@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 # Longer messages quote the content of a file and are cut.
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
@@ -56,17 +56,6 @@ class PolicyError(KofflineError):
 
 class ConfigError(KofflineError):
     """A setting that is unknown or out of range."""
-
-
-def refuse(
-    wrong: Mapping[str, object], name: str = "", kind: type[KofflineError] = PolicyError
-) -> None:
-    """Raise an error with the first sentence whose condition holds. name: subject of
-    the sentence.
-    """
-    for sentence, holds in wrong.items():
-        if holds:
-            raise kind(f"{name}: {sentence}" if name else sentence)
 
 
 def printable(text: str) -> str:

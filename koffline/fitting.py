@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from koffline.batches import BatchSchedule, BatchSource, Table
-from koffline.errors import ConfigError, refuse
+from koffline.errors import ConfigError
 from koffline.objectives import Objective
 from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP
 from koffline.steps import make_step
@@ -68,14 +68,11 @@ class FitSettings:
         counts = {
             name: count for name, count in vars(self).items() if name != "schedule"
         }
-        wrong = {
-            f"{name} is {count}; give at least 1": count < 1
-            for name, count in counts.items()
-        }
-        wrong[f"schedule is '{self.schedule}'; give constant or cosine"] = (
-            self.schedule not in _SCHEDULES
-        )
-        refuse(wrong, kind=ConfigError)
+        for name, count in counts.items():
+            if count < 1:
+                raise ConfigError(f"{name} is {count}; give at least 1")
+        if self.schedule not in _SCHEDULES:
+            raise ConfigError(f"schedule is '{self.schedule}'; give constant or cosine")
 
 
 @dataclass(frozen=True, eq=False)

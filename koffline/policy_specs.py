@@ -20,7 +20,7 @@ import numpy as np
 from koffline.data.labels import Layout
 from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.errors import PolicyError, listed, nearest_name, refuse
+from koffline.errors import PolicyError, listed, nearest_name
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy, load_policy_file
 from koffline.policies.base import TrainingRows, as_numbers, check_spaces
 from koffline.policies.builtin import epsilon_policy, uniform_policy
@@ -125,11 +125,10 @@ def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:
             "write epsilon:<probability in [0, 1]>:<policy>, for instance"
             " epsilon:0.1:uniform"
         )
-        wrong = {
-            few: len(layers) > _MOST_LAYERS,
-            form: not (base and 0.0 <= layers[-1] <= 1.0),
-        }
-        refuse(wrong, str(spec)[:80])
+        if len(layers) > _MOST_LAYERS:
+            raise PolicyError(f"{str(spec)[:80]}: {few}")
+        if not (base and 0.0 <= layers[-1] <= 1.0):
+            raise PolicyError(f"{str(spec)[:80]}: {form}")
     path = Path(
         os.path.expanduser(base)
     )  # unlike Path.expanduser, does not raise for an unknown user
@@ -212,15 +211,6 @@ def _as_policy(
         return policy
     name = str(name or getattr(policy, "__name__", type(policy).__name__))
     kind = type(policy).__name__
-    function = "a function of a batch of observations"
-    wrong = {
-        f"this is a class; give an instance of it or {function}": isinstance(
-            policy, type
-        ),
-        f"a {kind} is not a policy; give {ACCEPTED}, or {function}": not callable(
-            policy
-        ),
-    }
     if is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
         from koffline.algos.policies import policy_from_algo
 
@@ -230,7 +220,15 @@ def _as_policy(
         return of_logged_observations(
             policy_from_algo(policy, name, action_space, layout.shape), layout
         )
-    refuse(wrong, name)
+    function = "a function of a batch of observations"
+    if isinstance(policy, type):
+        raise PolicyError(
+            f"{name}: this is a class; give an instance of it or {function}"
+        )
+    if not callable(policy):
+        raise PolicyError(
+            f"{name}: a {kind} is not a policy; give {ACCEPTED}, or {function}"
+        )
     if is_instance_of_loaded("torch.nn", "Module", policy):
         policy = ModuleFunction(policy)
     asked = _parameters(policy)
@@ -252,7 +250,8 @@ def _as_policy(
         "a generator is for continuous actions; return the probabilities of discrete"
         " ones"
     )
-    refuse({needed: drawn and drawn.default is inspect.Parameter.empty}, name)
+    if drawn and drawn.default is inspect.Parameter.empty:
+        raise PolicyError(f"{name}: {needed}")
     notes = tuple[str, ...]()
     if features is not None and isinstance(action_space, Discrete):
         meant = "positions, from 0, in" if is_network else "values of"

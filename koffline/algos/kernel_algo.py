@@ -36,7 +36,7 @@ from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
 from koffline.algos.paths import first_steps
 from koffline.data.replay import ColumnarReplayBuffer
-from koffline.errors import ConfigError, DataError, refuse
+from koffline.errors import ConfigError, DataError
 from koffline.kernel_loss import state_value_residual
 from koffline.store.files import atomic_file
 
@@ -72,7 +72,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         impl: Any = None,
     ) -> None:
         check_values(config)
-        refuse(config.contradictions(self.is_discrete), kind=ConfigError)
+        config.check_options(self.is_discrete)
         self._kernel_rows: TransitionMiniBatch | None = None
         self._rewards: np.ndarray | None = None
         self._is_copied = False
@@ -130,16 +130,17 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             int(each) if isinstance(each, Real) else -1
             for each in (n_steps, n_steps_per_epoch)
         ]
-        wrong = {
-            f"fit takes a replay buffer, received a {type(dataset).__name__}; koffline.ColumnarReplayBuffer(log) makes one": not isinstance(
-                dataset, ReplayBufferBase
-            ),
-            f"{given}; give whole numbers": counts != [n_steps, n_steps_per_epoch],
-            f"{given}: not one epoch is trained; lower n_steps_per_epoch": (
-                counts[0] < counts[1]
-            ),
-        }
-        refuse(wrong, kind=ConfigError)
+        if not isinstance(dataset, ReplayBufferBase):
+            raise ConfigError(
+                f"fit takes a replay buffer, received a {type(dataset).__name__};"
+                " koffline.ColumnarReplayBuffer(log) makes one"
+            )
+        if counts != [n_steps, n_steps_per_epoch]:
+            raise ConfigError(f"{given}; give whole numbers")
+        if counts[0] < counts[1]:
+            raise ConfigError(
+                f"{given}: not one epoch is trained; lower n_steps_per_epoch"
+            )
         dataset = self.rows_of(dataset)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         self._rewards = _rewards_of(dataset)
@@ -367,19 +368,22 @@ class ComposedConfig(ActorCriticConfig):
 
     tau: float = 0.02
 
-    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """Contradictions of the kernel's options, and options that d3rlpy's algorithm
-        cannot use.
+    def check_options(self, is_discrete: bool) -> None:
+        """Check the kernel's options, and that d3rlpy's algorithm can use all of them.
+
+        is_discrete: whether the actions are. Raises ConfigError.
         """
-        return super().contradictions(is_discrete) | {
-            NO_SLOW_COPY: self.tau == 0.0,
-            f"memory is set, which {self.kind} does not have; leave it out": (
-                self.memory > 0.0
-            ),
-            f"backup is '{self.backup}', {self.kind} backs up as d3rlpy's; drop it": (
-                self.backup != "own"
-            ),
-        }
+        super().check_options(is_discrete)
+        if self.tau == 0.0:
+            raise ConfigError(NO_SLOW_COPY)
+        if self.memory > 0.0:
+            raise ConfigError(
+                f"memory is set, which {self.kind} does not have; leave it out"
+            )
+        if self.backup != "own":
+            raise ConfigError(
+                f"backup is '{self.backup}', {self.kind} backs up as d3rlpy's; drop it"
+            )
 
 
 class ComposedAlgo(KernelCriticAlgo):

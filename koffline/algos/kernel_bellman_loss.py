@@ -103,26 +103,32 @@ class KernelCriticConfig(LearnableConfig):
         """Name of the algorithm in files."""
         return cls.kind
 
-    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """Contradictions of options that are valid on their own: messages, and whether
-        they apply.
+    def check_options(self, is_discrete: bool) -> None:
+        """Check that options which are valid on their own do not contradict each other.
+
+        is_discrete: whether the actions are. Raises ConfigError.
         """
+        if self.batch_size < 2:
+            raise ConfigError(
+                "batch_size is 1; the kernel loss compares rows, give at least 2"
+            )
         factory = getattr(self, "q_func_factory", None)
         q_function = "mean" if factory is None else factory.get_type()
-        return {
-            "batch_size is 1; the kernel loss compares rows, give at least 2": (
-                self.batch_size < 2
-            ),
-            f"q_func_factory is '{q_function}', a distribution of returns; the kernel loss needs the mean: use MeanQFunctionFactory (type 'mean')": (
-                q_function != "mean"
-            ),
-            "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
-                self.action_kernel == "indicator" and not is_discrete
-            ),
-            f"memory is {self.memory:g} and kernel '{self.kernel}', which has no random features; use gaussian or laplacian": (
-                self.memory > 0.0 and self.kernel not in ("gaussian", "laplacian")
-            ),
-        }
+        if q_function != "mean":
+            raise ConfigError(
+                f"q_func_factory is '{q_function}', a distribution of returns; the"
+                " kernel loss needs the mean: use MeanQFunctionFactory (type 'mean')"
+            )
+        if self.action_kernel == "indicator" and not is_discrete:
+            raise ConfigError(
+                "action_kernel is 'indicator', which is for discrete actions; use"
+                " 'joint' or 'none'"
+            )
+        if self.memory > 0.0 and self.kernel not in ("gaussian", "laplacian"):
+            raise ConfigError(
+                f"memory is {self.memory:g} and kernel '{self.kernel}', which has no"
+                " random features; use gaussian or laplacian"
+            )
 
 
 @dataclasses.dataclass()

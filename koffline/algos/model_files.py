@@ -34,7 +34,6 @@ from koffline.errors import (
     KofflineError,
     PolicyError,
     nearest_name,
-    refuse,
 )
 from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
@@ -71,7 +70,8 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
         f"this is a policy of kind {kind}, without critic or optimisers;"
         " koffline.load_policy reads it"
     )
-    refuse({what: kind != "d3"}, str(path))
+    if kind != "d3":
+        raise PolicyError(f"{path!s}: {what}")
     device = device_name(device)
     file = read_d3(path)
     if file.version != d3rlpy.__version__:
@@ -118,10 +118,10 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
         kind for registry in CONFIG_STORAGE.values() for kind in registry.config_list
     } | {"none"}
     for name, kind in re.findall(_PART, file.config):
-        refuse(
-            {f"its {name} '{kind}' is unknown; {_IMPORT_IT}": kind not in kinds},
-            file.name,
-        )
+        if kind not in kinds:
+            raise PolicyError(
+                f"{file.name}: its {name} '{kind}' is unknown; {_IMPORT_IT}"
+            )
     doing = f"d3rlpy cannot rebuild the {file.algorithm} networks"
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -256,16 +256,19 @@ def check_acts(algo: Any, name: str) -> None:
         for scaler in scalers
         if scaler is not None and not scaler.built
     ]
-    wrong = {
-        f"a {kind} does not act on one observation; give a Q-learning algorithm of d3rlpy": (
-            not acts
-        ),
-        f"the {kind} has no networks yet; fit it or load its weights first": (
-            algo.impl is None
-        ),
-        f"its {', '.join(unbuilt)} holds no ranges; fit the model first": unbuilt,
-    }
-    refuse(wrong, name)
+    if not acts:
+        raise PolicyError(
+            f"{name}: a {kind} does not act on one observation; give a Q-learning"
+            " algorithm of d3rlpy"
+        )
+    if algo.impl is None:
+        raise PolicyError(
+            f"{name}: the {kind} has no networks yet; fit it or load its weights first"
+        )
+    if unbuilt:
+        raise PolicyError(
+            f"{name}: its {', '.join(unbuilt)} holds no ranges; fit the model first"
+        )
 
 
 def _copy_on_cpu(algo: Any) -> Any:

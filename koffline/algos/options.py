@@ -24,7 +24,7 @@ from pydantic import AfterValidator, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from koffline.config import Section, describe_error, read_section
-from koffline.errors import ConfigError, listed, nearest_name, refuse
+from koffline.errors import ConfigError, listed, nearest_name
 from koffline.kernels import KERNELS
 
 Params = Mapping[str, Any]
@@ -142,13 +142,10 @@ def resolve_params(kind: Any, params: Params) -> dict[str, Any]:
     Raises ConfigError naming the nearest valid name.
     """
     known = algorithm_types()
-    wrong = {
-        f"algo.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": (
-            str(kind) in _NOT_TRAINED
-        ),
-        f"algo.type is {kind!r}; {nearest_name(str(kind), known)}": kind not in known,
-    }
-    refuse(wrong, kind=ConfigError)
+    if str(kind) in _NOT_TRAINED:
+        raise ConfigError(f"algo.type is '{kind}': {_NOT_TRAINED.get(str(kind))}")
+    if kind not in known:
+        raise ConfigError(f"algo.type is {kind!r}; {nearest_name(str(kind), known)}")
     return _filled(
         CONFIG_STORAGE[LearnableConfig].config_list[kind], params, "algo.params"
     )

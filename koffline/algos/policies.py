@@ -35,7 +35,7 @@ from koffline.algos.kernel_bellman_loss import CriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses, modules_of, taken
 from koffline.algos.model_files import check_acts, export_policy
 from koffline.data.transitions import Continuous, Discrete
-from koffline.errors import ConfigError, refuse
+from koffline.errors import ConfigError, PolicyError
 from koffline.policies import base
 from koffline.policies.builtin import (
     gaussian_log_density,
@@ -116,14 +116,11 @@ def policy_from_algo(
                 .flatten(1)
             )
             far, column = sizes.median(dim=0).values.max(dim=0)
-            refuse(
-                {
-                    f"most observations are {far:.3g} in column {column} {_SCALED}": (
-                        far > _FAR
-                    )
-                },
-                name,
-            )
+            if far > _FAR:
+                raise PolicyError(
+                    f"{name}: "
+                    f"most observations are {far:.3g} in column {column} {_SCALED}"
+                )
         return method(observations)
 
     if isinstance(action_space, Discrete):
@@ -334,15 +331,13 @@ class KLossFQE(KernelCriticAlgo):
             )
         config = config or KLossFQEConfig()
         is_random = algo.config.get_type().endswith("random_policy")
-        wrong = {
-            "a random policy has no networks; evaluate uniform actions by the policy 'uniform'": (
-                is_random
-            ),
-            f"give a KLossFQEConfig, not {type(config).__name__}": not isinstance(
-                config, KLossFQEConfig
-            ),
-        }
-        refuse(wrong, kind=ConfigError)
+        if is_random:
+            raise ConfigError(
+                "a random policy has no networks; evaluate uniform actions by the"
+                " policy 'uniform'"
+            )
+        if not isinstance(config, KLossFQEConfig):
+            raise ConfigError(f"give a KLossFQEConfig, not {type(config).__name__}")
         self.algo = algo
         self.action_type = algo.get_action_type()
         super().__init__(dataclasses.replace(config, policy=algo.config), device)

@@ -28,7 +28,7 @@ from koffline.algos.policies import KLossFQE
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Continuous, Discrete, Transitions
-from koffline.errors import ConfigError, refuse
+from koffline.errors import ConfigError
 from koffline.store.files import write_text
 from koffline.untrusted.limits import one_line_errors
 
@@ -74,18 +74,21 @@ def make_algorithm(
     """
     device = device_name(device)
     evaluates = kind in EVALUATORS
-    missing = (
-        f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy"
-    )
-    needless = (
-        f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out"
-    )
-    absent = (
-        f"algo.policy is {policy}, which does not exist; train the policy first, or"
-        " name its .d3 file"
-    )
-    wrong = {missing: evaluates and not policy, needless: policy and not evaluates}
-    refuse(wrong | {absent: policy and not Path(policy).exists()}, kind=ConfigError)
+    if evaluates and not policy:
+        raise ConfigError(
+            f"{kind} evaluates a policy and none is given; name its .d3 file as"
+            " algo.policy"
+        )
+    if policy and not evaluates:
+        raise ConfigError(
+            f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it"
+            " out"
+        )
+    if policy and not Path(policy).exists():
+        raise ConfigError(
+            f"algo.policy is {policy}, which does not exist; train the policy first, or"
+            " name its .d3 file"
+        )
     if policy is None:
         target = None
     else:
@@ -106,14 +109,12 @@ def make_algorithm(
             name: getattr(target.config, name)
             for name in ("observation_scaler", "action_scaler")
         }
-        what = (
-            "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
-        )
-        wrong = {
-            f"algo.params.{name} {what}": getattr(config, name) is not None
-            for name in scalers
-        }
-        refuse(wrong, kind=ConfigError)
+        for name in scalers:
+            if getattr(config, name) is not None:
+                raise ConfigError(
+                    f"algo.params.{name} is set, but fqe scales as its policy does;"
+                    " leave it out or use kloss_fqe"
+                )
         if target.get_action_type() == ActionSpace.DISCRETE:
             fqe = DiscreteFQE
         else:
@@ -179,7 +180,8 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
                 "algo.params.reward_scaler 'return' needs episodes, the log has none;"
                 " choose another"
             )
-            refuse({what: not log.has_episodes}, kind=ConfigError)
+            if not log.has_episodes:
+                raise ConfigError(what)
             extremes = (lazy and lazy.returns) or (
                 float(log.returns().min()),
                 float(log.returns().max()),
@@ -234,19 +236,15 @@ class LogEvaluator:
             other = Discrete
         elif "discrete_action" in kind:
             other = Continuous
-        wrong = {
-            f"{kind} is for other actions than {log.action_space}": isinstance(
-                log.action_space, other
-            ),
-            "soft_opc needs episodes, the log has none": (
-                kind == "soft_opc" and not log.has_episodes
-            ),
-        }
-        wrong = {
-            f"{self._name}: {what}; leave it out": is_so
-            for what, is_so in wrong.items()
-        }
-        refuse(wrong, kind=ConfigError)
+        if isinstance(log.action_space, other):
+            raise ConfigError(
+                f"{self._name}: {kind} is for other actions than {log.action_space};"
+                " leave it out"
+            )
+        if kind == "soft_opc" and not log.has_episodes:
+            raise ConfigError(
+                f"{self._name}: soft_opc needs episodes, the log has none; leave it out"
+            )
         self._evaluator = _EVALUATORS[kind](**options)
         is_of_starts = kind == "initial_value" and log.has_episodes
         if is_of_starts:

@@ -32,6 +32,7 @@ from koffline.algos.kernel_bellman_loss import KernelCriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses
 from koffline.algos.paths import PathReplayBuffer, as_paths
 from koffline.data.replay import from_d3rlpy
+from koffline.errors import ConfigError
 
 
 class LinearGaussianPolicy(nn.Module):
@@ -248,16 +249,18 @@ class TrustPCLConfig(KernelCriticConfig):
     target_decay: float = 0.99
     squash: bool = True
 
-    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """Contradictions of the kernel's options, and of those of path consistency."""
-        return super().contradictions(is_discrete) | {
-            "tau is set; for slow copies use critic 'fvi' and target_decay": (
-                self.tau > 0.0
-            ),
-            "entropy_coef and kl_coef are both 0; raise one": (
-                self.entropy_coef + self.kl_coef <= 0.0
-            ),
-        }
+    def check_options(self, is_discrete: bool) -> None:
+        """Check the kernel's options, and those of path consistency.
+
+        is_discrete: whether the actions are. Raises ConfigError.
+        """
+        super().check_options(is_discrete)
+        if self.tau > 0.0:
+            raise ConfigError(
+                "tau is set; for slow copies use critic 'fvi' and target_decay"
+            )
+        if self.entropy_coef + self.kl_coef <= 0.0:
+            raise ConfigError("entropy_coef and kl_coef are both 0; raise one")
 
 
 @dataclasses.dataclass()

@@ -243,7 +243,8 @@ def online(
 
     The run's folder gets seed_<k>/evaluation.csv (return of the mean action, of sampled
     actions), metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and
-    koffline train); summary.json over the seeds, config.yaml, learning_curve.png and checkpoints. --resume continues a killed run exactly.
+    koffline train); summary.json over the seeds, config.yaml, learning_curve.png and
+    checkpoints. --resume continues a killed run exactly.
 
     \b
     Examples:
@@ -265,7 +266,7 @@ def online(
     from koffline.online import run  # after the config's errors: it imports torch
 
     if resume is not None:
-        target = resume
+        target: str | Path = resume
     elif out is not None:
         target = out
     else:

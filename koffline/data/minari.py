@@ -30,7 +30,7 @@ from koffline.data.spaces import (
     SpaceRequest,
 )
 from koffline.data.transitions import Metadata, Transitions
-from koffline.errors import DataError, refuse
+from koffline.errors import DataError
 from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.hdf5 import CheckedFile, h5py_that_keeps_errors, open_hdf5
 from koffline.untrusted.limits import (
@@ -305,7 +305,8 @@ def write_minari(
         "Minari 0.5.3 stores pictures as JPEG, which changes them; install 0.5.4, or"
         " write HDF5"
     )
-    refuse({loses: not exact and is_image_space(states)}, kind=DataError)
+    if not exact and is_image_space(states):
+        raise DataError(loses)
     with (
         atomic_folder(folder, force, OWN_FILES["minari"]) as temporary,
         h5py_that_keeps_errors(hdf5_storage),

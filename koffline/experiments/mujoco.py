@@ -128,7 +128,8 @@ class MujocoCell:
     def name(self) -> str:
         """Short unique name: part, environment and a digest of all settings."""
         stated = [(learned_by(run.config), run.seed) for run in self.runs]
-        return f"mujoco-{self.part}-{self.environment}-{digest_of(FORMAT, self.part, self.noise, stated)}"
+        digest = digest_of(FORMAT, self.part, self.noise, stated)
+        return f"mujoco-{self.part}-{self.environment}-{digest}"
 
 
 Choices = Mapping[

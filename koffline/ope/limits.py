@@ -65,21 +65,29 @@ class Limits:
         kind = "episode" if facts.episodes else "row"
         unseen = facts.unseen
         kind = "cluster" if facts.clusters is not None else kind
-        reasons = {
-            f"the log has one {kind} that counts (copies and weights near zero do not): that says nothing of spread": (
-                facts.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts)
-            ),
-            "rewards and endings are the same in all rows, so that nothing in the log tells policies apart; log rewards that differ": (
-                low == high
-            ),
-            f"{self.copies:.0%} of the rows are copies of others; remove them, or let sample_rows hold all rows": (
-                self.copies > 0.0
-            ),
-            f"{unseen:.0%} of a constant reward's value lies beyond the longest episode ({facts.longest} steps); log longer episodes, or ask for a smaller gamma": (
-                unseen > _MOST_UNSEEN
-            ),
-        }
-        return [reason for reason, holds in reasons.items() if holds]
+        reasons: list[str] = []
+        if facts.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts):
+            reasons.append(
+                f"the log has one {kind} that counts (copies and weights near zero do"
+                " not): that says nothing of spread"
+            )
+        if low == high:
+            reasons.append(
+                "rewards and endings are the same in all rows, so that nothing in the"
+                " log tells policies apart; log rewards that differ"
+            )
+        if self.copies > 0.0:
+            reasons.append(
+                f"{self.copies:.0%} of the rows are copies of others; remove them, or"
+                " let sample_rows hold all rows"
+            )
+        if unseen > _MOST_UNSEEN:
+            reasons.append(
+                f"{unseen:.0%} of a constant reward's value lies beyond the longest"
+                f" episode ({facts.longest} steps); log longer episodes, or ask for a"
+                " smaller gamma"
+            )
+        return reasons
 
     @property
     def _slack(self) -> tuple[float, float]:

@@ -321,20 +321,24 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
     about = f"{name} is a {algorithm}: its values"
     scaling = type(scaler).__name__
     is_clipped = scaling == "ClipRewardScaler"
-    notes = {
-        "The model was fitted to clipped rewards: its values are those of them.": (
-            is_clipped
-        ),
-        f"The model subtracted {shift:.4g} from every reward ({scaling}): its values are right only where episodes go on for ever.": (
-            shift != 0.0
-        ),
-        f"{about} hold a bonus for entropy beside the rewards.": algorithm in _ENTROPY,
-        f"{about} are pushed down on purpose where the log has no actions.": (
-            algorithm in _CAUTIOUS
-        ),
-    }
+    notes: list[str] = []
+    if is_clipped:
+        notes.append(
+            "The model was fitted to clipped rewards: its values are those of them."
+        )
+    if shift != 0.0:
+        notes.append(
+            f"The model subtracted {shift:.4g} from every reward ({scaling}): its"
+            " values are right only where episodes go on for ever."
+        )
+    if algorithm in _ENTROPY:
+        notes.append(f"{about} hold a bonus for entropy beside the rewards.")
+    if algorithm in _CAUTIOUS:
+        notes.append(
+            f"{about} are pushed down on purpose where the log has no actions."
+        )
     shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
-    told = tuple(note for note, applies in notes.items() if applies)
+    told = tuple(notes)
     return ValueFunction(name, function, own, shape, notes=told)
 
 

@@ -19,7 +19,7 @@ from koffline.config import EvaluationSettings, check_networks_fit
 from koffline.data.disk.log import AnyLog
 from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError, refuse
+from koffline.errors import DataError, PolicyError
 from koffline.fitting import Progress, threads
 from koffline.ope.coverage import Coverage, among, known_actions, measure_coverage
 from koffline.ope.features import (
@@ -439,7 +439,10 @@ def _checked_answers(policy: Policy, some: np.ndarray) -> np.ndarray:
         1.0 - np.isclose(*pair, 1e-3, 1e-6).all(axis=1).mean() for pair in pairs
     )
     what = f"{policy.name} answers the same states"
-    refuse({f"{what} {_AGAIN}": moved, f"{what} {_APART}": parted > _TIES})
+    if moved:
+        raise PolicyError(f"{what} {_AGAIN}")
+    if parted > _TIES:
+        raise PolicyError(f"{what} {_APART}")
     return answers
 
 

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.finite import Grid
-from koffline.errors import nearest_name, refuse
+from koffline.errors import PolicyError, nearest_name
 from koffline.policies.base import (
     ContinuousPolicy,
     DiscretePolicy,
@@ -75,18 +75,19 @@ class GridPolicy:
         is_box = box.shape == (2, 2) and bool(
             np.isfinite(box).all() and (box[0] < box[1]).all()
         )
-        wrong = {
-            f"action_values has shape {values.shape}; give finite numbers (n1, n2, A)": (
-                not is_table
-            ),
-            f"low is {self.low}, high {self.high}; give two corners, low below high": (
-                not is_box
-            ),
-            f"temperature is {self.temperature}; give a positive number": (
-                not 0 < self.temperature < math.inf
-            ),
-        }
-        refuse(wrong)
+        if not is_table:
+            raise PolicyError(
+                f"action_values has shape {values.shape}; give finite numbers (n1,"
+                " n2, A)"
+            )
+        if not is_box:
+            raise PolicyError(
+                f"low is {self.low}, high {self.high}; give two corners, low below high"
+            )
+        if not 0 < self.temperature < math.inf:
+            raise PolicyError(
+                f"temperature is {self.temperature}; give a positive number"
+            )
         object.__setattr__(self, "action_values", values)
 
     @property
@@ -149,11 +150,10 @@ def load_policy_file(
         f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
     )
     read = f"policy file version {version}; this koffline reads version {VERSION}"
-    wrong = {
-        f"{known}; {_REMEDY}": kind not in (FORMAT, GRID_FORMAT),
-        read: str(version) != str(VERSION),
-    }
-    refuse(wrong, str(path))
+    if kind not in (FORMAT, GRID_FORMAT):
+        raise PolicyError(f"{path!s}: {known}; {_REMEDY}")
+    if str(version) != str(VERSION):
+        raise PolicyError(f"{path!s}: {read}")
     with reading(
         path, "the arrays make no policy", _REMEDY
     ):  # TypeError, for text in place of numbers
@@ -203,14 +203,16 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
         remedy = nearest_name(unknown[0], ["W0", "b0", *_KEYS])
     else:
         remedy = ""
-    wrong = {
-        f"{', '.join(missing)} missing; give W0, b0, W1, b1, ... and output": missing,
-        f"{', '.join(unknown)}: no setting of a policy file; {remedy}": unknown,
-        "std and log_std are both given; give one of them": (
-            "std" in arrays and "log_std" in arrays
-        ),
-    }
-    refuse(wrong)
+    if missing:
+        raise PolicyError(
+            f"{', '.join(missing)} missing; give W0, b0, W1, b1, ... and output"
+        )
+    if unknown:
+        raise PolicyError(
+            f"{', '.join(unknown)}: no setting of a policy file; {remedy}"
+        )
+    if "std" in arrays and "log_std" in arrays:
+        raise PolicyError("std and log_std are both given; give one of them")
     values: dict[str, Any] = {
         k: str(a) if k in CHOICES else a.astype(np.float64) for k, a in arrays.items()
     }

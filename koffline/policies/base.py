@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped, UInt64
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.errors import KofflineError, PolicyError, refuse
+from koffline.errors import KofflineError, PolicyError
 from koffline.untrusted.limits import one_line, one_line_errors
 from koffline.untrusted.user_code import user_code
 
@@ -212,20 +212,19 @@ def check_spaces(
     own, log: action space and observation shape; None fits any. told: the subject, and
     the remedy.
     """
-    mine, logged = (
-        (describe_actions(space), shape and tuple(shape)) for space, shape in (own, log)
-    )
-    wrong = {
-        f"{mine[0]}, the log {logged[0]}": mine[0] != logged[0],
-        f"observations of shape {mine[1]}, the log {logged[1]}": (
-            mine[1] not in (None, logged[1])
-        ),
-    }
-    refuse(
-        {f"{told[0]} {what}; {told[1]}": is_so for what, is_so in wrong.items()},
-        name,
-        kind,
-    )
+    subject, remedy = told
+    prefix = f"{name}: {subject}" if name else subject
+    own_actions = describe_actions(own[0])
+    logged_actions = describe_actions(log[0])
+    if own_actions != logged_actions:
+        raise kind(f"{prefix} {own_actions}, the log {logged_actions}; {remedy}")
+    own_shape = own[1] and tuple(own[1])
+    logged_shape = log[1] and tuple(log[1])
+    if own_shape not in (None, logged_shape):
+        raise kind(
+            f"{prefix} observations of shape {own_shape}, the log {logged_shape};"
+            f" {remedy}"
+        )
 
 
 def describe_actions(space: ActionSpace) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.errors import PolicyError, refuse
+from koffline.errors import PolicyError
 from koffline.policies.base import (
     Actions,
     ContinuousPolicy,
@@ -218,13 +218,10 @@ class Mlp:
     def __post_init__(self) -> None:
         for what, choices in CHOICES.items():
             given = getattr(self, what)
-            refuse(
-                {
-                    f"{what} is {given!r}; give one of {', '.join(choices)}": (
-                        given not in choices
-                    )
-                }
-            )
+            if given not in choices:
+                raise PolicyError(
+                    f"{what} is {given!r}; give one of {', '.join(choices)}"
+                )
         width = None
         for layer, (weight, bias) in enumerate(
             zip(self.weights, self.biases, strict=True)
@@ -236,15 +233,12 @@ class Mlp:
                 f"W{layer} has shape {weight.shape}, b{layer} {bias.shape}; give (in,"
                 " out) and (out,)"
             )
-            wrong = {
-                f"{shapes}, `in` the layer before's `out`": (
-                    not fits or width not in (None, len(weight))
-                ),
-                "give finite weights": not (
-                    np.isfinite(weight).all() and np.isfinite(bias).all()
-                ),
-            }
-            refuse(wrong, f"layer {layer}")
+            if not fits or width not in (None, len(weight)):
+                raise PolicyError(
+                    f"layer {layer}: {shapes}, `in` the layer before's `out`"
+                )
+            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                raise PolicyError(f"layer {layer}: give finite weights")
             width = weight.shape[1]
         for what in VECTORS:
             value = getattr(self, what)
@@ -261,7 +255,8 @@ class Mlp:
                 kind = (
                     f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
                 )
-                refuse({f"{what} is {value}; give {kind}": is_off})
+                if is_off:
+                    raise PolicyError(f"{what} is {value}; give {kind}")
         low = self.action_low
         high = self.action_high
         is_gaussian = self.output == "gaussian"
@@ -270,19 +265,16 @@ class Mlp:
             "action_low and action_high: give both, lower bounds below upper ones, and"
             " only for output"
         )
-        wrong = {
-            f"temperature is {self.temperature}; give a positive number": (
-                not 0 < self.temperature < math.inf
-            ),
-            'std; give it with output "gaussian", and only there': (
-                (self.std is None) == is_gaussian
-            ),
-            f'{bounded} "tanh" or "gaussian"': (
-                (low is not None or high is not None)
-                and not (is_boxed and (is_gaussian or self.output == "tanh"))
-            ),
-        }
-        refuse(wrong)
+        if not 0 < self.temperature < math.inf:
+            raise PolicyError(
+                f"temperature is {self.temperature}; give a positive number"
+            )
+        if (self.std is None) == is_gaussian:
+            raise PolicyError('std; give it with output "gaussian", and only there')
+        if (low is not None or high is not None) and not (
+            is_boxed and (is_gaussian or self.output == "tanh")
+        ):
+            raise PolicyError(f'{bounded} "tanh" or "gaussian"')
 
     @property
     def inputs(self) -> int:
@@ -375,10 +367,8 @@ def mlp_policy(
         f"the policy takes {mlp.inputs} numbers per observation, the log has shape"
         f" {shape}"
     )
-    refuse(
-        {f"{what}; give a policy made for this log": math.prod(shape) != mlp.inputs},
-        name,
-    )
+    if math.prod(shape) != mlp.inputs:
+        raise PolicyError(f"{name}: {what}; give a policy made for this log")
     if is_discrete:
         return DiscretePolicy(size, mlp.discrete, name, shape)
     if mlp.output != "gaussian":

@@ -28,7 +28,7 @@ from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units, split_log, split_shards, stop_shares
 from koffline.envs.make import Copies
-from koffline.errors import ConfigError, refuse
+from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.ope.value_functions import counted_rows
@@ -171,14 +171,12 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
         "returns to the end of an episode": algo.need_returns_to_go,
         "paths (path_length above 1)": path_length > 1,
     }
-    said = (
-        f"{config.algo.type} learns from {{}}, this log stays on disk; load it"
-        " (data.lazy: false)"
-    )
-    refuse(
-        {said.format(what): is_needed for what, is_needed in needs.items()},
-        kind=ConfigError,
-    )
+    for what, is_needed in needs.items():
+        if is_needed:
+            raise ConfigError(
+                f"{config.algo.type} learns from {what}, this log stays on disk; load"
+                " it (data.lazy: false)"
+            )
     pool = data.log.block_rows_for(
         int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
     )

@@ -363,21 +363,23 @@ def _notes(summary: SweepSummary) -> list[str]:
     rows = summary.rows
     few = seeds < _FEWEST
     is_partial = any(row.missing for row in rows)
-    notes = {
-        "IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap": (
-            True
-        ),
-        f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEWEST}": (
-            few
-        ),
-        f"best: {rows[0].setting.label} (best.yaml)": (
-            len(rows) > 1 and best is not None
-        ),
-        "a run that diverged counts as infinitely bad": any(
-            row.diverged for row in rows
-        ),
-        "settings without all of their seeds come last; the same command runs what is missing": (
-            is_partial
-        ),
-    }
-    return [note for note, is_so in notes.items() if is_so]
+    notes: list[str] = []
+    notes.append(
+        "IQM: mean of the seeds' last epoch without lowest and highest quarter;"
+        " interval: bootstrap"
+    )
+    if few:
+        notes.append(
+            f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range;"
+            f" use --seeds {_FEWEST}"
+        )
+    if len(rows) > 1 and best is not None:
+        notes.append(f"best: {rows[0].setting.label} (best.yaml)")
+    if any(row.diverged for row in rows):
+        notes.append("a run that diverged counts as infinitely bad")
+    if is_partial:
+        notes.append(
+            "settings without all of their seeds come last; the same command runs what"
+            " is missing"
+        )
+    return notes

@@ -5,7 +5,7 @@ Prints medians of rounds in which the sides take turns, and ratios. Times are of
 processor, reading included, so that a busy machine changes them little. The log is made
 for the run and removed afterwards.
 
-    python -m scripts.bench.block_batches                  # a million rows, about 200 MB of disk, two minutes
+    python -m scripts.bench.block_batches  # a million rows, about 200 MB of disk, two minutes
     python -m scripts.bench.block_batches --rows 200000 --pool 65536
 """
 

@@ -180,7 +180,10 @@ def print_table(results: dict[str, Any]) -> None:
     )
     for entry in sorted(results["entries"], key=_order):
         seeds = " ".join(f"{value:.0f}" for value in entry["scores_of_seeds"])
-        numbers = f"{entry['score']:8.1f}{entry['worst_late']:8.1f}{entry['best_ever']:8.1f}{entry['seconds']:7.0f}"
+        numbers = (
+            f"{entry['score']:8.1f}{entry['worst_late']:8.1f}"
+            f"{entry['best_ever']:8.1f}{entry['seconds']:7.0f}"
+        )
         print(f"{entry['log']:28}{entry['algo']:22}{numbers}  {seeds}")
     for pair in results["pairs"]:
         low, high = pair["interval"]

@@ -2,6 +2,8 @@
 koffline-tests/.
 """
 
+from typing import ClassVar
+
 import gymnasium
 import numpy as np
 
@@ -86,7 +88,7 @@ class TwoActions(Odd):
 class Drawn(Counted):
     """Spaces of Puddle World; every step is drawn in another colour."""
 
-    metadata = {
+    metadata: ClassVar = {
         "render_modes": ["rgb_array", "human"],
         "render_fps": 20,
     }

@@ -103,7 +103,7 @@ def test_global_generators_are_left_alone(tmp_path):
     def draws():
         return (
             random.random(),
-            float(np.random.random()),
+            float(np.random.random()),  # noqa: NPY002
             float(torch.rand(())),
         )
 

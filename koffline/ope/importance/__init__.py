@@ -181,30 +181,39 @@ def _warnings(
     else:
         rest = "the model stands alone there"
     few = size < _FEW_EPISODES
-    sentences = {
-        "The log has a single episode: no standard error and no interval.": (
-            episodes == 1
-        ),
-        f"Only about {size:.1f} of {episodes} episodes carry the weight: the estimate and its interval rest on them.": (
-            episodes > 1 and few
-        ),
-        f"Uneven weights leave about {size:.0f} of {episodes} episodes: calibrated intervals can be too narrow where weights have heavy tails.": (
-            not few and size < _UNEVEN * episodes
-        ),
-        f"Weights are capped at {problem.clip or 0.0:g}: less variance, and a bias of unknown size.": (
-            problem.clip is not None
-        ),
-        f"Recording stopped before episodes ended: rewards after the cut are left out, about {cut:.1%} of the value if rewards stay as they are.": (
-            model is None and cut > _CUT_SHARE
-        ),
-        f"No episode has weight left from step {gone} on: {rest}.": (
-            gone is not None and name not in names.WHOLE_WEIGHT
-        ),
-        f"No interval of kind {interval}: {_NEEDS[interval in names.CERTIFIED_EPISODE_KINDS]}.": (
-            not found and episodes > 1
-        ),
-    }
+    sentences: list[str] = []
+    if episodes == 1:
+        sentences.append(
+            "The log has a single episode: no standard error and no interval."
+        )
+    if episodes > 1 and few:
+        sentences.append(
+            f"Only about {size:.1f} of {episodes} episodes carry the weight: the"
+            " estimate and its interval rest on them."
+        )
+    if not few and size < _UNEVEN * episodes:
+        sentences.append(
+            f"Uneven weights leave about {size:.0f} of {episodes} episodes: calibrated"
+            " intervals can be too narrow where weights have heavy tails."
+        )
+    if problem.clip is not None:
+        sentences.append(
+            f"Weights are capped at {problem.clip or 0.0:g}: less variance, and a bias"
+            " of unknown size."
+        )
+    if model is None and cut > _CUT_SHARE:
+        sentences.append(
+            "Recording stopped before episodes ended: rewards after the cut are left"
+            f" out, about {cut:.1%} of the value if rewards stay as they are."
+        )
+    if gone is not None and name not in names.WHOLE_WEIGHT:
+        sentences.append(f"No episode has weight left from step {gone} on: {rest}.")
+    if not found and episodes > 1:
+        sentences.append(
+            f"No interval of kind {interval}:"
+            f" {_NEEDS[interval in names.CERTIFIED_EPISODE_KINDS]}."
+        )
     return (
         *problem.ratios.warnings,
-        *(sentence for sentence, applies in sentences.items() if applies),
+        *sentences,
     )

@@ -105,18 +105,23 @@ def calibrated_interval(
         draws = base.enough_draws(level, min(settings.draws, _ALARM_DRAWS))
         threshold = base.wild_threshold(system, profile, draws, settings.seed, level)
     starts = int((system.start_weights > 0.0).sum())
-    sentences = {
-        f"the interval rests on {counted:.0f} rows or start states that count; with so few the level {level:g} is not to be relied on": (
-            counted < _FEW
-        ),
-        f"{starts} start states are too few to tell how start states vary; give initial_observations": (
-            not system.fixed_starts and starts < _FEW_STARTS
-        ),
-        "the log says too little: the interval is all that rewards and γ allow": (
-            (interval.low, interval.high) == bounds
-        ),
-        base.describe_misspecified(profile.loss, threshold): profile.loss > threshold,
-    }
+    sentences: list[str] = []
+    if counted < _FEW:
+        sentences.append(
+            f"the interval rests on {counted:.0f} rows or start states that count; with"
+            f" so few the level {level:g} is not to be relied on"
+        )
+    if not system.fixed_starts and starts < _FEW_STARTS:
+        sentences.append(
+            f"{starts} start states are too few to tell how start states vary; give"
+            " initial_observations"
+        )
+    if (interval.low, interval.high) == bounds:
+        sentences.append(
+            "the log says too little: the interval is all that rewards and γ allow"
+        )
+    if profile.loss > threshold:
+        sentences.append(base.describe_misspecified(profile.loss, threshold))
     return IntervalResult(
         KERNEL_CALIBRATED,
         interval,
@@ -124,7 +129,7 @@ def calibrated_interval(
         threshold=threshold,
         least_loss=profile.loss,
         misspecified=profile.loss > threshold,
-        warnings=tuple(sentence for sentence, applies in sentences.items() if applies),
+        warnings=tuple(sentences),
     )
 
 
