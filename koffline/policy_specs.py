@@ -287,7 +287,8 @@ class ViewFunction:
         self._view = view
         with suppress(TypeError, ValueError):  # a callable without a signature
             self.__signature__ = inspect.signature(function)
-        if (density := getattr(function, "log_density", None)) is not None:
+        density = getattr(function, "log_density", None)
+        if density is not None:
             self.log_density = ViewFunction(density, view)
 
     def __call__(self, observations: np.ndarray, *more: Any, **named: Any) -> Any:

@@ -62,7 +62,8 @@ def _check_some(fn=None, *, typechecker):
     def call(*args, **kwargs):
         nonlocal checked
         _calls[fn.__code__] += 1
-        if (count := _calls[fn.__code__]) > _ALWAYS and count % _EVERY:
+        count = _calls[fn.__code__]
+        if count > _ALWAYS and count % _EVERY:
             return fn(*args, **kwargs)
         checked = checked or _check(fn, typechecker=typechecker)
         return checked(*args, **kwargs)

@@ -86,7 +86,8 @@ class KernelImpl(QLearningAlgoImplBase):
 
         excess: log-probability minus its target; no gradient flows into it.
         """
-        if (optim := self._modules.temp_optim) is None:
+        optim = self._modules.temp_optim
+        if optim is None:
             return torch.zeros((), device=excess.device)
         optim.zero_grad()
         loss = -(self.temperature * excess.detach()).mean()
@@ -203,7 +204,8 @@ class KernelImpl(QLearningAlgoImplBase):
         if beside is not None:
             observations = torch.cat((observations,) * 2)
             actions = torch.cat((batch.actions, beside))
-        if (slow := self._modules.slow_q_funcs) is not None:
+        slow = self._modules.slow_q_funcs
+        if slow is not None:
             with torch.no_grad():
                 there = self.q_values(batch.next_observations, next_actions, slow)
             return (

@@ -230,7 +230,8 @@ def _factory(
         raise ConfigError(
             f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}"
         )
-    if other := value.keys() - {"type", "params"}:
+    other = value.keys() - {"type", "params"}
+    if other:
         raise ConfigError(
             f"{where}.{min(other)} is unknown; it has type and params, options go into"
             " params"

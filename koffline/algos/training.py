@@ -164,7 +164,8 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
     else:
         lazy = None
     for name, column in columns.items():
-        if (scaler := getattr(algo, f"{name}_scaler")) is None:
+        scaler = getattr(algo, f"{name}_scaler")
+        if scaler is None:
             continue
         kind = scaler.get_type()
         if not scaler.built and kind in _EXTENTS:

@@ -112,7 +112,8 @@ def build_control(
             usual = EPSILON
         else:
             usual = NOISE
-        if (recipe := RECIPES.get(env)) and recipe.medium_noise is not None:
+        recipe = RECIPES.get(env)
+        if recipe and recipe.medium_noise is not None:
             usual = {**usual, "medium": recipe.medium_noise}
         who["noise"] = [
             usual[level] if settings.noise is None else settings.noise

@@ -135,7 +135,8 @@ def learning_settings(
 
     Raises ConfigError for an environment without a recipe if ``steps`` is not given.
     """
-    if recipe := RECIPES.get(env):
+    recipe = RECIPES.get(env)
+    if recipe:
         return dataclasses.replace(
             recipe.learning, seed=seed, steps=steps or recipe.medium_step
         )

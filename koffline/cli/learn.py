@@ -200,7 +200,8 @@ def sweep(
     make_console().print(Markdown(without_controls(as_markdown(summary))))
     runs = len(plan.settings) * len(plan.seeds)
     say(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
-    if failed := summary.failures:
+    failed = summary.failures
+    if failed:
         name, error = next(iter(failed.items()))
         raise ConfigError(
             f"{len(failed)} of {runs} runs failed, {name} first: {error}; see"
@@ -278,7 +279,8 @@ def online(
             settings, out, resume=resume, show_progress=not quiet, **options
         )
     _print_scores(result)
-    if diverged := result.diverged:  # existing files are kept
+    diverged = result.diverged
+    if diverged:  # existing files are kept
         names = ", ".join(f"{seed} (by step {step})" for seed, step in diverged.items())
         raise ConfigError(
             f"training diverged with seed {names}: the gradient is not finite; lower"

@@ -74,7 +74,8 @@ def claim(
                 f"{option} {out} is the current folder or holds it; name another one"
             )
         if is_whole and place.parent.is_dir():  # it will be written beside
-            (probe := temporary_beside(place)).touch()
+            probe = temporary_beside(place)
+            probe.touch()
             probe.unlink()
         with contextlib.suppress(FileNotFoundError):
             temporary_beside(place, ".old.tmp").lstat()  # the longest temporary name

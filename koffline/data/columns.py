@@ -159,14 +159,16 @@ def value_faults(
             outside,
         )
     for name in ("terminated", "truncated"):
-        if (flags := columns[name]).dtype != np.bool_:
+        flags = columns[name]
+        if flags.dtype != np.bool_:
             yield (
                 name,
                 "neither true nor false",
                 "give 0 or 1",
                 (flags != 0) & (flags != 1),
             )
-    if (weights := columns.get("weights")) is not None:
+    weights = columns.get("weights")
+    if weights is not None:
         yield "weights", "negative", "give weights of at least 0", weights < 0
     if (
         isinstance(space, Discrete)
@@ -255,7 +257,8 @@ def log_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
     if not shape[0]:
         raise DataError("the log has no rows; give at least one transition")
     checked = row_columns(held, space)
-    if (following := held["next_observations"].shape) != shape:
+    following = held["next_observations"].shape
+    if following != shape:
         said = f"next_observations has shape {following}, observations {shape}"
         raise DataError(f"{said}; re-export the log with equal shapes")
     if "weights" in checked:

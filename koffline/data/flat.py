@@ -182,7 +182,8 @@ def _check_layout(
     keys = used_keys(found)
     # one-step episodes need no terminal flag
     needed = REQUIRED[:-1] if one_step else REQUIRED
-    if missing := [KEYS[name] for name in needed if name not in keys]:
+    missing = [KEYS[name] for name in needed if name not in keys]
+    if missing:
         for key in (
             key
             for others in missing

@@ -208,7 +208,8 @@ def read_description(text: str | bytes | None) -> FileDescription | None:
         return None
     try:
         described = parse_json(text)
-        if (version := described["format"]) != 1:
+        version = described["format"]
+        if version != 1:
             raise DataError(
                 f"the file has koffline format {version}, known is 1; update koffline"
             )

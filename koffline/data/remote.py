@@ -98,7 +98,8 @@ def local_file(name: str) -> Iterator[Path]:
     """A local path to the file: its own, or that of a temporary copy, which is removed
     afterwards.
     """
-    if (path := local_path(name)) is not None:
+    path = local_path(name)
+    if path is not None:
         yield path
         return
     with temporary_folder() as folder:

@@ -342,9 +342,10 @@ def read_initial_states(
         if magic.startswith(b"PK"):
             with open_npz(path) as archive:
                 if "rewards" not in archive:
-                    if name := next(
+                    name = next(
                         (name for name in _START_NAMES if name in archive), None
-                    ):
+                    )
+                    if name:
                         return archive.arrays([name])[name]
                     shown = listed(archive.datasets, 12)
                     raise DataError(

@@ -196,7 +196,8 @@ class Transitions:
         """Names of an observation's numbers; empty unless the log comes from a
         table.
         """
-        if features := self.metadata.features:
+        features = self.metadata.features
+        if features:
             return features.names
         return ()
 

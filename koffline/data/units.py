@@ -167,7 +167,8 @@ def without_late_ends(
     probability that recording stopped there (``stops`` (T,), else `stop_shares`),
     decided by the hash of its unit's number (``units`` (U,), else all units).
     """
-    if (stops := stop_shares(log) if stops is None else stops) is None:
+    stops = stop_shares(log) if stops is None else stops
+    if stops is None:
         return log
     ends = log.episode_ends
     lengths = np.asarray(log.episode_lengths)

@@ -304,7 +304,8 @@ def ablation_tables(results: Results) -> Iterator[str]:
 
 
 def _share_cell(row: Row, rivals: Sequence[Row]) -> str:
-    if (share := row.shares[0]) is None:
+    share = row.shares[0]
+    if share is None:
         return f"diverged ({row.diverged}/{row.seeds})"
     text = style.interval_text(Interval(*row.shares))
     others = [other for rival in rivals if (other := rival.shares[0]) is not None]

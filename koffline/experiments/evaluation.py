@@ -207,7 +207,8 @@ def _at_best(
     """
     found = {}
     for method in style.METHODS:
-        if group := curves.get(f"{world}/{method}"):
+        group = curves.get(f"{world}/{method}")
+        if group:
             row = results.select(
                 world=world, method=method, truth=truth, best_by_truth=True
             )[0]
@@ -263,7 +264,8 @@ def _draw_scatter(
     ranks = {(c.world, c.loss, c.error, c.networks): c for c in results.correlations}
     name, error_curve = ERRORS[error]
     for loss, (loss_name, curve, method) in LOSSES.items():
-        if group := curves.get(f"{world}/{method}"):
+        group = curves.get(f"{world}/{method}")
+        if group:
             x = np.ravel(group[error_curve])
             y = np.ravel(group[curve])
             good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)

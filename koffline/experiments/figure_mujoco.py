@@ -332,7 +332,8 @@ def draw_mujoco(
     ]
     shown: dict[Group, dict[str, Any]] = {}
     for group, critic in itertools.product(groups, mujoco.CRITICS):
-        if found := curves.get(f"{group.panel}/{critic}"):
+        found = curves.get(f"{group.panel}/{critic}")
+        if found:
             shown.setdefault(group, {})[critic] = found
     if not shown:
         return None

@@ -98,7 +98,8 @@ def reproduce(run: Run) -> Results:
             settings["half_epochs"] = True
         remedy = "choose another --out or replace it with --force"
         if not run.force and path.exists():
-            if (there := read_results(path).settings) != settings:
+            there = read_results(path).settings
+            if there != settings:
                 was = _words(there)
                 this = _words(settings)
                 raise ConfigError(

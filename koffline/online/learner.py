@@ -66,7 +66,8 @@ class Learner:
             [c.critic in ("rg", "kloss", "memory") for c in configs]
         )
         self._remembered: RememberedLoss | None = None
-        if (rows := self._rows_of.get("memory")) is not None:
+        rows = self._rows_of.get("memory")
+        if rows is not None:
             kernel = (
                 self._bandwidth_scale[rows],
                 self._actions_in_kernel[rows],
@@ -161,7 +162,8 @@ class Learner:
         residual = found.windows
         valid = found.values.valid
         parts: list[tuple[Rows, CriticGradient]] = []
-        if (rows := self._rows_of.get("kloss")) is not None:
+        rows = self._rows_of.get("kloss")
+        if rows is not None:
             inputs = self._kernel_inputs(batch, rows)
             kept = valid[rows]
             gram = critics.gaussian_gram(inputs, kept, self._bandwidth_scale[rows])
@@ -173,9 +175,8 @@ class Learner:
                     ),
                 )
             )
-        if (
-            rows := self._rows_of.get("memory")
-        ) is not None and self._remembered is not None:
+        rows = self._rows_of.get("memory")
+        if rows is not None and self._remembered is not None:
             inputs = self._kernel_inputs(batch, rows)
             now = self.networks.of(rows), coefficients[:, rows]
             parts.append(

@@ -454,6 +454,7 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
             *workspace.coverage.reasons,
             impossible,
         ]
-        if reasons := list(filter(None, against)):
+        reasons = list(filter(None, against))
+        if reasons:
             return BoundRow(kind, None, "; ".join(reasons))
     return BoundRow(kind, result.interval, " ".join(result.warnings) or None)

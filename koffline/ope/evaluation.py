@@ -284,7 +284,8 @@ def estimate_all(
             raise KofflineError(
                 f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}"
             )
-        if (auto := choose_estimator(workspace)) in found:
+        auto = choose_estimator(workspace)
+        if auto in found:
             judged = auto
         else:
             judged = next(iter(found))

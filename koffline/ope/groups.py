@@ -192,9 +192,8 @@ def _holes_of(workspace: Workspace, groups: Groups, group: int) -> float:
     visits = workspace.held_values.weights
     members = groups.codes[problem.start_units] == group
     weights = problem.start_weights * members
-    if not (
-        share := weights.sum() / problem.start_weights.sum()
-    ):  # none among the rows in memory
+    share = weights.sum() / problem.start_weights.sum()
+    if not share:  # none among the rows in memory
         return 0.0
     if visits is not None:  # of given start states no episode is known
         if problem.fixed_starts:

@@ -130,7 +130,8 @@ class Limits:
             why, note = (note, None) if interval is None else (None, note)
             warnings += [note] if note else []
         warnings += [f"No interval: {why}."] if why else []
-        if (uplift := found.uplift) is not None:
+        uplift = found.uplift
+        if uplift is not None:
             logged = uplift.behavior_interval
             uplift = dataclasses.replace(
                 uplift,
@@ -186,7 +187,8 @@ def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
         for shard in range(len(log.shard_names))
         for block in log.shard_blocks(shard)
     )
-    if (gamma := log.metadata.gamma if given is None else given) is None:
+    gamma = log.metadata.gamma if given is None else given
+    if gamma is None:
         if all(block.terminated.all() for block in blocks):
             return ANY_GAMMA
         return None

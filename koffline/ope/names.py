@@ -107,7 +107,8 @@ def having(kind: str, wanted: Iterable[str] | None = None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(wanted or ESTIMATORS))
     for name in names:
         check_estimator(name)
-    if not (found := tuple(name for name in names if kind in kinds_for(name))):
+    found = tuple(name for name in names if kind in kinds_for(name))
+    if not found:
         check_interval(names[0], kind)
     return found
 

@@ -100,7 +100,8 @@ class PolicyRanking(LogResult):
     def __str__(self) -> str:
         lines = []
         for policy in self.policies:
-            if (one := policy.interval) is None:
+            one = policy.interval
+            if one is None:
                 ends = ""
             else:
                 ends = f"  [{one.low:.4g}, {one.high:.4g}]"

@@ -302,7 +302,8 @@ class Estimate(LogResult):
         about = (
             f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
         )
-        if (one := self.interval) is None:
+        one = self.interval
+        if one is None:
             return f"{self.value:.4g}  (no interval, {about})"
         ends = f"[{one.low:.4g}, {one.high:.4g}]"
         kind = f"{percent(one.level)} {one.kind}"

@@ -238,7 +238,8 @@ def _read_named(
     """Read a file, whose type is detected from its content, or import
     ``package.module:name``.
     """
-    if (path := check_named(spec)).is_file():
+    path = check_named(spec)
+    if path.is_file():
         from koffline.policies.files import detect, read_torchscript
 
         found = detect(path)

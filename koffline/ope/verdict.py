@@ -92,7 +92,8 @@ def judge(
     weights show whether the log visits the states and actions that the policy does.
     gaps: reasons for care that come from the data.
     """
-    if hopeless := _why_not(found, coverage, scale):
+    hopeless = _why_not(found, coverage, scale)
+    if hopeless:
         what = "result" if hopeless.kind == "interval" else "log"
         why = f"This {what} does not say what the policy is worth: {hopeless.text}."
         return Verdict(
@@ -309,7 +310,8 @@ def order_of_actions(workspace: Workspace) -> Iterator[Reason]:
 
 def training_rows(workspace: Workspace) -> Iterator[Reason]:
     """Yield a reason for care if the policy was trained on these rows."""
-    if (trained := workspace.policy.trained_on) is None:
+    trained = workspace.policy.trained_on
+    if trained is None:
         return
     share, _, is_more = share_seen(trained.fingerprints, workspace.transitions)
     if (

@@ -306,7 +306,8 @@ def hold(
     """
     stream = stream or StreamSettings()
     found = sample_units(log, sample_rows, seed, settings=stream)
-    if (stops := stop_shares(found.transitions)) is not None:
+    stops = stop_shares(found.transitions)
+    if stops is not None:
         rows = without_late_ends(found.transitions, found.units, stops)
         if len(rows) < len(found.transitions):
             noted = log.metadata.with_notes(rows.metadata.notes[-1])

@@ -215,7 +215,8 @@ def load_tensors(source: Path | bytes) -> Any:
         content = source.read_bytes()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         check_memory(sum(entry.file_size for entry in archive.infolist()))
-        if damaged := archive.testzip():  # torch does not verify checksums
+        damaged = archive.testzip()
+        if damaged:  # torch does not verify checksums
             raise Refused(f"{damaged[:40]} is damaged; copy or save it again")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hide torch's warnings about its own formats
@@ -224,7 +225,8 @@ def load_tensors(source: Path | bytes) -> Any:
                 io.BytesIO(content), map_location="cpu", weights_only=True
             )
         except pickle.UnpicklingError as error:
-            if asked := re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error)):
+            asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
+            if asked:
                 raise _refused_import(asked[1]) from None
             raise
 

@@ -57,7 +57,8 @@ def trained(monkeypatch):
         rate = config.algo.params["learning_rate"]
         seed = config.train.seed
         calls.append((rate, seed))
-        if (error := train.errors.get((rate, seed))) is not None:
+        error = train.errors.get((rate, seed))
+        if error is not None:
             raise error
         metrics = {"td_error": rate + seed, "average_value": 1.0}
         out.mkdir(parents=True, exist_ok=True)

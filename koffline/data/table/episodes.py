@@ -290,7 +290,8 @@ def _without_next(
         .to_numpy()
     )
     lost = unseen & ~log["terminated"]
-    if inside := int((lost & ~_last(episodes)).sum()):
+    inside = int((lost & ~_last(episodes)).sum())
+    if inside:
         rows = counted(inside, "row")
         said = (
             f"next observations are missing in {rows} whose episode goes on"
@@ -463,7 +464,8 @@ def _matrix(
     frame: pl.DataFrame, columns: tuple[str, ...], kind: Any, table: Table
 ) -> np.ndarray:
     """(N, d) from columns of numbers, or from one column of lists."""
-    if (width := table.widths.get(columns[0])) is None:
+    width = table.widths.get(columns[0])
+    if width is None:
         return frame.select(pl.col(columns).cast(kind)).to_numpy(order="c")
     return (
         frame[columns[0]]

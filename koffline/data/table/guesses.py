@@ -272,7 +272,8 @@ def _settle_episodes(columns: Sequence[Profile], flags: Sequence[Profile]) -> No
     shared is no time.
     """
     chosen = {each.role: each for each in columns}
-    if (whole := chosen.get("episode")) is None:
+    whole = chosen.get("episode")
+    if whole is None:
         return
     marked = [chosen["time"], *flags[:1]] if "time" in chosen else flags[:1]
     texts = [each.values.to_physical().cast(pl.String) for each in marked]

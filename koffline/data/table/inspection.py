@@ -526,9 +526,8 @@ def _propose_last_rows(found: Inspection, guess: Guess) -> None:
     equally long, so that a limit cut them, and no column has values of its own there.
     """
     lengths = guess.steps.lengths
-    if (
-        time := next((each for each in found.columns if each.role == "time"), None)
-    ) is not None:
+    time = next((each for each in found.columns if each.role == "time"), None)
+    if time is not None:
         ids = next(each.values for each in found.columns if each.role == "episode")
         rows = pl.DataFrame(
             {"id": ids, "time": time.values}
@@ -562,7 +561,8 @@ def _survey(found: Inspection, rows: int) -> None:
         assert table.rows.held is not None, "asked for"
         found.is_open = table.is_open
         with problems.noted():
-            if (read := assemble(table.rows.held, table)) is not None:
+            read = assemble(table.rows.held, table)
+            if read is not None:
                 log = (
                     read.transitions()
                 )  # the log's own checks: infinities, probabilities above 1

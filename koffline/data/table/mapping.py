@@ -120,7 +120,8 @@ def _questions(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """
     found: dict[str, tuple[str, ...]] = {}
     for key, value in given.items():
-        if lines := _answers(key, value):
+        lines = _answers(key, value)
+        if lines:
             others = {line.partition(":")[0] for line in lines} - {key}
             is_answered = any(
                 given.get(other) and not _answers(other, given[other])
@@ -322,9 +323,10 @@ def _each(*names: str | None) -> tuple[str, ...]:
 def _contradictions(given: Mapping[str, Any]) -> list[str]:
     """Errors of a mapping: missing or contradictory fields."""
     wrong = []
-    if missing := [
+    missing = [
         name for name in ("observations", "action", "reward") if not given.get(name)
-    ]:
+    ]
+    if missing:
         wrong.append(
             f"the mapping lacks {', '.join(missing)}; name columns, as in {EXAMPLE}, or"
             f" {INSPECT}"

@@ -151,7 +151,8 @@ def earlier_name(name: str, names: Collection[str]) -> str | None:
     None if there is none.
     """
     others = set(names) - {name}
-    if (match := _NEXT.match(name)) is not None:
+    match = _NEXT.match(name)
+    if match is not None:
         base = match.group(1) or match.group(2)
         candidates = [base, f"{base}_t", f"{base}s"]
     else:

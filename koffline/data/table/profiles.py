@@ -183,10 +183,11 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     there = texts.filter(
         ~is_word
     )  # in numbers, times and flags such words are missing values
-    if way := next(
+    way = next(
         (way for way, missed in unread(texts, TEXT_WAYS).items() if not missed.any()),
         None,
-    ):
+    )
+    if way:
         values = texts.to_frame().select(as_read(name, way)).to_series()
         if values.dtype.is_temporal():
             kind = way

@@ -64,7 +64,8 @@ def resolved(
     found: dict[str, Any] = {}
     formulas: dict[str, Formula] = {}
     for role in (*_SINGLE, *_COMPUTED, "by"):
-        if (name := getattr(mapping, role)) is None or name in names:
+        name = getattr(mapping, role)
+        if name is None or name in names:
             continue
         with problems.noted():
             if role in _COMPUTED and _SIGNS & set(name):
@@ -481,7 +482,8 @@ def look_up(
         stored = found[partner.get(column, column)]
         spelled[column] = one_spelling(stored, encoding.categories)
         values = {spelled[column].get(value, value) for value in stored}
-        if doubtful := doubtful_spellings(stored, encoding.categories):
+        doubtful = doubtful_spellings(stored, encoding.categories)
+        if doubtful:
             said = (
                 f"column {column} holds {listed(map(repr, doubtful[0]))}: one category,"
                 " or several?"
@@ -555,7 +557,8 @@ def action_spellings(
     Raises DataError if two may be one action, or two.
     """
     column = roles.action[0]
-    if doubtful := doubtful_spellings(values, roles.action_names):
+    doubtful = doubtful_spellings(values, roles.action_names)
+    if doubtful:
         said = (
             f"column {column} holds {listed(map(repr, doubtful[0]))}: one action, or"
             " several?"

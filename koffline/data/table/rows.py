@@ -68,7 +68,8 @@ def header_of(name: str, kind: str) -> Reader:
                 f"{name} has no columns; export the table again with a header"
             )
         counts = Counter(each for each, _ in found.fields)
-        if twice := [each for each, count in counts.items() if count > 1]:
+        twice = [each for each, count in counts.items() if count > 1]
+        if twice:
             raise DataError(
                 f"{name} has more than one column named {listed(twice)}; rename them"
             )
@@ -217,7 +218,8 @@ class TableRows:
                 file, self.kind, as_texts=bool(self.number_ways)
             ) as opened:
                 present = dict(opened.fields)
-                if missing := [name for name in wanted if name not in present]:
+                missing = [name for name in wanted if name not in present]
+                if missing:
                     raise DataError(
                         f"{file} lacks column {missing[0]}, which the first file has;"
                         " mend it"
@@ -439,7 +441,8 @@ def shared_ids(
         left = count
         for frame in replace(rows, types=types, computed=(), held=None).frames():
             seen.append(frame.head(left).select(pl.all().hash()).unique())
-            if (left := left - frame.height) <= 0:
+            left = left - frame.height
+            if left <= 0:
                 break
         pairs = pl.concat(seen).unique()
         distinct = pairs[name].n_unique()

@@ -59,7 +59,8 @@ def estimate_one(
     reward_range: possible rewards, for certified kinds (default: the log's range).
     Raises DataError if the estimator does not apply.
     """
-    if reason := _why_not(name, problem):
+    reason = _why_not(name, problem)
+    if reason:
         raise DataError(reason)
     own = None
     if name in names.WITH_MODEL:

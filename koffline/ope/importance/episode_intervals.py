@@ -106,7 +106,8 @@ def resample(
     for start in range(0, draws, batch):
         counts = poisson_counts(seed, range(start, min(start + batch, draws)), numbers)
         found.append(statistic.resampled(counts.astype(np.float64)))
-    return (every := np.concatenate(found))[np.isfinite(every)]
+    every = np.concatenate(found)
+    return every[np.isfinite(every)]
 
 
 def bca_levels(
