@@ -11,9 +11,8 @@ from importlib import import_module
 
 # `typing` takes milliseconds, in which Ctrl-C would end a command with a traceback
 TYPE_CHECKING = False
-if (
-    TYPE_CHECKING
-):  # what type checkers see; `_NAMES_IN` says the same when koffline runs
+# what type checkers see; `_NAMES_IN` says the same when koffline runs
+if TYPE_CHECKING:
     from typing import Any
 
     from koffline import errors, kernel_loss, kernels
@@ -86,9 +85,8 @@ def __getattr__(name: str) -> Any:
 
         try:
             return metadata.version("koffline")
-        except (
-            metadata.PackageNotFoundError
-        ):  # used from a source tree that was never installed
+        except metadata.PackageNotFoundError:
+            # used from a source tree that was never installed
             return "0.0.0+source"
     raise AttributeError(f"module 'koffline' has no attribute '{name}'")
 

@@ -43,9 +43,8 @@ import signal  # noqa: E402
 def main() -> None:
     """Entry point of the ``koffline`` command."""
     for name in ("stdin", "stdout", "stderr"):
-        if (
-            getattr(sys, name) is None
-        ):  # closed, as by >&-: the next file opened would take its place
+        # closed, as by >&-: the next file opened would take its place
+        if getattr(sys, name) is None:
             setattr(
                 sys,
                 name,

@@ -233,9 +233,8 @@ class BatchSource:
         parts["next_inputs"] = table.next_inputs.flatten(1)
         if table.draws > 1:
             del parts["next_inputs"]
-        if isinstance(
-            kernel, Gaussian
-        ):  # columns whose product is the kernel's exponent, computed once
+        # columns whose product is the kernel's exponent, computed once
+        if isinstance(kernel, Gaussian):
             compared = table.compared
             parts["left"], parts["right"] = kernel.exponent_columns(compared)
             corners = torch.stack((compared.amin(dim=0), compared.amax(dim=0)))
@@ -318,9 +317,8 @@ class BatchSource:
             gram = (
                 exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent
             ).exp2_()
-            gram.diagonal(dim1=-2, dim2=-1).fill_(
-                1.0
-            )  # exact in spite of the rounded exponent
+            # exact in spite of the rounded exponent
+            gram.diagonal(dim1=-2, dim2=-1).fill_(1.0)
         else:
             assert self._kernel is not None
             gram = self._kernel.gram(part["kernel_inputs"])

@@ -40,13 +40,11 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, force=True) as temporary:
-        content = (
-            io.BytesIO()
-        )  # written in one call: a full disk raises OSError, not torch's error
+        # written in one call: a full disk raises OSError, not torch's error
+        content = io.BytesIO()
         torch.save(state, content)
-        temporary.write_bytes(
-            content.getvalue()
-        )  # getbuffer() with an error crashes Python 3.12
+        # getbuffer() with an error crashes Python 3.12
+        temporary.write_bytes(content.getvalue())
 
 
 def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:

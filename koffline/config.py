@@ -235,9 +235,8 @@ def make_bellman_settings(**options: Any) -> BellmanSettings:
     features = made.features or 2
     what = f"draws is {made.draws}, features {made.features}"
     check_fits(8.0 * made.draws * features, what, "lower draws or features")
-    least = (
-        math.ceil(1.0 / made.level - 1e-9) - 1
-    )  # B draws give no p-value below 1/(B + 1)
+    # B draws give no p-value below 1/(B + 1)
+    least = math.ceil(1.0 / made.level - 1e-9) - 1
     if made.draws < least:
         raise ConfigError(
             f"draws is {made.draws}, too few for level {made.level}: the smallest"
@@ -274,12 +273,10 @@ def check_networks_fit(
     replicas = settings.full_replicas + settings.resampled_replicas
     sizes = (inputs, *settings.hidden_units, outputs)
     needed = network_bytes(replicas, sizes, min(settings.batch_size, rows))
-    needed += (
-        8.0 * replicas * (units + 2 * rows)
-    )  # how often each sample holds a unit and a row; row weights
-    needed += (
-        _FLOAT * replicas * (settings.steps or 0) / 2
-    )  # the loss of every step of the longest round
+    # how often each sample holds a unit and a row; row weights
+    needed += 8.0 * replicas * (units + 2 * rows)
+    # the loss of every step of the longest round
+    needed += _FLOAT * replicas * (settings.steps or 0) / 2
     what = (
         f"full_replicas is {settings.full_replicas}, resampled_replicas"
         f" {settings.resampled_replicas}, hidden_units"

@@ -57,9 +57,8 @@ def _in_folder_of_defaults() -> Iterator[None]:
     if spec is None or not spec.submodule_search_locations:  # its import will say so
         yield
         return
-    before = os.open(
-        ".", getattr(os, "O_PATH", os.O_RDONLY)
-    )  # also of a folder that was deleted
+    # also of a folder that was deleted
+    before = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
     try:
         os.chdir(Path(spec.submodule_search_locations[0]) / "mpl-data")
         yield

@@ -41,9 +41,8 @@ from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP
 from koffline.steps import make_step
 
 Probe = Callable[[int, StackedMLP], Tensor]
-Progress = Callable[
-    [int, int, str], None
-]  # receives the steps done, all of them, and a note
+# receives the steps done, all of them, and a note
+Progress = Callable[[int, int, str], None]
 _SCHEDULES = ("constant", "cosine")
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
 
@@ -149,9 +148,8 @@ def fit(
             adam.update(trained.flat, gradient, rates)
             if target is not None:
                 rule.update(target.flat, trained.flat, done, schedule.steps_per_epoch)
-            if (
-                done % watched == 0 or done == steps
-            ):  # a replica that diverged has NaN ever after
+            # a replica that diverged has NaN ever after
+            if done % watched == 0 or done == steps:
                 is_finite = (
                     history[(done - 1) // watched * watched : done]
                     .isfinite()
@@ -159,15 +157,13 @@ def fit(
                 )
                 trained.flat.masked_fill_(~is_finite[:, None], math.nan)
             if probe is not None and probe_every and done % probe_every == 0:
-                seen = trained.with_flat(
-                    trained.flat
-                )  # own buffers: a recorded step keeps the others
+                # own buffers: a recorded step keeps the others
+                seen = trained.with_flat(trained.flat)
                 probes.append(torch.as_tensor(probe(done, seen)).detach().cpu().clone())
             if progress is not None and (done % recorded == 0 or done == steps):
                 means = history[(done - 1) // recorded * recorded : done].mean(dim=0)
-                loss = float(
-                    means.nanmedian()
-                )  # over the replicas that have not diverged
+                # over the replicas that have not diverged
+                loss = float(means.nanmedian())
                 progress(done, steps, f"objective {loss:.3g}")
         bad = ~torch.cat((history.isfinite(), trained.flat.isfinite().all(dim=1)[None]))
         first = bad.int().argmax(dim=0).tolist()
@@ -200,9 +196,8 @@ def threads(count: int) -> Iterator[None]:
     """
     before = torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
-    flushed = (
-        not torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item()
-    )  # torch has no getter
+    # torch has no getter
+    flushed = not torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item()
     torch.set_num_threads(count)
     torch.set_flush_denormal(True)
     try:

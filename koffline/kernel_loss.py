@@ -83,9 +83,8 @@ def kernel_loss(residual: Residual, gram: Gram, diag_weight: float) -> Loss:
     """
     check_diag_weight(diag_weight)
     rows = _checked_rows(residual, gram, least=2)
-    diagonal = (gram.diagonal(dim1=-2, dim2=-1) * residual.square()).sum(
-        dim=-1
-    )  # Σ_i k_ii δ_i², (…)
+    # Σ_i k_ii δ_i², (…)
+    diagonal = (gram.diagonal(dim1=-2, dim2=-1) * residual.square()).sum(dim=-1)
     off_diagonal = _quadratic_form(residual, gram) - diagonal
     return (1.0 - diag_weight) * off_diagonal / (
         rows * (rows - 1)
@@ -116,9 +115,8 @@ def feature_v_statistic(
     _check_rows(
         residual=residual, rows_of_features=features.new_empty(features.shape[:-1])
     )
-    projected = (residual.unsqueeze(-2) @ features).squeeze(
-        -2
-    )  # (…, 1, N) @ (…, N, m) = (…, 1, m)
+    # (…, 1, N) @ (…, N, m) = (…, 1, m)
+    projected = (residual.unsqueeze(-2) @ features).squeeze(-2)
     return projected.square().sum(dim=-1) / residual.shape[-1] ** 2
 
 

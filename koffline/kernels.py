@@ -73,9 +73,8 @@ class _Scaled:
 
     def _exponent(self, x: Tensor, y: Tensor | None) -> Tensor:
         left, right = self.exponent_columns(x, y)
-        exponent = (left @ right.mT).clamp_(
-            max=0.0
-        )  # rounding may leave +1e-7 at equal rows
+        # rounding may leave +1e-7 at equal rows
+        exponent = (left @ right.mT).clamp_(max=0.0)
         if y is None or y is x:
             exponent.diagonal(dim1=-2, dim2=-1).zero_()
         return exponent

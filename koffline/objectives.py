@@ -363,6 +363,5 @@ def gram_product(
         return residual @ gram
     replicas, rows = residual.shape
     grouped = residual.view(len(gram), replicas // len(gram), rows)
-    return torch.bmm(grouped, gram).view(
-        replicas, gram.shape[-1]
-    )  # (G, R/G, N) @ (G, N, M)
+    # (G, R/G, N) @ (G, N, M)
+    return torch.bmm(grouped, gram).view(replicas, gram.shape[-1])

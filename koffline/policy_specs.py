@@ -129,9 +129,8 @@ def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:
             raise PolicyError(f"{str(spec)[:80]}: {few}")
         if not (base and 0.0 <= layers[-1] <= 1.0):
             raise PolicyError(f"{str(spec)[:80]}: {form}")
-    path = Path(
-        os.path.expanduser(base)
-    )  # unlike Path.expanduser, does not raise for an unknown user
+    # unlike Path.expanduser, does not raise for an unknown user
+    path = Path(os.path.expanduser(base))
     if base and base != "uniform" and path.is_dir():  # Path("") is the current folder
         raise PolicyError(f"{base}: this is a folder; a policy is {ACCEPTED}")
     if (
@@ -186,7 +185,7 @@ def _ordered(policy: Policy, features: Features | None) -> Policy:
     return replace(policy, notes=(*policy.notes, note))
 
 
-def _as_policy(
+def _as_policy(  # noqa: C901
     policy: Any,
     action_space: ActionSpace,
     observation_shape: Sequence[int],
@@ -354,9 +353,8 @@ def _answers(
         columns = action_space.k
     try:
         shape = np.shape(as_numbers(function(layout.encode(logged))))
-    except (
-        Exception
-    ):  # whatever a stranger's network raises for an input that it was not made for
+    except Exception:
+        # whatever a stranger's network raises for an input that it was not made for
         return False
     return shape in ((2,), (2, 1), (2, columns))
 
@@ -401,9 +399,8 @@ def _read(
         except PolicyError:
             if layout is None:
                 raise
-            with suppress(
-                PolicyError
-            ):  # it may be made for observations as the file holds them
+            # it may be made for observations as the file holds them
+            with suppress(PolicyError):
                 return load_policy_file(path, action_space, layout.shape)
             raise
     if kind == "onnx":

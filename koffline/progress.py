@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 # seconds
 _FIRST_LINE = 1.2
 _BETWEEN_LINES = 10.0
-Tell = Callable[
-    ..., None
-]  # called with the number done, and optionally the total and a note
+# called with the number done, and optionally the total and a note
+Tell = Callable[..., None]
 
 
 @contextlib.contextmanager
@@ -70,9 +69,8 @@ def _lines(title: str, total: int | None) -> Tell:
                 "step"
                 f" {done:,}{f' of {total:,}' if total else ''}{', ' * bool(note)}{note}"
             )
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # nobody listens any more; the work goes on
+            # nobody listens any more; the work goes on
+            with contextlib.suppress(OSError, ValueError):
                 print(f"{title}: {step}, {now - began:.0f} s", file=stream, flush=True)
 
     return tell

@@ -88,14 +88,12 @@ class RecordedStep(Step):
         if self._graph is None:
             self._numbers = tuple(each.clone() for each in numbers)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.device(
-                network.flat.device
-            ):  # streams belong to the current device
+            # streams belong to the current device
+            with torch.cuda.device(network.flat.device):
                 warm = torch.cuda.Stream()
                 warm.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(
-                    warm
-                ):  # buffers and libraries are made outside the recording
+                # buffers and libraries are made outside the recording
+                with torch.cuda.stream(warm):
                     self._at(self._numbers, network, target)
                 torch.cuda.current_stream().wait_stream(warm)
                 with torch.cuda.graph(self._graph):
@@ -265,9 +263,8 @@ def make_step(
     flat = network.flat
     if isinstance(objective, GradientTD2):
         return GradientTD2Step(objective, source, torch.zeros_like(flat))
-    seeds = [
-        seed + 1_000_003 for seed in plan.batch_seeds
-    ]  # other initial weights than the value's
+    # other initial weights than the value's
+    seeds = [seed + 1_000_003 for seed in plan.batch_seeds]
     sizes = (network.sizes[0], *objective.hidden, network.sizes[-1])
     test = StackedMLP.initialise(sizes, seeds, dtype=flat.dtype, device=flat.device)
     return SaddlePointStep(objective, source, test)
@@ -310,9 +307,8 @@ def read_values(outputs: Tensor, readout: Tensor | None) -> Tensor:
     """Values (R, B) from outputs (R, B, n)."""
     if readout is None:
         return outputs.squeeze(-1)
-    return (outputs.mT * readout.mT).sum(
-        dim=1
-    )  # over the outer axis: summing a short inner one is slow
+    # over the outer axis: summing a short inner one is slow
+    return (outputs.mT * readout.mT).sum(dim=1)
 
 
 def spread_gradient(gradient: Tensor, readout: Tensor | None) -> Tensor:

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from koffline.builders import POLICY_LEVELS
 from koffline.builders.control import random_return, stem

@@ -23,9 +23,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from koffline.data.flat import write_hdf5
 from koffline.data.transitions import Discrete, Metadata, Transitions

@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from koffline.cli import cli
 from koffline.data.sources import open_transitions

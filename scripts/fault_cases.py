@@ -11,11 +11,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 KOFFLINE = (sys.executable, "-m", "koffline")
+# the same code, experiments of seconds
 SHRUNK = (
     sys.executable,
     "-m",
     "tests.faults.shrunk_reproduce",
-)  # the same code, experiments of seconds
+)
 _LOG = str(ROOT / "datasets" / "cartpole.hdf5")
 _POLICY = str(ROOT / "datasets" / "cartpole_policy.npz")
 _QUICK = ("--gamma", "0.98", "--set", "steps=20", "--set", "resampled_replicas=2")

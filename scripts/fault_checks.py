@@ -71,9 +71,8 @@ def _archive(path: Path) -> bool:
 
 
 def _is_something(path: Path) -> bool:
-    return (
-        path.name.endswith((".csv", ".log")) or path.stat().st_size > 0
-    )  # logs grow while a run goes on
+    # logs grow while a run goes on
+    return path.name.endswith((".csv", ".log")) or path.stat().st_size > 0
 
 
 _CHECKS: dict[str, Callable[[Path], bool]] = {

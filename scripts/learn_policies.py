@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from koffline.builders.uniform import learn_grid_policy
 from koffline.data.transitions import Discrete

@@ -7,9 +7,8 @@ import os
 from collections import Counter
 from types import CodeType, FunctionType
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # before torch: two busy threads on two cores collapse
+# before torch: two busy threads on two cores collapse
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jaxtyping
 import pytest

@@ -88,9 +88,8 @@ def test_the_manifests_are_right(manifest):
             assert len(content) < 1_000_000
         log = open_log(folder / next(iter(entry["files"])))
         assert (len(log), log.n_episodes) == (entry["rows"], entry["episodes"])
-        if (
-            manifest.parent.name != "tables"
-        ):  # where the reader takes logarithms of probabilities
+        # where the reader takes logarithms of probabilities
+        if manifest.parent.name != "tables":
             assert log.sha256 == entry["content_sha256"]
 
 

@@ -129,11 +129,12 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(
             log, "--estimator", "mql, wis,mql,kloss", "--truth", "2", "--json"
         ).stdout
     )
+    # auto's is first
     assert [entry["estimator"] for entry in some["estimates"]] == [
         "kloss",
         "mql",
         "wis",
-    ]  # auto's is first
+    ]
     assert some["truth"] == 2.0
     for names in ("is,pdis", "pdis"):  # a table in place of one estimate, and back
         assert (

@@ -80,9 +80,8 @@ def test_notebooks_run_as_programs(name: str, tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_meaning() -> None:
-    page = (DOCS / "reference" / "settings.md").read_text(
-        encoding="utf-8"
-    )  # of those who have no site
+    # of those who have no site
+    page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
     for title, place in site_reference.SETTINGS:
         assert f"## {title}\n" in page
         module, _, name = place.partition(":")
@@ -144,9 +143,10 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
     assert f"truth in {whole['auto'][7]} questions" in page
     assert f"of {len(rows)} methods" in page
     assert f"{asked} questions about logs" in page
+    # machine paths
     assert '": "/' not in (DOCS / "results" / "leaderboard.json").read_text(
         encoding="utf-8"
-    )  # machine paths
+    )
 
 
 def test_intervals_of_groups_hold_together_as_often_as_the_page_says() -> None:

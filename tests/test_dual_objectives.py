@@ -176,9 +176,8 @@ def test_test_function_ascends():
     value = network.forward(batch.inputs)[..., 0]
     following = network.forward(batch.next_inputs)[..., 0]
     residual = batch.rewards + batch.discounts * following - value
-    assert bool(
-        (gains[2] <= residual.square().mean(dim=-1) + 1e-9).all()
-    )  # the unconstrained maximum
+    # the unconstrained maximum
+    assert bool((gains[2] <= residual.square().mean(dim=-1) + 1e-9).all())
 
 
 class FeatureKernel:
@@ -213,9 +212,8 @@ def test_on_full_batches_every_step_is_that_of_the_v_statistic(form, memory, wei
         )
         for each in (objective, plain)
     )
-    if (
-        table.draws > 1
-    ):  # continuations are drawn afresh, so that rows are not the same at every step
+    # continuations are drawn afresh, so that rows are not the same at every step
+    if table.draws > 1:
         return
     steps = [
         make_step(each, part, network, PLAN)
@@ -250,9 +248,8 @@ def test_the_loss_has_no_bias_of_its_diagonal():
         losses = torch.stack(
             [step.compute(number, network, None, RATES)[0] for number in range(4000)]
         )
-    error = (
-        losses[100:].std(dim=0) / 3900**0.5 * (1.9 / 0.1) ** 0.5
-    )  # neighbours share what is remembered
+    # neighbours share what is remembered
+    error = losses[100:].std(dim=0) / 3900**0.5 * (1.9 / 0.1) ** 0.5
     bias = residual.square().mean(dim=1) / 8
     assert (bias > 20 * error).all()
     assert ((losses[100:].mean(dim=0) - truth).abs() < 4 * error).all()

@@ -168,11 +168,12 @@ def test_a_diverged_replica_is_named_and_never_a_number(name, every):
     }[name]
     settings = FitSettings(steps=30, batch_size=9, record_every=every)
     record = fit(table, network_of("state", range(3)), objective, plan, settings)
+    # SBEED's f moves before V
     assert record.diverged_at == (
         None,
         0 if name == "sbeed" else 1,
         None,
-    )  # SBEED's f moves before V
+    )
     assert record.network.flat[1].isnan().all()
     assert record.network.forward(table.inputs)[1].isnan().all()
     alone = fit(

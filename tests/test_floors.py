@@ -32,9 +32,8 @@ def names_in(module: str) -> set[str]:
     found = set()
     package = module if FILES[module].stem == "__init__" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
-        if isinstance(
-            node, ast.Import
-        ):  # `import koffline.data` gives `koffline`, with all its lazy names
+        # `import koffline.data` gives `koffline`, with all its lazy names
+        if isinstance(node, ast.Import):
             found |= {
                 alias.name if alias.asname else alias.name.split(".")[0]
                 for alias in node.names

@@ -247,9 +247,8 @@ def test_validate_loss_is_zero_at_the_true_values_and_positive_elsewhere(
         reference.kernel_norm(case.weights, residual, gram_of(case)), rel=1e-9
     )
     smallest = np.linalg.eigvalsh(gram_of(case)).min()
-    least = smallest * np.sum(
-        (case.weights * residual) ** 2
-    )  # positive: states have different points
+    # positive: states have different points
+    least = smallest * np.sum((case.weights * residual) ** 2)
     assert loss >= 0.999 * least - 1e-14
     assert loss > 0.0
 

@@ -64,12 +64,10 @@ def test_random_features_converge_to_the_kernel(kernel):
         errors.append(
             float((features @ features.T - kernel.gram(x)).square().mean().sqrt())
         )
-    assert (
-        errors[1] < 0.02
-    )  # standard error of a mean of count/2 cosines: at most 1/√10 000
-    assert (
-        errors[1] < errors[0] / 4.0
-    )  # a hundred times the features: a tenth of the error, with room
+    # standard error of a mean of count/2 cosines: at most 1/√10 000
+    assert errors[1] < 0.02
+    # a hundred times the features: a tenth of the error, with room
+    assert errors[1] < errors[0] / 4.0
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 8])

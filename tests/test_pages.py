@@ -263,9 +263,8 @@ def test_links_lead_to_files_and_headings() -> None:
     for page, link in LINKS:
         name, _, anchor = link.partition("#")
         here = ROOT / page
-        if (
-            here.suffix == ".py"
-        ):  # a notebook is read on the site, where pages have other endings
+        # a notebook is read on the site, where pages have other endings
+        if here.suffix == ".py":
             name = re.sub(r"\.html$", ".md", name)
         path = (here.parent / name).resolve() if name else here
         if not path.exists() or (anchor and anchor not in anchors_of(path)):

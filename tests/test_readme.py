@@ -43,10 +43,11 @@ def commands(text: str) -> list[str]:
 
 README_COMMANDS = commands(README)
 PAGE_COMMANDS = [command for page in PAGES.values() for command in commands(page)]
+# a log that nobody has, and one with a test of its own
 ALONE = (
     "fresh.hdf5",
     "users.csv",
-)  # a log that nobody has, and one with a test of its own
+)
 KOFFLINE_COMMANDS = [
     command
     for command in dict.fromkeys(README_COMMANDS + PAGE_COMMANDS)

@@ -22,9 +22,8 @@ EACH = pytest.mark.parametrize("name", WORLDS)
 
 @EACH
 def test_rebuilt_bit_for_bit(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        learn_policies, "STARTS", 5
-    )  # returns from a few: what is tested is the file
+    # returns from a few: what is tested is the file
+    monkeypatch.setattr(learn_policies, "STARTS", 5)
     monkeypatch.setattr(learn_policies, "REPEATS", 2)
     learn_policies.main(["--env", name, "--out", str(tmp_path)])
     written = (tmp_path / f"{name}.npz").read_bytes()

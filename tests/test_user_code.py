@@ -261,10 +261,11 @@ def test_user_code_stays_where_it_went_and_keeps_its_defaults_of_torch(
         assert call(where) == ("theirs", torch.float64)
         assert call(lambda: call(where)) == ("theirs", torch.float64)
         assert where() == (tmp_path.name, torch.float32)
+    # outside of commands nothing is kept apart
     assert call(where) == (
         tmp_path.name,
         torch.float32,
-    )  # outside of commands nothing is kept apart
+    )
 
 
 ENVIRONMENT = """
@@ -310,9 +311,8 @@ def test_environments_of_the_folder(folder, at_import, at_close, exit_code):
     assert "Traceback" not in done.stderr
     assert (folder / "new.npz").exists() == (exit_code == 0)
     assert list((folder / "elsewhere").iterdir()) == []
-    assert (
-        user_modules.folders.get("uc_env") is None
-    )  # only the command's own process found it
+    # only the command's own process found it
+    assert user_modules.folders.get("uc_env") is None
 
 
 def test_a_worker_takes_the_folder_off_its_path_and_finds_the_user_s_modules(

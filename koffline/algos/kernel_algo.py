@@ -330,9 +330,8 @@ class KernelForwarder:
         self._kernel = kernel
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(
-            self.__dict__.get("_forwarder"), name
-        )  # none yet while it is being copied
+        # none yet while it is being copied
+        return getattr(self.__dict__.get("_forwarder"), name)
 
     def compute_error(
         self,

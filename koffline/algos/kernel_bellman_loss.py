@@ -203,22 +203,19 @@ class KernelBellmanLoss(nn.Module):
         )
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
-        self.register_buffer(
-            "bandwidth", torch.tensor(math.nan)
-        )  # NaN until it is fixed
+        # NaN until it is fixed
+        self.register_buffer("bandwidth", torch.tensor(math.nan))
         self.register_buffer("factor", torch.tensor(1.0))
-        self.register_buffer(
-            "reward_size", torch.tensor(math.nan)
-        )  # mean |reward| of a step; NaN: unknown
+        # mean |reward| of a step; NaN: unknown
+        self.register_buffer("reward_size", torch.tensor(math.nan))
         self._random_features = MemoryLoss(self._kernel, features=_FEATURES)  # type: ignore[arg-type]
         self.looks_back = (
             False  # whether residuals belong to the previous step's parameters
         )
         self._memory: Memory | None = None  # not saved with the model
         self._before: Tensor | None = None
-        self.register_buffer(
-            "step", torch.tensor(0)
-        )  # gradient steps so far, which d3rlpy does not save
+        # gradient steps so far, which d3rlpy does not save
+        self.register_buffer("step", torch.tensor(0))
 
     def forward(
         self, residual: Residual, observations: Tensor, actions: Tensor

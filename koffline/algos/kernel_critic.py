@@ -21,18 +21,16 @@ from torch import Tensor, nn
 
 from koffline.kernel_loss import state_value_residual
 
-Losses = dict[
-    str, Tensor
-]  # scalars by their names in a run's logs; the first one is minimised
+# scalars by their names in a run's logs; the first one is minimised
+Losses = dict[str, Tensor]
 
 
 def modules_of(parts: dict[str, Any]) -> Any:
     """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel
     with its buffers.
     """
-    again = {
-        "__reduce__": lambda self: (modules_of, (vars(self),))
-    }  # it can be pickled
+    # it can be pickled
+    again = {"__reduce__": lambda self: (modules_of, (vars(self),))}
     options: Any = {"bases": (Modules,), "frozen": True, "namespace": again}
     return dataclasses.make_dataclass("KernelModules", list(parts), **options)(**parts)
 

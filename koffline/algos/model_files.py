@@ -178,9 +178,8 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
     A configuration may ask for layers of any width. It is refused while the layers are
     made, before they fill the memory.
     """
-    arrays = (
-        array for state in states.values() for array in state.values()
-    )  # without the optimisers'
+    # without the optimisers'
+    arrays = (array for state in states.values() for array in state.values())
     sizes = [array.numel() for array in arrays if isinstance(array, torch.Tensor)]
     most = _COPIES * sum(sizes) + _SLACK_NUMBERS
     most_tensors = _COPIES * len(sizes) + _SLACK_TENSORS
@@ -221,9 +220,8 @@ def export_policy(algo: Any, path: str | Path) -> None:
             f"{path}: writing ONNX needs the package onnx; pip install 'koffline[onnx]'"
         )
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch warns of tracing, and that both formats are deprecated
+        # torch warns of tracing, and that both formats are deprecated
+        warnings.simplefilter("ignore")
         with (
             torch.random.fork_rng(devices=[]),
             mock.patch.object(iqn, "get_batch_size", _batch_size),

@@ -48,9 +48,8 @@ class PathReplayBuffer(ColumnarReplayBuffer):
         rows = self._draw(batch_size)
         lengths = np.minimum(self._steps_left[rows], self._length)
         last = rows + lengths - 1
-        steps = np.minimum(
-            rows[:, None] + np.arange(self._length), last[:, None]
-        )  # (B, L)
+        # (B, L)
+        steps = np.minimum(rows[:, None] + np.arange(self._length), last[:, None])
         columns = {
             "observations": log.observations[steps],
             "actions": self._actions[steps],

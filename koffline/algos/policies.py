@@ -259,9 +259,8 @@ class KLossFQEImpl(KernelImpl):
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and Q(s', ·)."""
-        logged: Any = (
-            batch.numpy_batch
-        )  # in the units of the log, as the policy takes observations
+        # in the units of the log, as the policy takes observations
+        logged: Any = batch.numpy_batch
         raw = convert_to_torch(np.asarray(logged.next_observations), self._device)
         if self._modules.kernel.n_actions:
             probabilities = action_probabilities(self._algo, raw)

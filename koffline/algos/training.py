@@ -33,10 +33,11 @@ from koffline.store.files import write_text
 from koffline.untrusted.limits import one_line_errors
 
 EVALUATORS = ("fqe", "kloss_fqe")  # types that evaluate a given policy
+# key: is discrete
 _SUCH_AS = {
     True: "discrete_cql or kloss_discrete_cql",
     False: "cql, iql or kloss_sac",
-}  # key: is discrete
+}
 _EXTENTS = {
     "standard": {"mean": "mean", "std": "deviation"},
     "min_max": {"minimum": "minimum", "maximum": "maximum"},

@@ -72,9 +72,8 @@ def add_to_manifest(
     if dataset.is_file():
         entry["files"] = {dataset.name: {"sha256": digest_of(dataset)}}
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
-    with locked(
-        path, wait=True
-    ):  # builds that end at the same time write one after the other
+    # builds that end at the same time write one after the other
+    with locked(path, wait=True):
         write_text(
             path, json.dumps(read_manifest(path) | {name: entry}, indent=2) + "\n"
         )

@@ -35,9 +35,8 @@ from koffline.policies.builtin import epsilon_policy, finite_box
 from koffline.policy_specs import as_policy
 from koffline.progress import progress_bar
 
-POLICIES = (
-    Path(__file__).parent / "policies"
-)  # a link to datasets/policies; a wheel holds the files
+# a link to datasets/policies; a wheel holds the files
+POLICIES = Path(__file__).parent / "policies"
 ROWS = 10_000
 NOISE = {"medium": 0.2, "expert": 0.05}
 EPSILON = {"medium": 0.1, "expert": 0.05}

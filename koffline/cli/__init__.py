@@ -76,9 +76,8 @@ class KofflineGroup(click.Group):
         words: Sequence[str] = sys.argv[1:] if args is None else args
         try:
             for word in words:
-                if any(
-                    map(is_control, word)
-                ):  # terminals would execute it in the error message
+                # terminals would execute it in the error message
+                if any(map(is_control, word)):
                     raise click.UsageError(
                         f"'{word}' holds control characters; rename the file or drop"
                         " them"

@@ -138,9 +138,10 @@ def diagnose(
         )
     else:
         check_named(model, _OWN)
+    # after the checks: it imports torch
     from koffline.report.diagnosis import (
         report_diagnosis,
-    )  # after the checks: it imports torch
+    )
 
     def find(bar: Any) -> Any:
         """Read the log, load or fit the value function, and diagnose it."""

@@ -181,9 +181,10 @@ def sweep(
     from koffline.train.config import make_plan
 
     plan = make_plan(config, **asked)
+    # after the config's errors: what trains imports torch
     from rich.markdown import (
         Markdown,
-    )  # after the config's errors: what trains imports torch
+    )
 
     from koffline.report import make_console
     from koffline.train.sweep import as_markdown, run_sweep
@@ -368,7 +369,7 @@ def _print_numbers(
     help="choices: train nothing, show what is finished.",
 )
 @QUIET
-def reproduce(
+def reproduce(  # noqa: PLR0913
     name: str,
     quick: bool,
     out: str,

@@ -281,9 +281,8 @@ _MEMORY = (
     "SIZE",
     f"Memory for rows read at once; default {DEFAULT_MEMORY}.",
 )
-_ON_DISK = click.option(
-    "--lazy", is_flag=True, expose_value=False, hidden=True
-)  # older commands have it
+# older commands have it
+_ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, hidden=True)
 _READING = (_ON_DISK, *_named([_MEMORY]), worker_options)
 
 

@@ -120,9 +120,8 @@ def claim_log(
         form = "shards"
     else:
         form = target_format(out, format_)
-    if os.path.lexists(place) or not out.startswith(
-        MINARI
-    ):  # Minari creates its folders when writing
+    # Minari creates its folders when writing
+    if os.path.lexists(place) or not out.startswith(MINARI):
         check_target(place, force, OWN_FILES.get(form))
     return place, form
 
@@ -230,9 +229,8 @@ def result_options(file: str) -> Option:
                 place = claim(out)
                 missing = [folder for folder in place.parents if not folder.exists()]
                 check_results(place, force, file)
-                with contextlib.suppress(
-                    OSError
-                ):  # remove them; they are made again for the result
+                # remove them; they are made again for the result
+                with contextlib.suppress(OSError):
                     for folder in missing:
                         folder.rmdir()
             return command(*args, result=Result(out, force, as_json, quiet), **options)

@@ -56,9 +56,8 @@ def _scikit_learn_later() -> Iterator[None]:
 
     for name in names:
         sys.modules[name] = ModuleType(name)
-        sys.modules[name].__spec__ = ModuleSpec(
-            name, None
-        )  # torch may ask whether it is installed
+        # torch may ask whether it is installed
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
     vars(sys.modules[names[1]])["NearestNeighbors"] = made_when_used
     try:
         yield

@@ -16,9 +16,8 @@ from koffline.data.raw import RawLog
 from koffline.data.spaces import ONE_HOT, Features
 from koffline.errors import DataError, nearest_name
 
-OF_ARRAYS = frozenset(
-    {"one_step", "encode"}
-)  # options of a mapping that arrays understand, too
+# options of a mapping that arrays understand, too
+OF_ARRAYS = frozenset({"one_step", "encode"})
 _ALL = ("", "observations")
 
 

@@ -189,7 +189,7 @@ def check_some_weight(weights: np.ndarray) -> None:
         raise DataError("weights are all 0; give at least one row a positive weight")
 
 
-def row_columns(
+def row_columns(  # noqa: C901
     given: Mapping[str, Any], space: ActionSpace, first_row: int = 0
 ) -> dict[str, np.ndarray]:
     """Checked columns of some rows, named as in ``Transitions``, without

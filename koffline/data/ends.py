@@ -44,9 +44,8 @@ def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarr
     of the next row.
     """
     if following.shape != observations.shape:
-        return np.ones(
-            len(observations) - 1, dtype=np.bool_
-        )  # Transitions refuses these shapes
+        # Transitions refuses these shapes
+        return np.ones(len(observations) - 1, dtype=np.bool_)
     linked = np.empty(len(observations) - 1, dtype=np.bool_)
     for block in blocks(len(linked)):
         below = observations[block.start + 1 : block.stop + 1]

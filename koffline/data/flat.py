@@ -228,7 +228,7 @@ def used_keys(found: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _aligned(
+def _aligned(  # noqa: C901
     found: Mapping[str, np.ndarray],
     described: FileDescription | None,
     source: str,

@@ -17,10 +17,11 @@ from koffline.store.files import MINARI
 MANIFEST = "manifest.json"
 SHARDS = "koffline-shards"
 METADATA = "metadata.json"  # of Minari
+# what may be replaced
 OWN_FILES = {
     "shards": (MANIFEST, "shard-*.hdf5"),
     "minari": ("data/*", "data/*/*"),
-}  # what may be replaced
+}
 PARQUET = "Parquet"
 ARROW = "Arrow"
 CSV = "CSV"

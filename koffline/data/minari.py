@@ -352,9 +352,8 @@ def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
     with one_line_errors(f"{source}: {name}", "it cannot be read", "create it again"):
         described = parse_json(stored)
         _check_box_sizes(described)
-        return deserialize_space(
-            described
-        )  # Gymnasium's constructors refuse in many ways
+        # Gymnasium's constructors refuse in many ways
+        return deserialize_space(described)
 
 
 def _check_box_sizes(described: Any) -> None:

@@ -28,9 +28,8 @@ GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
 STARTS = "starts: "  # beginning of a note on episodes whose beginning is missing
 SHARED = "units: "  # beginning of a note on rows that are not independent
-CAUTIONS = frozenset(
-    kind.removesuffix(": ") for kind in (GAPS, ORDER, STARTS, SHARED)
-)  # ask for care
+# ask for care
+CAUTIONS = frozenset(kind.removesuffix(": ") for kind in (GAPS, ORDER, STARTS, SHARED))
 # Reads metadata from plain values by the names of its fields; other keys are ignored.
 # Raises ValueError.
 METADATA = TypeAdapter(Metadata)

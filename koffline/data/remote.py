@@ -82,9 +82,8 @@ def read_bytes(name: str, limit: int) -> bytes:
     limit = min(limit, size(name))  # a reader allocates all the bytes it is asked for
     with storage_faults(name):
         here = local_path(name)
-        if (
-            here is not None
-        ):  # also of file:// URLs, whose storage would wait for a pipe
+        # also of file:// URLs, whose storage would wait for a pipe
+        if here is not None:
             check_regular(here)
     if is_url(name):
         with storage(name) as (system, path), system.open(path, "rb") as file:

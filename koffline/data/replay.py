@@ -85,12 +85,10 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     ) -> None:
         check_in_memory(transitions)
         self.transitions = transitions
-        self._actions = transitions.actions.reshape(
-            len(transitions), -1
-        )  # (N, 1) indices or (N, k) vectors
-        self._goes_on = ~last_rows(
-            transitions.columns
-        )  # whether the row below is the episode's next step
+        # (N, 1) indices or (N, k) vectors
+        self._actions = transitions.actions.reshape(len(transitions), -1)
+        # whether the row below is the episode's next step
+        self._goes_on = ~last_rows(transitions.columns)
         weights = transitions.weights
         if weights is None:
             total = None

@@ -205,18 +205,16 @@ def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) ->
     if kind == NPZ:
         return read_flat(path, kind, action_space, one_step)
     with reading(path, kind), h5py.File(path, "r") as opened:
-        names = set(
-            opened
-        )  # names alone: `name in opened` would open the file that an external link names
+        # names alone: `name in opened` would open the file that an external link names
+        names = set(opened)
     is_dump = {"columns", "num_episodes"} <= names
     is_minari = "episode_0" in names
     if one_step and (is_dump or is_minari):
         raise DataError(f"{path} holds episodes; {_NOT_FLAT}")
     if is_dump:
         return read_d3rlpy_dump(path, action_space)
-    if (
-        is_minari and data_folder(path.parent) == path.parent
-    ):  # Minari's main_data.hdf5 itself
+    # Minari's main_data.hdf5 itself
+    if is_minari and data_folder(path.parent) == path.parent:
         return read_minari(path.parent, str(path), action_space)
     return read_flat(path, kind, action_space, one_step)
 

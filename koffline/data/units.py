@@ -149,9 +149,8 @@ def stop_shares(log: Transitions) -> np.ndarray | None:
     ended = np.asarray(log.terminated)[ends]
     size = int(lengths.max()) + 1
     lost = np.bincount(lengths[~ended], weights[~ended], minlength=size)
-    went_on = np.bincount(
-        lengths - ended, weights, minlength=size
-    )  # by number of rows that went on
+    # by number of rows that went on
+    went_on = np.bincount(lengths - ended, weights, minlength=size)
     kept = went_on.sum() - np.cumsum(went_on)
     return np.asarray(lost / np.where(lost + kept > 0.0, lost + kept, 1.0))
 

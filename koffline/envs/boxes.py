@@ -18,9 +18,8 @@ from jaxtyping import Bool, Float, Float32, Int, Shaped
 
 from koffline.errors import ConfigError
 
-States = Shaped[
-    np.ndarray, "copy *state"
-]  # (n, d) float64; (n,) state numbers of a finite process
+# (n, d) float64; (n,) state numbers of a finite process
+States = Shaped[np.ndarray, "copy *state"]
 Observations = Float32[np.ndarray, "copy *observation"]
 Actions = Shaped[np.ndarray, "copy *action"]  # (n,) whole numbers or (n, k)
 Rewards = Float[np.ndarray, " copy"]
@@ -50,10 +49,11 @@ class Tuples:
 
 Pair = tuple[float, float]
 MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, down, left
+# centre lines of the puddles
 PUDDLES = (
     ((0.10, 0.75), (0.45, 0.75)),
     ((0.45, 0.40), (0.45, 0.80)),
-)  # centre lines of the puddles
+)
 RADIUS = 0.1
 PUDDLE_GOAL = 1.9  # episodes end where x + y reaches it
 GRAVITY = 9.8
@@ -188,10 +188,11 @@ class NoisyPole(BoxWorld):
     forces: ClassVar[tuple[float, ...]] = (-50.0, 0.0, 50.0)  # newtons
     masses: ClassVar[Pair] = (2.0, 8.0)  # of pole and cart, kilograms
     seconds: ClassVar[float] = 0.1  # of a step
+    # at a fall, before
     rewards: ClassVar[dict[str, Pair]] = {
         "fall": (-1.0, 0.0),
         "balance": (0.0, 1.0),
-    }  # at a fall, before
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -330,12 +331,13 @@ GYMNASIUM_IDS = {
 NAMES = {name: name for name in WORLDS} | {
     identifier: name for name, identifier in GYMNASIUM_IDS.items()
 }
+# steps
 TIME_LIMITS = {
     "puddle_world": 300,
     "cart_pole": 500,
     "gymnasium_pole": 500,
     "mountain_car": 300,
-}  # steps
+}
 
 
 def make_world(name: str) -> BoxWorld:

@@ -42,9 +42,8 @@ class FiniteMDP:
     """
 
     transition: np.ndarray  # (S, A, S)
-    reward: (
-        np.ndarray
-    )  # (S, A, S) once constructed; (S, A) is accepted and repeated over s'
+    # (S, A, S) once constructed; (S, A) is accepted and repeated over s'
+    reward: np.ndarray
     terminal: np.ndarray  # (S,) bool
     initial: np.ndarray  # (S,), zero on terminal states
 

@@ -111,9 +111,8 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
     for name, factor in factors.items():
         yield "reward_scale", name, _trained(base, reward_factor=factor)
     # The best variants combined, and the resulting default.
-    square = torch.rand(
-        rows, 2, generator=torch.Generator().manual_seed(0)
-    )  # uniform states
+    # uniform states
+    square = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))
     yield "combined", "default", _learning(base, objectives.default_kernel_loss(square))
     yield "combined", "laplacian", _learning(base, KernelLoss(_KERNELS["laplacian"]))
     for name in ("laplacian", "gaussian"):

@@ -198,9 +198,10 @@ def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
     path = run.folder / "figure-mujoco.json"
     if path.exists():
         found = read_results(path).claims
+        # not the paper's
         return [
             claim for claim in found if not claim.sentence.startswith("K-loss with ")
-        ]  # not the paper's
+        ]
     sentence = "K-loss consistently outperforms FVI, TD(0) and RG inside Trust-PCL"
     measured = "not in this folder: run `koffline reproduce figure-mujoco` first"
     return [

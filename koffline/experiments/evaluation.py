@@ -290,9 +290,8 @@ def _draw_scatter(
             )
     axes.set(xscale="log", yscale="log", xlabel=name, ylabel="loss on all tuples")
     low, high = axes.get_ylim()
-    axes.set_ylim(
-        low, high * (high / low) ** 0.22
-    )  # room for the legend above the points
+    # room for the legend above the points
+    axes.set_ylim(low, high * (high / low) ** 0.22)
     style.tidy_log_ticks(axes.xaxis)
     axes.legend(
         loc="upper left", frameon=True, edgecolor="none", fontsize=8, markerscale=3

@@ -169,9 +169,8 @@ def _joined(runs: Sequence[tuple[MujocoResult, int]]) -> MujocoResult:
         name: np.stack([getattr(result, name)[row] for result, row in runs])
         for name in names
     }
-    for curve in parts[
-        "sampled"
-    ]:  # NaN before the first finished episode becomes the run's first number
+    # NaN before the first finished episode becomes the run's first number
+    for curve in parts["sampled"]:
         good = np.flatnonzero(np.isfinite(curve))
         if len(good):
             curve[~np.isfinite(curve)] = curve[good[0]]
@@ -201,9 +200,8 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
         steps=int(learned.steps[-1]),
         **spreads,
         final_best=_six_digits(best.mean()),
-        reached=_six_digits(
-            np.sort(reached)[len(reached) // 2]
-        ),  # ∞: half never reached it
+        # ∞: half never reached it
+        reached=_six_digits(np.sort(reached)[len(reached) // 2]),
         reached_seeds=int(np.isfinite(reached).sum()),
         diverged=int((learned.diverged_at >= 0).sum()),
     )

@@ -76,16 +76,16 @@ PAPER_SEARCHED = (
     "Walker2d",
     "Ant",
 )
-NOISE_LEVELS: dict[str, tuple[float, ...]] = {
-    "InvertedPendulum": (0.05,)
-}  # of each velocity in each step
+# of each velocity in each step
+NOISE_LEVELS: dict[str, tuple[float, ...]] = {"InvertedPendulum": (0.05,)}
 NOISE_STEPS = 100_000
 SEEDS = 6
 QUICK_SEEDS = 2
+# not those of the finals
 SEARCH_SEEDS = {
     "search": range(1000, 1002),
     "paper-search": range(1000, 1001),
-}  # not those of the finals
+}
 # runs per stack
 _MOST_RUNS = 12
 _MOST_SEARCH_RUNS = 36
@@ -132,9 +132,8 @@ class MujocoCell:
         return f"mujoco-{self.part}-{self.environment}-{digest}"
 
 
-Choices = Mapping[
-    tuple[str, str, str], OnlineConfig
-]  # (environment, search, critic) -> its best config
+# (environment, search, critic) -> its best config
+Choices = Mapping[tuple[str, str, str], OnlineConfig]
 
 
 @dataclass(frozen=True, eq=False)

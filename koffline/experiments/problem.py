@@ -413,9 +413,10 @@ class Metrics:
         draws.
         """
         value = self._values(network, self._states)
+        # (R, M, A, K)
         following = self._values(network, self._following).unflatten(
             1, self._rewards.shape
-        )  # (R, M, A, K)
+        )
         first, second = (
             (part.mean(dim=-1) * self._weights).sum(dim=-1) - value
             for part in (self._rewards + self._discounts * following).chunk(2, dim=-1)

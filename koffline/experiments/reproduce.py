@@ -105,9 +105,8 @@ def reproduce(run: Run) -> Results:
                 raise ConfigError(
                     f"{path} was run with {was}, this run has {this}; {remedy}"
                 )
-        elif (
-            not run.force and not run.cells_folder.exists()
-        ):  # an interrupted run leaves its cells
+        elif not run.force and not run.cells_folder.exists():
+            # an interrupted run leaves its cells
             for suffix in (".md", ".png", ".svg", ".curves.h5"):
                 if path.with_suffix(suffix).exists():
                     raise ConfigError(

@@ -225,9 +225,8 @@ class Results:
         ]
 
 
-Curves = Mapping[
-    str, Mapping[str, np.ndarray]
-]  # group ("puddle_world/kloss") -> dataset -> array
+# group ("puddle_world/kloss") -> dataset -> array
+Curves = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:

@@ -61,10 +61,11 @@ LONG_NAMES = WORLD_NAMES | {
     "mountain_car": "Mountain Car (noisy)",
 }
 SOFT = "#9aa5b1"
+# levels: the best constant, "solved"
 DOTTED: dict[str, Any] = {
     "ls": (0, (1, 2)),
     "lw": 1.0,
-}  # levels: the best constant, "solved"
+}
 _FEW_DECADES = 40.0  # ratio of the ends of an axis that spans few decades
 # dots per inch; height in dots above which a figure gets fewer dots per inch
 _DPI = 200

@@ -80,9 +80,8 @@ class PassSettings:
         with closing(
             self.results(call, items, shared, name, progress, are_jobs=False)
         ) as results:
-            yield from starmap(
-                value_of_item, results
-            )  # no variable here keeps a large value alive
+            # no variable here keeps a large value alive
+            yield from starmap(value_of_item, results)
 
     def results(
         self,

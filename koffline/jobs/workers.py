@@ -72,9 +72,8 @@ class Processes:
         # threads that import it at once may fail
         self.capacity = workers
         self._broken = BrokenProcessPool
-        self._threads = ThreadPoolExecutor(
-            workers
-        )  # each thread has an executor of its own
+        # each thread has an executor of its own
+        self._threads = ThreadPoolExecutor(workers)
         self._own = threading.local()
         self._all: list[Any] = []
         self._lock = threading.Lock()
@@ -270,9 +269,8 @@ def packed_work(call: Callable[[Any, Any], Any], shared: Any) -> bytes:
 
 def _unpacked_work(work: Any) -> tuple[Callable[[Any, Any], Any], Any]:
     folders, unwanted, content = pickle.loads(work)
-    while (
-        unwanted in sys.path
-    ):  # Ray puts the folder where the run began first on the path
+    # Ray puts the folder where the run began first on the path
+    while unwanted in sys.path:
         sys.path.remove(unwanted)
     user_modules.remember(folders)
     separate_state_for_good()

@@ -29,9 +29,8 @@ _AT_ONCE = (5, 5, 4)  # 14 halvings in three steps, of 31, 31 and 15 points
 FEWEST_EPISODES = 8
 BEFORE = 500.0  # coefficient with at most FEWEST_EPISODES episodes
 SMOOTHING = 0.99
-Episodes = list[
-    tuple[float, int]
-]  # return in the environment's units and length of ended ones, in order
+# return in the environment's units and length of ended ones, in order
+Episodes = list[tuple[float, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,9 +271,10 @@ class Collector:
         copies, starts, stops = np.array(pieces).T
         last = stops - 1
         lengths = stops - starts
+        # (S, T)
         index = np.minimum(
             starts[:, None] + np.arange(self._path_length), last[:, None]
-        )  # (S, T)
+        )
         filler = np.arange(self._path_length + 1) >= lengths[:, None]
         ends = final[copies, last][:, None]
         states = np.concatenate((observations[copies[:, None], index], ends), axis=1)

@@ -32,9 +32,8 @@ Critic = Literal["kloss", "fvi", "td0", "rg", "memory", "kloss_slow"]
 CRITICS: tuple[Critic, ...] = get_args(Critic)
 WINDOW = 20  # number of episodes that the trust region uses
 Count = Annotated[int, Field(ge=1)]
-Size = Annotated[
-    int, Field(ge=1, le=100_000)
-]  # a typing error must not exhaust the memory
+# a typing error must not exhaust the memory
+Size = Annotated[int, Field(ge=1, le=100_000)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Amount = Annotated[float, Field(ge=0.0, le=1e12)]
 Scale = Annotated[float, Field(ge=1e-12, le=1e12)]

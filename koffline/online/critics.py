@@ -117,9 +117,8 @@ class Residual:
         reward = batch.rewards.flatten(1).scatter_add(
             1, batch.rows, -divergence * batch.covered
         )
-        gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(
-            dim=3
-        )  # (K, B, W, T) over T
+        # (K, B, W, T) over T
+        gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)
         self.values = values = ValueEnds(networks, slow, batch)
         self.windows = gained.flatten(1) + values.discount * values.end - values.start
 
@@ -153,9 +152,8 @@ def kernel_gradient(
     weight = torch.where(diag_weight.isnan(), 1.0 / count, diag_weight)
     kept = residual * valid
     off = (1.0 - weight) / (count * (count - 1.0))
-    weighted = (
-        gram_product(kept, gram) * off + (weight / count - off) * kept
-    )  # the gram's diagonal is one
+    # the gram's diagonal is one
+    weighted = gram_product(kept, gram) * off + (weight / count - off) * kept
     weighted = weighted * valid
     return CriticGradient((weighted * kept).sum(dim=1), weighted)
 
@@ -187,9 +185,8 @@ def _median_distance(squares: Tensor, valid: Tensor) -> Tensor:
     """
     kept = valid.numpy() > 0.0
     pairs = _upper(squares.shape[1])
-    both = (kept[:, :, None] & kept[:, None, :]).reshape(len(kept), -1)[
-        :, pairs
-    ]  # (R, M(M−1)/2)
+    # (R, M(M−1)/2)
+    both = (kept[:, :, None] & kept[:, None, :]).reshape(len(kept), -1)[:, pairs]
     ordered = np.sort(
         np.where(both, squares.flatten(1).numpy()[:, pairs], np.inf), axis=1
     )

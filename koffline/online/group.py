@@ -30,11 +30,12 @@ EVALUATION = "evaluation.csv"
 METRICS = "metrics.csv"
 MODEL = "model.d3"
 REPLAY = "replay.hdf5"
+# columns of evaluation.csv after the step
 COLUMNS = (
     "return",
     "length",
     "sampled_return",
-)  # columns of evaluation.csv after the step
+)
 _LOG = logging.getLogger(__name__)
 Row = dict[str, int | float]
 
@@ -58,9 +59,8 @@ def read_result(path: Path) -> GroupResult | None:
     """The result of a finished stack; None if it is missing, or damaged and has to be
     computed again.
     """
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # pydantic's errors and Refused are ValueErrors
+    # pydantic's errors and Refused are ValueErrors
+    with contextlib.suppress(OSError, ValueError):
         check_regular(path)
         return GroupResult.model_validate_json(path.read_bytes())
     return None
@@ -132,14 +132,12 @@ class _Training:
                 " never stopped",
                 self._config.env,
             )
-        for folder in (
-            self._folders.values()
-        ):  # the first checkpoint may come before the first evaluation
+        # the first checkpoint may come before the first evaluation
+        for folder in self._folders.values():
             folder.mkdir(exist_ok=True)
         self._found = GroupResult.model_validate(saved or {})
-        self._started = (
-            time.perf_counter() - self._found.seconds
-        )  # earlier processes of the run included
+        # earlier processes of the run included
+        self._started = time.perf_counter() - self._found.seconds
 
     @property
     def is_over(self) -> bool:

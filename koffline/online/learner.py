@@ -50,9 +50,8 @@ class Learner:
                 "bandwidth_scale",
             )
         )
-        self._diag_weight = self._column(
-            [c.diag_weight for c in configs]
-        )  # NaN where it is unset
+        # NaN where it is unset
+        self._diag_weight = self._column([c.diag_weight for c in configs])
         memory = self._column([c.memory for c in configs])
         self._clip = self._column([c.clip_adv or np.inf for c in configs])
         self._actions_in_kernel = self._column(
@@ -77,9 +76,8 @@ class Learner:
                 memory[rows], self._diag_weight[rows], *kernel
             )
         self._adam = StackedAdam(self.online.flat, epsilon=epsilon)
-        self.gradient = torch.empty_like(
-            self.online.flat
-        )  # reused: allocation costs more than the sum
+        # reused: allocation costs more than the sum
+        self.gradient = torch.empty_like(self.online.flat)
         self.diverged = np.zeros(len(configs), dtype=bool)
 
     @torch.no_grad()
@@ -106,9 +104,8 @@ class Learner:
         if bool(broken.any()):
             gradient = torch.where(broken, 0.0, gradient)
             self.diverged |= broken.squeeze(1).numpy()
-            self._rates.masked_fill_(
-                broken, 0.0
-            )  # permanently, because Adam's momentum would go on
+            # permanently, because Adam's momentum would go on
+            self._rates.masked_fill_(broken, 0.0)
         gradient.mul_(
             (self._largest_norm / whole.clamp(min=1e-30))
             .clamp_(max=1.0)
@@ -131,9 +128,8 @@ class Learner:
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(
             dim=2
         )
-        share = (
-            share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]
-        )  # mean over paths with a window
+        # mean over paths with a window
+        share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy = density.gradients(slope, found.pull_policy)
         critic = self._critic(found, batch, coefficients)
@@ -255,9 +251,8 @@ class Exploration:
 
     def add(self, batch: Minibatch) -> Minibatch:
         """The mini-batch with the bonuses added to its rewards."""
-        reached = (
-            batch.rows + batch.rows // batch.rewards.shape[2] + 1
-        )  # rows of inputs, T + 1 a path
+        # rows of inputs, T + 1 a path
+        reached = batch.rows + batch.rows // batch.rewards.shape[2] + 1
         states = torch.take_along_dim(
             batch.inputs.flatten(1, 2), reached.unsqueeze(2), dim=1
         )

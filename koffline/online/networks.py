@@ -281,9 +281,8 @@ def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
         "initial_value": 0.0,  # the values are already trained
         "path_length": config.window_length,
         "entropy_coef": agent.entropy_coef,
-        "kl_coef": (
-            agent.kl_coef if is_entropic else max(agent.kl_coef, 1e-8)
-        ),  # may have ended at zero
+        # may have ended at zero
+        "kl_coef": (agent.kl_coef if is_entropic else max(agent.kl_coef, 1e-8)),
         "squash": False,
     }
 

@@ -147,9 +147,8 @@ def replay_transitions(
     paths = replay.held(run)
     keys = np.stack((paths.environments, paths.episodes), axis=1)
     _, first, label = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    episode = np.argsort(np.argsort(first))[
-        label.reshape(-1)
-    ]  # 0, 1, … in the order first seen
+    # 0, 1, … in the order first seen
+    episode = np.argsort(np.argsort(first))[label.reshape(-1)]
     begins = np.bincount(episode, weights=paths.first_steps == 0) > 0
     if not begins.any():
         raise DataError(

@@ -91,9 +91,8 @@ def find_other_order(
     covariances = np.zeros((len(names), len(names)))  # of column and logged action
     np.add.at(covariances.T, actions, varying / len(actions))
     for order, places in orders:
-        column_of = np.argsort(
-            places
-        )  # the column that holds each action, if the columns are in this order
+        # the column that holds each action, if the columns are in this order
+        column_of = np.argsort(places)
         is_moved = column_of[actions] != actions
         stated = np.where(is_moved, varying[rows, actions], 0.0)
         other = np.where(is_moved, varying[rows, column_of[actions]], 0.0)

@@ -167,9 +167,8 @@ def measure_coverage(
     count as infinitely far. A small Bellman error says nothing about what lies outside
     the log (Fujimoto et al. 2022).
     """
-    own = len(problem.input_scale) - (
-        problem.history > 0
-    )  # inputs without the previous rows
+    # inputs without the previous rows
+    own = len(problem.input_scale) - (problem.history > 0)
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
     logged = problem.inputs[rows, :own]
     n = problem.n_actions
@@ -256,9 +255,8 @@ def visited_holes(problem: EvaluationProblem, visits: Any, seed: int) -> float:
         taken = logged[:, own:]
         wanted = asked[:, own:]
         groups = [logged]
-        only = _SAME * np.abs(
-            problem.input_location[own : logged.shape[1]]
-        )  # of a dimension with one action
+        # of a dimension with one action
+        only = _SAME * np.abs(problem.input_location[own : logged.shape[1]])
         like = np.where(np.ptp(taken, axis=0) > only, _LIKE, only)
     else:
         chances = np.concatenate(

@@ -196,12 +196,10 @@ def share_seen(
     if not len(tested):
         return math.nan, math.nan, False
     seen = float(np.isin(tested, values).mean())
-    twins = float(
-        counts[counts > 1].sum() / len(trained)
-    )  # share expected for fresh rows
-    fewer = 1.0 / min(
-        len(trained), len(tested)
-    )  # allows for a few equal rows even if none was found
+    # share expected for fresh rows
+    twins = float(counts[counts > 1].sum() / len(trained))
+    # allows for a few equal rows even if none was found
+    fewer = 1.0 / min(len(trained), len(tested))
     if fewer < 0.5:
         chance = min(max(twins, fewer), 1.0 - fewer)
     else:

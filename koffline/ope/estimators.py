@@ -71,9 +71,8 @@ def choose_estimator(workspace: Workspace) -> str:
     )
     if one_step and known and settings.interval == names.DEFAULT:
         with contextlib.suppress(DataError, PolicyError):
-            found = estimate_by_importance(
-                workspace, "wis"
-            )  # has the weights of dr but needs no network
+            # has the weights of dr but needs no network
+            found = estimate_by_importance(workspace, "wis")
             if (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
                 return "dr"
     return names.default_head(settings.steps)
@@ -258,9 +257,8 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
         limits = workspace.limits.of_logged_returns()
     else:
         limits = workspace.limits
-    return limits.settle(
-        found, _reasons(workspace, found)
-    )  # drops intervals that the log does not support
+    # drops intervals that the log does not support
+    return limits.settle(found, _reasons(workspace, found))
 
 
 def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
@@ -373,9 +371,8 @@ def _widened(workspace: Workspace, result: IntervalResult) -> IntervalResult:
     features.
     """
     value = result.value
-    if (
-        result.interval is None or value is None
-    ):  # without a value, it covers the whole class already
+    # without a value, it covers the whole class already
+    if result.interval is None or value is None:
         return result
     interval = result.interval.as_measured
     reach = workspace.fitted.feature_reach

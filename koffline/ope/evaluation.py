@@ -196,9 +196,8 @@ def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
     overlap: dict[str, Any] = {
         "mean_probability_of_logged_actions": float(taken.mean())
     }
-    named = list(log.metadata.extra.get(ACTIONS) or ())[
-        :count
-    ]  # the space may have been declared anew
+    # the space may have been declared anew
+    named = list(log.metadata.extra.get(ACTIONS) or ())[:count]
     names = list(map(str, [*named, *range(len(named), count)]))
     if named:
         overlap["action_names"] = names
@@ -248,7 +247,7 @@ def merge_settings(
     return make_settings({"gamma": gamma}, own, given)
 
 
-def estimate_all(
+def estimate_all(  # noqa: PLR0913
     transitions: AnyLog,
     policy: Any,
     gamma: float | None = None,

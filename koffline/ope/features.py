@@ -28,9 +28,8 @@ from koffline.kernels import (
 from koffline.ope.last_layer import draw_instruments
 from koffline.ope.problem import EvaluationProblem
 
-FeatureMap = Callable[
-    [Tensor], Tensor
-]  # map from rows (N, d) to features (N, F), both float64
+# map from rows (N, d) to features (N, F), both float64
+FeatureMap = Callable[[Tensor], Tensor]
 _BLOCK = 8192
 _NOISE_ROWS = 256
 

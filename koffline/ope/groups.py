@@ -162,9 +162,8 @@ def values_by_group(
                     count,
                 )
                 shift = group_shift(*asked_of)
-                if shift is not None and shift.matters(
-                    interval
-                ):  # column matters: no valid value
+                # column matters: no valid value
+                if shift is not None and shift.matters(interval):
                     told = _BEYOND.format(groups.by)
                     pairs = zip(groups.names, sizes, strict=True)
                     return tuple(

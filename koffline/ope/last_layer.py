@@ -126,9 +126,10 @@ def minimise_kernel_loss(
     """
     theta = last_layer(network)
     matrix = system[..., :-1]
+    # ψᵀδ
     gap = torch.stack(
         [own[:, -1] - own[:, :-1] @ old for own, old in zip(system, theta, strict=True)]
-    )  # ψᵀδ
+    )
     return with_last_layer(
         network, theta + least_squares(matrix, gap, ridge, network.sizes[-1])
     )
@@ -160,9 +161,8 @@ def least_squares(
             factor[:-1, :-1], factor[:-1, -1:], upper=True
         ).squeeze(1)
 
-    return torch.stack(
-        list(map(solve, matrices, goals))
-    )  # one after another, to save memory
+    # one after another, to save memory
+    return torch.stack(list(map(solve, matrices, goals)))
 
 
 def dual_of(matrices: Matrices, goals: Parameters, ridge: float, outputs: int) -> Goals:
@@ -191,9 +191,8 @@ def _penalty(matrix: Tensor, ridge: float, outputs: int) -> tuple[Tensor, Tensor
     added to all outputs.
     """
     level = matrix.new_zeros(matrix.shape[1])
-    level[-outputs:] = (
-        outputs**-0.5
-    )  # the constants of the outputs are the last parameters
+    # the constants of the outputs are the last parameters
+    level[-outputs:] = outputs**-0.5
     return matrix.norm() * (ridge / len(level)) ** 0.5, level
 
 
@@ -235,9 +234,8 @@ def _by_critics(
     def invert(right: Tensor) -> Tensor:
         found = torch.cholesky_solve(right, factor)
         gap = right - across @ (across.mT @ found) - scale**2 * found
-        return found + torch.cholesky_solve(
-            gap, factor
-        )  # refined: errors are a thousandth
+        # refined: errors are a thousandth
+        return found + torch.cholesky_solve(gap, factor)
 
     return across, invert, level, along
 

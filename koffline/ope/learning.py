@@ -20,9 +20,8 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _MOST_ROWS = 4096
-_MOST_NUMBERS = (
-    1 << 19
-)  # numbers in one array of a block: 4 MB in float64; a pass holds several such arrays
+# numbers in one array of a block: 4 MB in float64; a pass holds several such arrays
+_MOST_NUMBERS = 1 << 19
 _NETWORKS = 0x6E6574  # separate random streams
 _STARTS = 1 << 32
 

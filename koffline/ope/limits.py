@@ -281,9 +281,8 @@ class LogFacts:
         end, later rewards count less. 0 without episodes, and if all episodes terminate
         after the same number of steps.
         """
-        is_fixed = (
-            self.terminated * self.longest == self.rows
-        )  # all end after the same number of steps
+        # all end after the same number of steps
+        is_fixed = self.terminated * self.longest == self.rows
         if not self.episodes or is_fixed:
             return 0.0
         return float((self.gamma * (1.0 - self.terminated / self.rows)) ** self.longest)

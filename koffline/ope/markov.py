@@ -195,9 +195,8 @@ def drift_shift(
 
     The drift is linear in the episode's number. values: as in `memory_shift`.
     """
-    place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))[
-        :, None
-    ]  # of variance one
+    # of variance one
+    place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))[:, None]
     rows = _looked_at(problem)
     known = np.repeat(place, problem.lengths, axis=0)[rows]
     return _shift(

@@ -14,18 +14,20 @@ WITHOUT_MODEL = ("is", "wis", "pdis", "wpdis")
 WITH_MODEL = ("dr", "wdr", "magic")
 OVER_EPISODES = WITHOUT_MODEL + WITH_MODEL
 WHOLE_WEIGHT = ("is", "wis")  # use the weight of the whole episode, not of each step
+# value: whether weights are those of each step
 CERTIFIABLE = {
     "is": False,
     "pdis": True,
-}  # value: whether weights are those of each step
+}
 
 AVERAGED = "kloss+fqe"  # mean of the two
+# heads of the trained networks, which share their hidden layers
 FITTED = (
     AVERAGED,
     "kloss",
     "fqe",
     "lstd",
-)  # heads of the trained networks, which share their hidden layers
+)
 ESTIMATORS = {  # estimator: family, in the order of tables
     **dict.fromkeys((*FITTED, "mql", "lstdq"), "value function"),
     **dict.fromkeys(("mwl", "dualdice"), "marginal weights"),

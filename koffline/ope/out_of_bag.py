@@ -120,9 +120,8 @@ class PassOverRows(Sums):
         norms = self.projected.square().sum(dim=1)[enough]
         squares = self.squares[enough]
         counts = self.counts[enough]
-        loss = float(
-            ((norms - squares) / (counts * (counts - 1))).mean()
-        )  # k(x, x) = 1
+        # k(x, x) = 1
+        loss = float(((norms - squares) / (counts * (counts - 1))).mean())
         return {
             "held_out_kernel_loss": loss * reward_scale**2,
             "held_out_kernel_ratio": float((norms / squares.clamp_min(1e-300)).mean()),
@@ -163,9 +162,8 @@ def pass_over_rows(
     own = torch.as_tensor(problem.row_weights)
     left_out = torch.as_tensor(resampling.row_counts(problem) == 0)  # (R', N)
     held_out = (left_out & (own > 0.0)).double()
-    share = torch.where(
-        left_out.any(dim=0), left_out.double(), 1.0
-    )  # of networks; all where each saw a row
+    # of networks; all where each saw a row
+    share = torch.where(left_out.any(dim=0), left_out.double(), 1.0)
     share = share / share.sum(dim=0)
     parts: list[Tensor] = []
     projected = torch.zeros_like(duals)
@@ -186,9 +184,8 @@ def pass_over_rows(
         )
         parts.append(torch.stack([*by_row, residual[:full].mean(dim=0)]).cpu())
     now, later, omega, residual = torch.cat(parts, dim=1)
-    starts = (
-        start_values(network, problem).double().cpu()[full:]
-    )  # (R', E), in units of the return
+    # (R', E), in units of the return
+    starts = start_values(network, problem).double().cpu()[full:]
     if problem.fixed_starts:  # of no row: networks count as much as in the mean row
         start_mean = (share @ own / own.sum()) @ starts
     else:

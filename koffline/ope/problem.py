@@ -154,7 +154,7 @@ class EvaluationProblem(Measures):
         return "clusters"
 
 
-def prepare_problem(
+def prepare_problem(  # noqa: PLR0913
     transitions: Transitions,
     policy: Policy,
     gamma: float,
@@ -336,9 +336,8 @@ def _measure(
             "weights are all zero; give at least one row a positive weight or leave"
             " them out"
         )
-    weight_scale = float(own.max()) * float(
-        (own / own.max()).mean()
-    )  # divided first: no sum overflows
+    # divided first: no sum overflows
+    weight_scale = float(own.max()) * float((own / own.max()).mean())
     weights = own / weight_scale
     rewards = np.asarray(log.rewards, dtype=np.float64)
     share = weights / weights.sum()

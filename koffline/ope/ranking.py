@@ -254,9 +254,8 @@ def _compare(
     evidence = [one.evidence for one in found if one.evidence is not None]
     if len(evidence) < len(found):
         return compare_intervals(names, worth, intervals, level), _UNPAIRED
-    values = np.stack(
-        [each.replica_values for each in evidence]
-    )  # (K, R), NaN where one diverged
+    # (K, R), NaN where one diverged
+    values = np.stack([each.replica_values for each in evidence])
     full = evidence[0].replica_roles.count("full")
     units = "episodes" if found[0].n_episodes else "rows"
     return compare_replicas(names, worth, values, full, level), _PAIRED.format(

@@ -57,9 +57,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
-    return (
-        None if isinstance(value, float) and not math.isfinite(value) else value
-    )  # JSON has no NaN
+    # JSON has no NaN
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def without_seconds(content: Any) -> Any:

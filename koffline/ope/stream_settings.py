@@ -50,9 +50,8 @@ class StreamSettings(PassSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parse_memory(
-            self.memory
-        )  # only its form; whether it is enough depends on the log
+        # only its form; whether it is enough depends on the log
+        parse_memory(self.memory)
 
     @property
     def memory_bytes(self) -> int:

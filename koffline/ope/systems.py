@@ -30,9 +30,8 @@ from koffline.replicas import StackedMLP
 
 _BLOCK = 8192
 _SPARSE = 0.3  # of the outputs
-_MOST_LOGGED = (
-    1 << 24
-)  # numbers in the logging policy's systems of one pass: 128 MB in float64
+# numbers in the logging policy's systems of one pass: 128 MB in float64
+_MOST_LOGGED = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,15 +90,15 @@ class Training:
         self._instruments = instruments
         generator = torch.Generator().manual_seed(resampling.seeds[0])
         distinct = torch.cat([weights[:1], weights[resampling.full :]])
-        self._row_sets = tuple(
-            rows_by_weight(own, generator) for own in distinct
-        )  # 1 + R − F
+        # 1 + R − F
+        self._row_sets = tuple(rows_by_weight(own, generator) for own in distinct)
         rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
         self._table = table.select(rows.to(table.inputs.device))
         self._weights = weights[:, rows].to(table.inputs.device)
+        # weight > 0
         self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(
             self._weights
-        )  # weight > 0
+        )
         self._before: tuple[np.ndarray, float] | None = None
 
     def run(self) -> FitRecord:
@@ -260,9 +260,8 @@ def fit_value_functions(
     sums: LinearSystems = reach(of_part)
     solved = layers.minimise_kernel_loss(network, sums.system, settings.ridge)
     trained = network.flat.double()
-    mean = network.with_flat(
-        0.5 * (solved.flat + trained)
-    )  # of the last layers; the others are the same
+    # of the last layers; the others are the same
+    mean = network.with_flat(0.5 * (solved.flat + trained))
     heads = {AVERAGED: mean, "kloss": solved, "fqe": network.with_flat(trained)}
     if problem.fixed_starts:  # start states of a part are meaningless then
         sums = dataclasses.replace(

@@ -100,9 +100,8 @@ class ValueFunction:
         if isinstance(policy, DiscretePolicy):
             probabilities = policy.probabilities(observations)
             for action in range(policy.n):
-                rows = np.flatnonzero(
-                    probabilities[:, action]
-                )  # not asked for actions that are never taken
+                # not asked for actions that are never taken
+                rows = np.flatnonzero(probabilities[:, action])
                 if len(rows):
                     values = self.values(observations[rows], np.full(len(rows), action))
                     total[rows] += probabilities[rows, action] * values
@@ -370,6 +369,7 @@ def _is_table(function: Callable[..., Any]) -> bool:
     except (
         TypeError,
         ValueError,
-    ):  # it needs actions too, or is a callable in C without a signature
+    ):
+        # it needs actions too, or is a callable in C without a signature
         return False
     return True

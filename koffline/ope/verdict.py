@@ -52,9 +52,8 @@ _MANY_CUT = 0.2  # share of episodes cut at the same step
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     robust = None
-    if (
-        found.name not in OVER_EPISODES
-    ):  # from the rows in memory; all rows would need another pass
+    # from the rows in memory; all rows would need another pass
+    if found.name not in OVER_EPISODES:
         robust = drl(
             workspace.held_sums, workspace.fitted.half_width, workspace.settings.level
         )
@@ -173,7 +172,7 @@ def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Reason |
     return None
 
 
-def _doubts(
+def _doubts(  # noqa: C901
     found: PointEstimate,
     limits: Limits,
     coverage: Coverage,
@@ -224,9 +223,8 @@ def _doubts(
         for deviation in found.diagnostics.get("probabilities", ()):
             yield Reason("contradiction", deviation.rstrip("."))
         return
-    if not found.interval.as_measured.holds(
-        robust.value
-    ):  # neither is cut at what the rewards allow
+    # neither is cut at what the rewards allow
+    if not found.interval.as_measured.holds(robust.value):
         told = f"the doubly robust estimate {robust.value:.4g}"
         yield Reason("contradiction", f"{told} lies outside the interval")
     yield from doubts_of_weights(robust.diagnostics)
@@ -314,9 +312,8 @@ def training_rows(workspace: Workspace) -> Iterator[Reason]:
     if trained is None:
         return
     share, _, is_more = share_seen(trained.fingerprints, workspace.transitions)
-    if (
-        trained.sha256 == workspace.log.log.sha256 and not is_more
-    ):  # of a world that repeats itself
+    # of a world that repeats itself
+    if trained.sha256 == workspace.log.log.sha256 and not is_more:
         share = 1.0
         is_more = True
     if is_more and share > _FEW_SEEN:
@@ -361,9 +358,8 @@ def failed_assumptions(
         is_last = (log.episode_lengths == log.episode_lengths.max()) & log.truncated[
             log.episode_ends
         ]
-        if (
-            shift.of_step and is_last.mean() > _MANY_CUT
-        ):  # would extrapolate to unseen later steps
+        # would extrapolate to unseen later steps
+        if shift.of_step and is_last.mean() > _MANY_CUT:
             told = "the step does"
             remedy = "log what changes with it (a phase, the day of the week)"
         yield Reason(

@@ -365,9 +365,8 @@ class Workspace:
             "gamma": self.settings.gamma,
             "policy": self.policy.name,
             "notes": (*self.log.log.metadata.notes, *self.policy.notes),
-            **dict(
-                zip(("n_transitions", "n_episodes"), counts, strict=True)
-            ),  # including merged copies
+            # including merged copies
+            **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),
             "settings": self.settings.model_dump(
                 exclude={"gamma", "estimator", "seed"}
             ),
@@ -424,9 +423,8 @@ def _checked_answers(policy: Policy, some: np.ndarray) -> np.ndarray:
     Raises PolicyError if the same states get other answers when asked again, or (for
     deterministic answers) in another batch.
     """
-    half: Any = (
-        some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]
-    )  # the smaller sums
+    # the smaller sums
+    half: Any = some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]
     if getattr(policy, "deterministic", True):
         half = half
     else:

@@ -154,9 +154,8 @@ def load_policy_file(
         raise PolicyError(f"{path!s}: {known}; {_REMEDY}")
     if str(version) != str(VERSION):
         raise PolicyError(f"{path!s}: {read}")
-    with reading(
-        path, "the arrays make no policy", _REMEDY
-    ):  # TypeError, for text in place of numbers
+    # TypeError, for text in place of numbers
+    with reading(path, "the arrays make no policy", _REMEDY):
         made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
     if isinstance(made, Mlp):
         return mlp_policy(made, str(path), action_space, observation_shape)
@@ -178,9 +177,8 @@ def write_arrays(path: Path, kind: str, arrays: Mapping[str, Any]) -> None:
         for (
             key,
             array,
-        ) in (
-            stored.items()
-        ):  # without time stamps: the bytes depend on the content alone
+            # without time stamps: the bytes depend on the content alone
+        ) in stored.items():
             entry = zipfile.ZipInfo(f"{key}.npy")
             entry.create_system = 3
             entry.external_attr = 0o644 << 16

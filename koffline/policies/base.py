@@ -40,9 +40,8 @@ Observations = Shaped[np.ndarray, "row *observation"]
 Check = Callable[..., np.ndarray]
 Spaces = tuple[ActionSpace, Sequence[int] | None]
 _TOLD = "the policy has", "give a policy trained for this log"
-Actions = Float[
-    np.ndarray, "row action"
-]  # actions of k numbers, or probabilities of n actions
+# actions of k numbers, or probabilities of n actions
+Actions = Float[np.ndarray, "row action"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +104,8 @@ def pick_actions(
     by inversion.
     """
     cumulative = probabilities.cumsum(axis=1)
-    cumulative /= cumulative[
-        :, -1:
-    ]  # exactly one at the end: an action of probability 0 is never drawn
+    # exactly one at the end: an action of probability 0 is never drawn
+    cumulative /= cumulative[:, -1:]
     return (numbers[:, None] >= cumulative).sum(axis=1)
 
 
@@ -248,9 +246,8 @@ def call_in_chunks(
     ``what`` and ``error``.
     """
     result = np.empty((len(parts[0]), *columns))
-    numbers = (
-        max(1, math.prod(parts[0].shape[1:])) * owner.copies
-    )  # of a row; bounds the memory
+    # of a row; bounds the memory
+    numbers = max(1, math.prod(parts[0].shape[1:])) * owner.copies
     size = max(1, min(CHUNK_ROWS // owner.copies, CHUNK_NUMBERS // numbers))
     for start in range(0, len(result), size):
         rows = slice(start, start + size)

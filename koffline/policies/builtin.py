@@ -215,7 +215,7 @@ class Mlp:
     action_low: np.ndarray | None = None
     action_high: np.ndarray | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901
         for what, choices in CHOICES.items():
             given = getattr(self, what)
             if given not in choices:

@@ -82,9 +82,10 @@ class Report:
         """
         from jinja2 import Environment, FileSystemLoader
 
+        # tables of commands that need no results are printed without it
         from koffline.report import (
             words,
-        )  # tables of commands that need no results are printed without it
+        )
 
         places = FileSystemLoader(Path(__file__).parent)
         environment = Environment(

@@ -65,9 +65,8 @@ def make_figure(
         axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
         draw(axes)
         if axes.get_legend() is None and axes.get_legend_handles_labels()[1]:
-            axes.legend(
-                loc="upper right"
-            )  # the "best" place takes a time that depends on the machine
+            # the "best" place takes a time that depends on the machine
+            axes.legend(loc="upper right")
         return figure
 
 

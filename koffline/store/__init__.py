@@ -21,10 +21,11 @@ from koffline.untrusted.limits import read_json
 LOCK = ".lock"
 RECORD = FILE
 CONFIG = "config.yaml"
+# by the ``kind`` in their records
 _NAMES = {
     "train": "a training run",
     "online": "an online run",
-}  # by the ``kind`` in their records
+}
 Record = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
 
@@ -172,9 +173,8 @@ def read_record(out: Path, kind: str = "train") -> dict[str, Any] | None:
         raise ConfigError(
             f"{out / RECORD} cannot be read; the folder is damaged: choose another"
         ) from None
-    is_ours = (
-        isinstance(content, dict) and content.get("kind", "train") == kind
-    )  # absent in old records
+    # absent in old records
+    is_ours = isinstance(content, dict) and content.get("kind", "train") == kind
     if not is_ours or not isinstance(content.get("config"), dict):
         raise ConfigError(
             f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder"

@@ -158,17 +158,15 @@ def parents_made(target: Path) -> Iterator[None]:
     """Context in which the folder of ``target`` exists; the folders made for it go if
     the block fails.
     """
-    missing = [
-        folder for folder in target.parents if not folder.exists()
-    ]  # the innermost first
+    # the innermost first
+    missing = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         for folder in missing:
-            with contextlib.suppress(
-                OSError
-            ):  # it was not made, or holds something meanwhile
+            # it was not made, or holds something meanwhile
+            with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
 

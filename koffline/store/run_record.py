@@ -45,11 +45,12 @@ PACKAGES = (
 )
 _ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 FORMAT = 1
+# options on where a result goes, which do not change it
 _WHERE = (
     "--out",
     "--resume",
     "--force",
-)  # options on where a result goes, which do not change it
+)
 _EPSILON = re.compile("^(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
 
@@ -177,9 +178,8 @@ def path_of(name: str) -> Path | None:
     name = _EPSILON.sub("", name.removeprefix("file://"))
     if name.startswith("-") or name in ("", "/"):
         return None
-    with contextlib.suppress(
-        OSError, ValueError, RuntimeError
-    ):  # too long a name, or an unknown user's home
+    # too long a name, or an unknown user's home
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = Path(name).expanduser()
         if path.is_file() or path.is_dir():  # pipes and devices are never opened
             return path

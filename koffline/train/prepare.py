@@ -213,9 +213,8 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
         trained = data.statistics.rows
         held_out = rows - data.statistics.rows
     counts = {"rows": rows, "train_rows": trained, "held_out_rows": held_out}
-    is_lazy = isinstance(
-        data.log, LazyTransitions
-    )  # then data.rows is only a sample of the training rows
+    # then data.rows is only a sample of the training rows
+    is_lazy = isinstance(data.log, LazyTransitions)
     some = (
         np.sort(counted_rows(data.rows))[: 0 if is_lazy else _FINGERPRINTS]
         .astype("<u8")

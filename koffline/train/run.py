@@ -201,9 +201,8 @@ def save_state(
     }
     write_checkpoint(folder / CHECKPOINT, state)
     model.seek(0)
-    algo.impl.load_model(
-        model
-    )  # as `restore_state` does: a killed run ends with the same bytes as any other
+    # as `restore_state` does: a killed run ends with the same bytes as any other
+    algo.impl.load_model(model)
 
 
 def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
@@ -237,9 +236,8 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
             f"{path} is of another version ({type(error).__name__}); train elsewhere"
         ) from None
     algo.set_grad_step(state["grad_step"])
-    for name, parameter in parameters_of(
-        algo
-    ):  # some accumulate gradients; optimisers skip None
+    # some accumulate gradients; optimisers skip None
+    for name, parameter in parameters_of(algo):
         if name in gradients:
             parameter.grad = gradients[name].to(parameter)
         else:

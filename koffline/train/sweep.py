@@ -103,9 +103,8 @@ def run_sweep(
     with PassSettings(workers, ray).kept(), locked(out / RECORD):
         _take_folder(out, force)
         write_record(out, started)
-        place = (
-            out / "runs"
-        )  # an existing run has the same digest, even if it is named otherwise
+        # an existing run has the same digest, even if it is named otherwise
+        place = out / "runs"
         there = {
             path.name.rpartition("-")[2]: path
             for path in place.glob("*-*")
@@ -156,9 +155,8 @@ def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
     labels: dict[str, str] = {}
     opened = None
     for setting in plan.settings:
-        with (
-            _silent() if names else contextlib.nullcontext()
-        ):  # each would log the same warning
+        # each would log the same warning
+        with _silent() if names else contextlib.nullcontext():
             if opened is None or opened[0] != setting.config.data:
                 opened = setting.config.data, open_data(setting.config.data)
             with prepared(setting.config, device, opened[1]) as parts:
@@ -264,9 +262,8 @@ def summarise(
             run.get("metrics", {plan.metric: None}) for run in found if run is not None
         ]
         scores = [metrics[plan.metric] for metrics in done if plan.metric in metrics]
-        kept = tuple(
-            sign * math.inf if s is None else s for s in scores
-        )  # None: not finite, or diverged
+        # None: not finite, or diverged
+        kept = tuple(sign * math.inf if s is None else s for s in scores)
         counts = {
             "diverged": sum(map(math.isinf, kept)),
             "missing": len(found) - len(kept),

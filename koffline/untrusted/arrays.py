@@ -145,9 +145,8 @@ def _header(file: IO[bytes], name: str, size: int) -> Header:
     numpy = np.lib.format
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # NumPy warns of headers written by Python 2
+            # NumPy warns of headers written by Python 2
+            warnings.simplefilter("ignore")
             short = numpy.read_array_header_1_0
             long = numpy.read_array_header_2_0
             read = {(1, 0): short, (2, 0): long, (3, 0): long}[numpy.read_magic(head)]

@@ -309,9 +309,8 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
                     " GZIP=4)"
                 )
                 raise Refused(f"{name} uses HDF5 filter {code}, {remedy}")
-            if (
-                code == h5z.FILTER_FLETCHER32
-            ):  # HDF5 itself would crash on a chunk shorter than its checksum
+            # HDF5 itself would crash on a chunk shorter than its checksum
+            if code == h5z.FILTER_FLETCHER32:
                 short: list[int] = []
                 found.id.chunk_iter(
                     lambda chunk, at=short: (

@@ -186,10 +186,11 @@ def machine_memory() -> int:
     limits = [2**62]
     with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    # both generations of control groups
     for name in (
         "memory.max",
         "memory/memory.limit_in_bytes",
-    ):  # both generations of control groups
+    ):
         with contextlib.suppress(OSError, ValueError):
             limits.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="ascii")))
     with contextlib.suppress(ImportError, OSError, ValueError):

@@ -65,9 +65,8 @@ class UserModules(MetaPathFinder):
         if folder is not None:
             self._named = before | {_top(module): folder for module in modules}
         if self not in sys.meta_path:
-            sys.meta_path.insert(
-                0, self
-            )  # as with `python -m`, the folder comes before installed packages
+            # as with `python -m`, the folder comes before installed packages
+            sys.meta_path.insert(0, self)
         try:
             yield
         finally:
@@ -149,9 +148,8 @@ class _Process:
     def now(cls) -> _Process:
         """The state of this process."""
         torch = sys.modules.get("torch")
-        if torch is None or not hasattr(
-            torch, "get_default_device"
-        ):  # not imported, or only in part
+        # not imported, or only in part
+        if torch is None or not hasattr(torch, "get_default_device"):
             return cls(current_folder())
         return cls(
             current_folder(), torch.get_default_dtype(), torch.get_default_device()
@@ -238,9 +236,8 @@ def _their_state(name: str | Path, kind: type[KofflineError]) -> Iterator[None]:
         is_meta = after.device is not None and after.device.type == "meta"
         if is_meta:
             _theirs = None
-        elif (
-            after != entered
-        ):  # by this code, not by user code that it called and that is accounted for
+        elif after != entered:
+            # by this code, not by user code that it called and that is accounted for
             _theirs = after
         ours.restore(after)
     if is_meta:

@@ -23,9 +23,8 @@ from pathlib import Path
 import numpy as np
 from scipy.special import softmax
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import koffline
 from koffline.data.columns import in_natural_order

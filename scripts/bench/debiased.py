@@ -24,9 +24,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
@@ -105,6 +104,7 @@ class Glucose(PlainWorld):
 
 
 _DOSES = np.array([0.805, 0.084, 0.072, 0.029, 0.010])
+# on the next glucose, oldest lag first
 _EFFECTS = np.array(
     [
         *(-0.008, 0.106, -0.481, 1.171),
@@ -112,7 +112,7 @@ _EFFECTS = np.array(
         *(0.009, -1.542, 3.097, -3.489),
         *(-0.30402253, -2.02343638, -0.3310525, -0.43941028),
     ]
-)  # on the next glucose, oldest lag first
+)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,10 +64,11 @@ SIZES = (250, 1000, 4000, 16_000, 100_000)
 _INSTRUMENTS = 200
 # 80,000 distances instead of 4.5 million: most of the time of one draw otherwise
 _BANDWIDTH_ROWS = 400
+# of values, of rewards
 _KNOWN = {
     "chain": ((-0.5, 1.0), (-0.5, 1.0)),
     "grid": ((-2.0, 3.0), (-0.1, 2.9)),
-}  # of values, of rewards
+}
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import koffline
 from koffline.data.structure.labels import find_labels
@@ -233,10 +232,11 @@ def main() -> None:
         taken[kind] += is_found(scaled if seed % 3 == 0 else values, means, generator)
         kind, values = labels(generator)
         means = generator.normal(size=values.now.max() + 1)[values.now]
+        # these show no other structure
         if seed % 2 and kind not in (
             "constant in episodes",
             "drawn anew",
-        ):  # these show no other structure
+        ):
             means = 0.0 * means
         labelled[kind] += 1
         found[kind] += is_found(values, means, generator)

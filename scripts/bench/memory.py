@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # also found when run as a plain script
+# also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import koffline
 from koffline.data.transitions import Transitions

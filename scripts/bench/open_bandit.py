@@ -62,9 +62,8 @@ def random_log(campaign: str, folder: Path = FOLDER) -> koffline.Transitions:
 
 def thompson(campaign: str, folder: Path = FOLDER) -> DiscretePolicy:
     """The policy to evaluate: probabilities of items by position."""
-    shares = (
-        pl.read_csv(folder / f"{campaign}_thompson.csv").drop("item_id").to_numpy()
-    )  # (n, 3)
+    # (n, 3)
+    shares = pl.read_csv(folder / f"{campaign}_thompson.csv").drop("item_id").to_numpy()
 
     def probabilities(observations: np.ndarray) -> np.ndarray:
         return shares.T[observations[:, :POSITIONS].argmax(axis=1)]

@@ -282,9 +282,8 @@ class PlainRun:
         distance = torch.pdist(points)
         bandwidth = self.settings.bandwidth_scale * distance.median().clamp(min=1e-6)
         gram = torch.exp(-torch.cdist(points, points).square() / bandwidth**2)
-        return (
-            surrogate + residual @ gram @ residual / BATCH**2
-        )  # diag_weight 1/m: the V-statistic
+        # diag_weight 1/m: the V-statistic
+        return surrogate + residual @ gram @ residual / BATCH**2
 
     def _values(self, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
         critic = self.settings.critic

@@ -38,9 +38,8 @@ class EpisodeLog:
     truncated: Bool[np.ndarray, " row"]
     episode_ids: Int[np.ndarray, " row"]
     steps: Int[np.ndarray, " row"]
-    start_states: Shaped[
-        np.ndarray, " episode *state"
-    ]  # the world's own start state of each episode, for Monte Carlo from there
+    # the world's own start state of each episode, for Monte Carlo from there
+    start_states: Shaped[np.ndarray, " episode *state"]
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -141,9 +140,8 @@ def monte_carlo_value(
     n = len(start)
     table = discounted_returns(world, policy, start, gamma, generator, repeats, horizon)
     means = table.mean(axis=0)
-    noise = float(
-        table.var(axis=0, ddof=1).mean()
-    )  # mean variance of one rollout given its start
+    # mean variance of one rollout given its start
+    noise = float(table.var(axis=0, ddof=1).mean())
     spread = float(means.var(ddof=1)) if n > 1 else 0.0
     return MonteCarloValue(
         value=float(means.mean()),

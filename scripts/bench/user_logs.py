@@ -217,6 +217,7 @@ def _pendulum() -> BoardProblem:
     )
 
 
+# steps, first seed
 _RUNS = (
     (40_000, 0),
     (40_000, 3),
@@ -224,7 +225,7 @@ _RUNS = (
     (40_000, 9),
     (120_000, 6),
     (120_000, 9),
-)  # steps, first seed
+)
 _ROBOTS = (("Hopper", 120), ("Walker2d", 120), ("HalfCheetah", 40))
 Maker = Callable[[], "PlayedProblem | BoardProblem"]
 HALVES: dict[str, tuple[Maker, ...]] = {

@@ -67,8 +67,7 @@ def mutate_bytes(content: bytes, other: bytes, generator: np.random.Generator) -
             changed[place : place + len(piece)] = piece
         else:
             del changed[place:]
-            if (
-                generator.random() < 0.8
-            ):  # mostly keep the end: truncation is soon exhausted
+            # mostly keep the end: truncation is soon exhausted
+            if generator.random() < 0.8:
                 changed += content[place:]
     return bytes(changed)

@@ -191,9 +191,8 @@ def assert_critic_step(
     assert metrics["critic_loss"] == pytest.approx(
         float(loss.detach()), rel=1e-5, abs=1e-9
     )
-    if not hasattr(
-        algo.config, "critic_beta"
-    ):  # ReBRAC says no more than d3rlpy's does
+    # ReBRAC says no more than d3rlpy's does
+    if not hasattr(algo.config, "critic_beta"):
         assert metrics["bellman_error"] == pytest.approx(
             float(residual.detach().square().mean()), rel=1e-5
         )

@@ -208,12 +208,10 @@ def test_an_interrupted_save_leaves_the_old_file(
     assert [found.name for found in tmp_path.iterdir()] == ["model.d3"]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # of torch's compiler, which d3rlpy loads
-@pytest.mark.filterwarnings(
-    "ignore:TensorFloat32:UserWarning"
-)  # of torch's compiler, on newer cards
+# of torch's compiler, which d3rlpy loads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# of torch's compiler, on newer cards
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(
     "name", [name for name in ALL if "TrustPCL" not in name and "FQE" not in name]

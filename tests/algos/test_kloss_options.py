@@ -258,9 +258,8 @@ def test_the_soft_maximum_follows_the_units_of_reward(scale: float, tmp_path) ->
         algo,
         to_d3rlpy(scaled) if scale == 1.0 else ColumnarReplayBuffer(scaled, seed=0),
     )
-    expected = (
-        0.1 * scale * np.abs(log.rewards).sum() / (len(log) + (scale == 1.0) * 5)
-    )  # five added steps
+    # five added steps
+    expected = 0.1 * scale * np.abs(log.rewards).sum() / (len(log) + (scale == 1.0) * 5)
     assert float(algo.impl.temperature) == pytest.approx(expected, rel=1e-5)
     values = scale * torch.tensor([[[1.0, 1.3, 0.9]]])
     soft = expected * torch.logsumexp(values / expected, dim=2)

@@ -71,9 +71,8 @@ def test_discrete_fqe_takes_the_expectation_over_a_stochastic_policy() -> None:
     next_value = (probabilities * critics(algo, batch.next_observations)[0]).sum(dim=1)
     value = row_values(critics(algo, batch.observations), batch)[0]
     residual = bellman_residual(batch, next_value, value)
-    by_hand.assert_critic_step(
-        algo, batch, residual[None], rtol=1e-5, atol=1e-7
-    )  # the policy is float32
+    # the policy is float32
+    by_hand.assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)
 
 
 def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
@@ -90,9 +89,8 @@ def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
     residual = bellman_residual(
         batch, critics(algo, batch.next_observations, drawn)[0], value
     )
-    by_hand.assert_critic_step(
-        algo, batch, residual[None], rtol=1e-5, atol=1e-7
-    )  # the draw is float32
+    # the draw is float32
+    by_hand.assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("weight", by_hand.WEIGHTS)

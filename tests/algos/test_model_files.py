@@ -72,9 +72,8 @@ def test_stock_policies(name: str, tmp_path: Path, caplog) -> None:
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ALL if name != "KLossBCQ"]
-)  # it draws, as BCQ does
+# it draws, as BCQ does
+@pytest.mark.parametrize("name", [name for name in ALL if name != "KLossBCQ"])
 def test_our_policies(name: str, tmp_path: Path) -> None:
     algo = makers.make(name, **makers.scalers(makers.is_discrete(name)))
     with quiet():

@@ -146,9 +146,8 @@ def late(observations):
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD)
-@pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # Gymnasium's own, of the reward that is no number
+# Gymnasium's own, of the reward that is no number
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_bad_input_is_one_line_and_leaves_nothing(
     run, tmp_path, monkeypatch, arguments, words
 ):

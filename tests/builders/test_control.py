@@ -223,9 +223,8 @@ def test_bundled_walkers_are_as_good_as_said(name):
     assert hashlib.sha256((POLICIES / name).read_bytes()).hexdigest() == entry["sha256"]
     found = learning.policy_returns(entry["env"], str(POLICIES / name), 5, 7)
     said = entry["returns"]["policy"]
-    spread = (
-        said["error"] * 10.0
-    )  # of one episode; the error is that of the mean of 100
+    # of one episode; the error is that of the mean of 100
+    spread = said["error"] * 10.0
     assert found.mean() == pytest.approx(said["mean"], abs=4 * spread / 5**0.5)
     assert found.mean() > 20 * entry["returns"]["uniform"]["mean"]
 

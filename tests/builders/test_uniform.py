@@ -40,9 +40,8 @@ def test_the_chain_moves_as_drawn():
     to = (log.next_observations[:, None] == features[None]).all(axis=2).argmax(axis=1)
     counts = np.zeros((5, 5))
     np.add.at(counts, (at, to), 1)
-    np.testing.assert_allclose(
-        counts.sum(axis=1)[:4], 1000, atol=110
-    )  # four standard deviations
+    # four standard deviations
+    np.testing.assert_allclose(counts.sum(axis=1)[:4], 1000, atol=110)
     shares = counts[:4] / counts[:4].sum(axis=1, keepdims=True)
     expected = [
         [0, 0.8, 0.2, 0, 0],

@@ -81,9 +81,8 @@ class TestSummary:
             log = roll_out(ends, lengths).transitions()
             assert summarise(log)["time_limit"] is None
             lost = log.replace(metadata=Metadata(lost_last_rows=True))
-            assert summarise(lost)["time_limit"] == (
-                5 if lengths == (4, 5) else None
-            )  # one was cut after 5
+            # one was cut after 5
+            assert summarise(lost)["time_limit"] == (5 if lengths == (4, 5) else None)
 
 
 class TestWarningsInMemory:

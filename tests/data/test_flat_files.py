@@ -65,9 +65,8 @@ class TestNextObservations:
 class TestEpisodes:
     def test_cuts_show_in_next_observations_where_timeouts_are_missing(self, tmp_path):
         log = opened(tmp_path, d4rl(timeouts=None))
-        np.testing.assert_array_equal(
-            np.flatnonzero(log.truncated), [6, 11]
-        )  # the file's end shows nothing
+        # the file's end shows nothing
+        np.testing.assert_array_equal(np.flatnonzero(log.truncated), [6, 11])
         np.testing.assert_array_equal(log.episode_lengths, LENGTHS)
         assert noted(log, "2 rows were marked as truncated")
 
@@ -188,11 +187,12 @@ class TestBothFlags:
             ((0, 1, 2), (), [3, 4]),  # natural ends and limits mixed
             ((0, 1, 2, 3, 4), (), []),  # every end is a limit
             ((0, 1), (), [0, 1, 2, 3, 4]),  # two may be chance
+            # some cuts are not terminal: the flag means what it says
             (
                 (0, 1, 2),
                 (3,),
                 [0, 1, 2, 4],
-            ),  # some cuts are not terminal: the flag means what it says
+            ),
         ],
     )
     @pytest.mark.parametrize("kind", ["npz", "hdf5", "table"])

@@ -63,9 +63,8 @@ def test_a_chain_of_formats(tmp_path, drawn, formats):
     for format in formats:
         changed = through(changed, tmp_path, format)
     assert_equal(changed, log)
-    assert len(list(tmp_path.iterdir())) == len(
-        set(formats)
-    )  # nothing temporary is left behind
+    # nothing temporary is left behind
+    assert len(list(tmp_path.iterdir())) == len(set(formats))
 
 
 @FORMATS
@@ -95,9 +94,8 @@ def test_numbers_come_back_from_csv(tmp_path_factory, drawn):
         return
     write_transitions(log, path)
     found = open_transitions(path, log.action_space)
-    assert (
-        found.sha256 == log.sha256 or log.observations.dtype == np.uint8
-    )  # CSV has no types
+    # CSV has no types
+    assert found.sha256 == log.sha256 or log.observations.dtype == np.uint8
 
 
 @FORMATS

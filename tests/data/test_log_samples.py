@@ -142,9 +142,8 @@ def test_every_row_is_as_likely_and_pairs_are_too():
     assert stats.chi2.sf(statistic, len(whole) - 1) > 1e-3
     neighbours = np.mean(taken[:, 1:] * taken[:, :-1])
     expected = share * (count - 1) / (len(whole) - 1)
-    assert neighbours == pytest.approx(
-        expected, rel=0.02
-    )  # 5 standard errors of 600 × 445 pairs
+    # 5 standard errors of 600 × 445 pairs
+    assert neighbours == pytest.approx(expected, rel=0.02)
 
 
 def test_parts_divide_the_log(tmp_path):
@@ -156,8 +155,7 @@ def test_parts_divide_the_log(tmp_path):
             for part in split_shards(shards, share, 5)
         ]
         for one, other in zip(found, split_log(whole, share, 5), strict=True):
-            np.testing.assert_array_equal(
-                one.rewards, other.rewards
-            )  # the same episodes as in memory
+            # the same episodes as in memory
+            np.testing.assert_array_equal(one.rewards, other.rewards)
     with pytest.raises(ConfigError, match="the log has one episode"):
         split_shards(in_shards(whole.select_episodes([0]), tmp_path / "one"), 0.5, 0)

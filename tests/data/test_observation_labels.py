@@ -176,9 +176,8 @@ def test_memory_shards_and_one_hot_arrays_give_the_same_value_to_ten_digits(
     plain = log.replace(**arrays, metadata=type(log.metadata)())
     one_hot = koffline.evaluate(plain, lambda states: states @ WEIGHTS, 0.9, **options)
     assert in_shards.value == pytest.approx(value.value, rel=1e-10)
-    assert one_hot.value == pytest.approx(
-        value.value, rel=1e-6
-    )  # the policies round differently
+    # the policies round differently
+    assert one_hot.value == pytest.approx(value.value, rel=1e-6)
     assert one_hot.interval.low == pytest.approx(value.interval.low, rel=1e-5)
     table = koffline.ope.evaluation.estimate_all(
         log, of_labels, 0.9, names=("wis", "dr", "lstd"), **options
@@ -382,9 +381,8 @@ class TestManyLabels:
         signs = few.encode(np.arange(2000)[:, None])
         np.testing.assert_array_equal(signs, many.encode(np.arange(2000)[:, None]))
         products = signs @ signs.T / CODE_WIDTH
-        assert (
-            np.abs(products[~np.eye(2000, dtype=bool)]).max() < 0.8
-        )  # 1 would be the same code
+        # 1 would be the same code
+        assert np.abs(products[~np.eye(2000, dtype=bool)]).max() < 0.8
         assert abs(products[~np.eye(2000, dtype=bool)].mean()) < 0.01
 
     def test_small_parts_stay_one_hot(self):

@@ -56,9 +56,8 @@ class TestBatches:
         log = make_log(discrete, **({} if episodes else ALONE))
         batch = ColumnarReplayBuffer(log, seed=0).sample_transition_batch(200)
         rows = rows_of(batch, log)
-        assert set(rows) == set(
-            range(15)
-        )  # the last rows of cut episodes are drawn too
+        # the last rows of cut episodes are drawn too
+        assert set(rows) == set(range(15))
         actions = log.actions.reshape(15, -1).astype(np.float32)
         following = [
             row + 1 if episodes and row + 1 < 15 and log.steps[row + 1] else row

@@ -250,9 +250,8 @@ def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
     said = json.loads(succeed("evaluate", table, "--mapping", mapping, *options))
     assert said["interval"]["low"] < truth < said["interval"]["high"]
     assert said["interval"]["high"] - said["interval"]["low"] < 0.8
-    assert (
-        abs(said["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1
-    )  # of another policy
+    # of another policy
+    assert abs(said["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1
 
 
 def bandit_csv(path, rows=2000):

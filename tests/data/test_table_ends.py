@@ -62,9 +62,8 @@ def test_episodes_that_have_dates_are_in_their_order(tmp_path, first):
     np.testing.assert_array_equal(
         log.rewards, [3, 4, 5, 6, 7, 1, 2] if first else [1, 2, 3, 4, 5, 6, 7]
     )
-    mixed = read(
-        shuffled(table, seed=4), tmp_path, "mixed.parquet"
-    )  # rows 1 2 0 5 4 3 6
+    # rows 1 2 0 5 4 3 6
+    mixed = read(shuffled(table, seed=4), tmp_path, "mixed.parquet")
     np.testing.assert_array_equal(
         mixed.rewards, [3, 4, 5, *([6, 7, 1, 2] if first else [1, 2, 6, 7])]
     )

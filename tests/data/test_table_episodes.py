@@ -279,21 +279,24 @@ class TestIdsInSeveralFiles:
     @pytest.mark.parametrize(
         ("ids", "columns", "time"),
         [
+            # an episode goes on where the next file begins
             (
                 np.repeat(range(12), 5),
                 {},
                 None,
-            ),  # an episode goes on where the next file begins
+            ),
+            # four at once: the note on order says it
             (
                 np.tile(range(4), 15),
                 {},
                 None,
-            ),  # four at once: the note on order says it
+            ),
+            # times say how parts follow
             (
                 np.tile(np.repeat([0, 1, 2], 5), 4),
                 {"t": range(60)},
                 "t",
-            ),  # times say how parts follow
+            ),
         ],
     )
     def test_other_parts_are_read(self, tmp_path, ids, columns, time):

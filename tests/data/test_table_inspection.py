@@ -269,10 +269,11 @@ class TestGuesses:
             assert problem.startswith(said)
             assert f"# problem: {problem}\n" in found.to_yaml()
         assert {name: found.mapping.get(name) for name in mapping} == mapping
+        # texts of times are no state
         assert set(found.mapping["observations"]) <= {
             "x_1",
             "x_2",
-        }  # texts of times are no state
+        }
         if "r" in columns:
             told = look(tmp_path, "plain.parquet").mapping
             with pytest.raises(DataError, match="no comma if that marks thousands"):
@@ -313,9 +314,8 @@ class TestGuesses:
             gaps = [note for note in notes if "longer than others" in note]
             assert len(gaps) == bool(head)
             assert all(note.startswith(head) for note in gaps)
-        assert (
-            4.0 < float(gaps[0].split("about ")[1].split("%")[0]) < 6.0
-        )  # of rows that were dropped, 5 %
+        # of rows that were dropped, 5 %
+        assert 4.0 < float(gaps[0].split("about ")[1].split("%")[0]) < 6.0
 
     def test_values_of_last_rows_alone_may_be_ends(self, tmp_path):
         usual = ["ok", "ok", "ok", "ok"]
@@ -346,9 +346,8 @@ class TestGuesses:
             None if text == "ok" else text for text in table["how it is"]
         ]
         again = inspect_table(write(table, tmp_path / "log.csv"))
-        assert any(
-            both in each for each in again.problems
-        )  # an empty cell is a value, and no end
+        # an empty cell is a value, and no end
+        assert any(both in each for each in again.problems)
         told["terminal"] = both
         assert (
             open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 12

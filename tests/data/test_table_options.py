@@ -140,10 +140,11 @@ class TestFormulas:
     )
     def test_values(self, tmp_path, text, value):
         table = walk(**{"the cost": [1] * N})
+        # a pattern takes none of a formula
         mapping = {
             "observations": ["x_1", "x_2"],
             "reward": text,
-        }  # a pattern takes none of a formula
+        }
         log = read(table, tmp_path, **mapping)
         expected = value(np.array(table["x_1"]), np.array(table["x_2"]))
         np.testing.assert_allclose(log.rewards, expected[[0, 1, 2, 4, 5, 6]])
@@ -238,9 +239,8 @@ class TestEndsOfEpisodes:
         np.testing.assert_array_equal(log.rewards, [1, 5, 6])
         np.testing.assert_array_equal(log.truncated, [1, 0, 1])
         assert not log.terminated.any()
-        np.testing.assert_array_equal(
-            log.next_observations[:, 0], [0.5, 2.5, 3.0]
-        )  # of the rows cut off
+        # of the rows cut off
+        np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 2.5, 3.0])
         assert "5 rows were left out: from a missing value on" in " ".join(
             log.metadata.notes
         )

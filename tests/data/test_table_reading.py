@@ -196,9 +196,8 @@ class TestFlagsProbabilitiesAndWeights:
         np.testing.assert_array_equal(log.weights, kept)
         log = read(walk(p=np.log(p)), tmp_path, behavior_log_probability="p")
         np.testing.assert_array_equal(log.behavior_log_probabilities, np.log(p)[kept])
-        dense = read(
-            walk(a=[0.5] * N, p=[1.5] * N), tmp_path, behavior_probability="p"
-        )  # may be above 1
+        # may be above 1
+        dense = read(walk(a=[0.5] * N, p=[1.5] * N), tmp_path, behavior_probability="p")
         np.testing.assert_allclose(dense.behavior_log_probabilities, np.log(1.5))
 
 
@@ -382,9 +381,8 @@ class TestOtherRefusals:
                 read_table(tmp_path, MAPPING)
         ids = [f"f{i}" for i in range(N)]
         write(walk(id=ids, x_1=range(N), done=[True] * N), tmp_path / "b.parquet")
-        assert (
-            len(read_table(tmp_path, MAPPING).columns["rewards"]) == 6 + N
-        )  # whole numbers are fractions
+        # whole numbers are fractions
+        assert len(read_table(tmp_path, MAPPING).columns["rewards"]) == 6 + N
         write(walk(), tmp_path / "c.csv")
         with pytest.raises(DataError, match="CSV and Parquet"):
             read_table(tmp_path, MAPPING)

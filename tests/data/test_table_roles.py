@@ -396,10 +396,11 @@ class TestLists:
     @pytest.mark.parametrize(
         ("names", "found"),
         [
+            # LeRobot
             (
                 ("action", "observation.state", None),
                 ("action", "observation.state"),
-            ),  # LeRobot
+            ),
             (("act", "obs", "obs_next"), ("act", "obs")),  # TianShou
             (("actions", "obs", "new_obs"), ("actions", "obs")),  # RLlib
             (("a", "s", "s2"), ("a", "s")),
@@ -603,9 +604,8 @@ class TestTheFuture:
     @pytest.mark.parametrize(
         "column",
         [
-            of_episode(
-                C["reward"], lambda r: "good" if r.sum() > 0 else "bad"
-            ),  # a label of the result
+            # a label of the result
+            of_episode(C["reward"], lambda r: "good" if r.sum() > 0 else "bad"),
             of_episode(C["reward"], lambda r: r.sum() + 0.01 * r[0]),
             of_episode(DONE, lambda d: "left" if d[-1] else "stayed"),
         ],

@@ -253,10 +253,11 @@ class TestFormulasWithSeveralTexts:
         message = refusal(path, reward=reward)
         assert "no row holds 'returned' in status" in message
         assert "it holds 'Returned'" in message
+        # the remedy
         assert (
             read(path, reward=reward.replace("returned", "Returned")).rewards[-1]
             == -5.0
-        )  # the remedy
+        )
         terminal = "max(t == 1, status == 'returned')"
         assert "no row holds 'returned'" in refusal(path, terminal=terminal)
         assert "no row holds 'returned'" in refusal(path, truncated=terminal)
@@ -275,10 +276,11 @@ class TestFormulasWithSeveralTexts:
 DECIMALS = [
     (["1.234", "3,5", "7", "0"], [1234.0, 3.5, 7.0, 0.0]),
     (["1.234,5", "12.345.678", "-3,5", "+1.000"], [1234.5, 12_345_678.0, -3.5, 1000.0]),
+    # no comma: points are decimals
     (
         ["0.125", "1.5", "7", "0"],
         [0.125, 1.5, 7.0, 0.0],
-    ),  # no comma: points are decimals
+    ),
     (["1,5", "NA", "", "2"], [1.5, 9.0, 9.0, 2.0]),
     (["1.5", "3,5", "7", "0"], "row 1 holds '1.5'"),
     (["3,5", "7", "0.125", "0"], "row 3 holds '0.125'"),

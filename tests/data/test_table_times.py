@@ -118,9 +118,8 @@ def test_texts_are_ordered_as_times(tmp_path, kind, order):
     ids=["naive below", "numbers", "of day", "no date", "too far", "one instant"],
 )
 def test_what_is_refused(tmp_path, monkeypatch, times, words):
-    monkeypatch.setattr(
-        "koffline.data.table.rows.BATCH_ROWS", 2
-    )  # rows are counted through batches
+    # rows are counted through batches
+    monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)
     for ending, stream in (("csv", False), ("parquet", True)):
         path = write(walk((3,), (True,), t=times), tmp_path / f"log.{ending}")
         with pytest.raises(DataError) as caught:

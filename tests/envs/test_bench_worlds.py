@@ -35,9 +35,8 @@ def _spread(world, generator, n):
         state[:, 0] -= 0.3
     if world.n_actions:
         return state, generator.integers(world.n_actions, size=n)
-    return state, generator.uniform(
-        -3.0, 3.0, size=(n, 1)
-    )  # beyond the bounds: both must clip
+    # beyond the bounds: both must clip
+    return state, generator.uniform(-3.0, 3.0, size=(n, 1))
 
 
 @pytest.mark.parametrize(("name", "world"), CASES, ids=[name for name, _ in CASES])
@@ -92,9 +91,8 @@ def test_the_graph_against_its_formula(length, slip, first):
 
 def test_steps_of_a_drawn_grid_by_hand():
     mdp = gridworld(("s.", "hg"), slip=0.0)
-    assert np.array_equal(
-        mdp.transition[0, :, :].argmax(axis=1), [0, 1, 2, 0]
-    )  # up, right, down, left
+    # up, right, down, left
+    assert np.array_equal(mdp.transition[0, :, :].argmax(axis=1), [0, 1, 2, 0])
     assert np.array_equal(mdp.reward[0, 0], [-0.1, -0.1, -1.0, 4.0])
     assert np.array_equal(mdp.terminal, [False, False, False, True])
     right_then_down = np.zeros((4, 4))
@@ -115,9 +113,8 @@ def test_a_noisy_scalar_system_by_hand():
     policy = LinearGaussian(((0.0,),), deviation=0.4)
     variance = 0.1**2 + (2 * 0.4) ** 2
     rest = -(0.9 * variance / 0.775 + 3.0 * 0.4**2) / 0.1 + 10.0
-    assert noisy.policy_value(policy, 0.9) == pytest.approx(
-        -4 / 0.775 + rest
-    )  # E x² = 4
+    # E x² = 4
+    assert noisy.policy_value(policy, 0.9) == pytest.approx(-4 / 0.775 + rest)
     values = noisy.state_values(np.array([[1.0], [3.0]]), policy, 0.9)
     np.testing.assert_allclose(values, [-1 / 0.775 + rest, -9 / 0.775 + rest])
 

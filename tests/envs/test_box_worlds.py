@@ -13,10 +13,11 @@ from koffline.envs import boxes
 from koffline.envs.boxes import WORLDS, NoisyPole, PuddleWorld, make_world
 
 EACH = pytest.mark.parametrize("name", WORLDS)
+# sums of a dozen numbers of order one in another order
 SAME = {
     "rtol": 1e-12,
     "atol": 1e-12,
-}  # sums of a dozen numbers of order one in another order
+}
 
 
 def puddle_world(x: float, y: float, move: str) -> tuple[float, float, float, bool]:
@@ -153,14 +154,12 @@ def test_puddle_noise_is_normal_per_axis(generator):
 def test_pole_noise_is_a_uniform_force(generator):
     start = np.tile([[0.3, 1.0]], (4000, 1))
     following, _, _ = NoisyPole(noise=10.0).step(start, np.full(4000, 2), generator)
-    np.testing.assert_allclose(
-        following[:, 0], 0.4, **SAME
-    )  # the push is felt in the velocity only
+    # the push is felt in the velocity only
+    np.testing.assert_allclose(following[:, 0], 0.4, **SAME)
     at_rest = inverted_pendulum(0.3, 1.0, 0.0)[1]
     pushed = inverted_pendulum(0.3, 1.0, 1.0)[1]
-    force = (following[:, 1] - at_rest) / (
-        pushed - at_rest
-    )  # velocity is linear in the force
+    # velocity is linear in the force
+    force = (following[:, 1] - at_rest) / (pushed - at_rest)
     assert stats.kstest(force, "uniform", args=(40.0, 20.0)).pvalue > 1e-3
 
 

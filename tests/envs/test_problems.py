@@ -89,7 +89,6 @@ def test_rollouts_of_the_policy_reach_the_value(name):
     policy = problem.policy
     player = policy.probabilities if isinstance(policy, DiscretePolicy) else policy
     value = monte_carlo_value(case.world, player, case.gamma, start, generator)
-    assert value.value == pytest.approx(
-        problem.value, abs=4 * value.standard_error
-    )  # four standard errors
+    # four standard errors
+    assert value.value == pytest.approx(problem.value, abs=4 * value.standard_error)
     assert value.standard_error < 0.2 * abs(problem.value)

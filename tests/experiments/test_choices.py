@@ -161,9 +161,8 @@ def test_the_temperature_is_that_of_the_policy() -> None:
     states = np.array([[0.2, 0.2], [0.7, 0.5]])
     usual = learn_grid_policy("puddle_world")(states)
     warm = replace(SMALL, temperature=3.0).target_policy()(states)
-    expected = usual**0.1 / (usual**0.1).sum(
-        axis=1, keepdims=True
-    )  # (e^(q/.3))^(1/10) = e^(q/3)
+    # (e^(q/.3))^(1/10) = e^(q/3)
+    expected = usual**0.1 / (usual**0.1).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(warm, expected, rtol=1e-6)
     np.testing.assert_array_equal(
         replace(SMALL, temperature=math.inf).target_policy()(states), 0.25
@@ -268,9 +267,8 @@ def test_a_stack_of_logs_has_the_numbers_of_each_log(
 
 
 def test_backup_variances_by_hand() -> None:
-    targets = np.array(
-        [[[1.0, 3.0], [10.0, 10.0]]]
-    )  # one state, two actions, two draws
+    # one state, two actions, two draws
+    targets = np.array([[[1.0, 3.0], [10.0, 10.0]]])
     transition, whole = variances_of(targets, np.array([[0.5, 0.5]]))
     assert transition == pytest.approx(0.5 * 2.0)
     # Means 2 and 10: the spread of actions is 16, of which the noise of the means
@@ -285,9 +283,8 @@ def test_backup_variances_are_unbiased() -> None:
     normal = np.random.default_rng(0).standard_normal((40_000, 2, 4))
     targets = np.array([[1.0], [5.0]]) + np.array([[2.0], [1.0]]) * normal
     found = variances_of(targets, np.tile([0.3, 0.7], (40_000, 1)))
-    assert found == pytest.approx(
-        (1.9, 1.9 + 16.0 * 0.21), rel=0.02
-    )  # standard errors below 0.6 %
+    # standard errors below 0.6 %
+    assert found == pytest.approx((1.9, 1.9 + 16.0 * 0.21), rel=0.02)
 
 
 def test_conditioning_by_hand() -> None:

@@ -205,9 +205,8 @@ def test_rows_say_what_the_curves_do(pendulum: Run) -> None:
     assert ours.sampled.value == pytest.approx(512.5, abs=2.5)
     assert ours.final.low <= ours.final.value <= ours.final.high
     finals = np.sort(curves[f"{PENDULUM} final/kloss"]["return"][:, -2:].mean(axis=1))
-    assert ours.final_best == pytest.approx(
-        finals[1:].mean(), rel=1e-5
-    )  # the paper's best 5 of 6
+    # the paper's best 5 of 6
+    assert ours.final_best == pytest.approx(finals[1:].mean(), rel=1e-5)
     assert ours.reached_seeds == 6
     assert 0 < ours.reached < 0.25 * steps
     assert rows["td0"].reached is None

@@ -19,9 +19,8 @@ from koffline.experiments.statistics import (
 def test_intervals_are_students() -> None:
     values = np.array([1.0, 2.0, 4.0, 5.0])
     found = mean_over_seeds(values)
-    half = (
-        3.182446 * np.sqrt(np.sum((values - 3.0) ** 2) / 3) / 2
-    )  # t quantile of three degrees of freedom
+    # t quantile of three degrees of freedom
+    half = 3.182446 * np.sqrt(np.sum((values - 3.0) ** 2) / 3) / 2
     assert (found.value, found.low, found.high) == pytest.approx(
         (3.0, 3.0 - half, 3.0 + half), rel=1e-4
     )
@@ -38,9 +37,8 @@ def test_the_interval_of_a_ratio_covers_with_few_seeds(seeds: int) -> None:
         for _ in range(400)
     )
     covered = sum(found.low <= 1.0 <= found.high for found in draws)
-    assert (
-        360 <= covered <= 394
-    )  # 380 expected; four standard deviations below, skewed errors cost some
+    # 380 expected; four standard deviations below, skewed errors cost some
+    assert 360 <= covered <= 394
 
 
 def test_ratio_and_its_ends() -> None:

@@ -85,9 +85,8 @@ def test_monte_carlo_is_unbiased_and_knows_its_error():
     values = np.array([run.values for run in runs])
     scatter = values.std(axis=0, ddof=1)
     reported = np.mean([run.standard_errors for run in runs], axis=0)
-    np.testing.assert_allclose(
-        scatter, reported, rtol=0.3
-    )  # 100 draws: a standard error of 7 %
+    # 100 draws: a standard error of 7 %
+    np.testing.assert_allclose(scatter, reported, rtol=0.3)
     # Four standard errors of the mean of 100 runs; one in 4000 such tests of four
     # states fails.
     assert (np.abs(values.mean(axis=0) - exact(0.9)) < 4.0 * scatter / 10.0).all()
@@ -98,9 +97,8 @@ def test_variance_leaves_the_noise_out():
     noisy = monte_carlo_values(
         Corridor(), half, np.repeat(STATES, 4000, axis=0), 0.9, generator, repeats=3
     )
-    assert noisy.variance == pytest.approx(
-        exact(0.9).var(), rel=0.15
-    )  # three standard errors
+    # three standard errors
+    assert noisy.variance == pytest.approx(exact(0.9).var(), rel=0.15)
     assert noisy.values.var() > 1.5 * noisy.variance
 
 

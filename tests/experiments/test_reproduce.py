@@ -171,9 +171,8 @@ def test_mujoco_with_the_real_learner(
             for part in ("final", f"noise {NOISE[0]:g}")
         )
         clean, noisy = (file[name][:, 0] for name in names)
-    assert not np.array_equal(
-        clean, noisy
-    )  # the same policies before anything was learned
+    # the same policies before anything was learned
+    assert not np.array_equal(clean, noisy)
 
 
 def test_the_scales_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +191,5 @@ def test_the_scales_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> N
     assert quick.training("mountain_car").epochs == 150
     cells = [cell for *_, cell in ablation.variants("ablation", full)]
     assert len({cell.name for cell in cells}) == len(set(cells))
-    assert (
-        cells[0].name == "puddle_world-kloss-c3fd3af8c268"
-    )  # cells lie in folders of users
+    # cells lie in folders of users
+    assert cells[0].name == "puddle_world-kloss-c3fd3af8c268"

@@ -193,8 +193,7 @@ def test_python_m_runs_the_clone_that_it_is_started_in(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    seen_by = (
-        (tmp_path / "seen").read_text().splitlines()
-    )  # here and in one worker or both
+    # here and in one worker or both
+    seen_by = (tmp_path / "seen").read_text().splitlines()
     assert len(seen_by) > 1
     assert set(seen_by) == {str(workers)}

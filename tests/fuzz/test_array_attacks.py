@@ -90,10 +90,11 @@ def test_strange_archives_are_one_line(tmp_path: Path):
             "compressed in a way NumPy never uses",
         ),
         (doubled.getvalue(), "two of its arrays have the same name"),
+        # commands to the terminal
         (
             archive({"\x1b]0;owned\x07\nrewards.npy": b""}),
             "lacks observations",
-        ),  # commands to the terminal
+        ),
     ):
         path.write_bytes(content)
         with one_line(DataError, match=words):

@@ -19,9 +19,8 @@ CAMPAIGNS = [
     for examples in (15, 1000)
     for name in readers()
 ]
-pytestmark = pytest.mark.filterwarnings(
-    "ignore"
-)  # what libraries remark on damaged files
+# what libraries remark on damaged files
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)

@@ -84,9 +84,8 @@ def test_passes_over_shards_are_those_of_this_process(
     "estimator", ["lstdq", "wis", pytest.param("kloss", marks=pytest.mark.slow)]
 )
 def test_estimates_are_those_of_this_process(address, shards, estimator, monkeypatch):
-    monkeypatch.setattr(
-        "koffline.ope.working_log._ROWS_TOGETHER", 1
-    )  # so that there are sums to be added
+    # so that there are sums to be added
+    monkeypatch.setattr("koffline.ope.working_log._ROWS_TOGETHER", 1)
     log = open_transitions(shards, lazy=True)
     quick = {
         "steps": 60,

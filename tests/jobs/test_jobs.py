@@ -234,9 +234,8 @@ def test_passes_share_kept_workers(tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == 2
         with pytest.raises(DataError):
             list(settings.map(functions.refuse_third, range(4), "data"))
-        one, other = (
-            settings.map(functions.double, range(3)) for _ in range(2)
-        )  # one within the other
+        # one within the other
+        one, other = (settings.map(functions.double, range(3)) for _ in range(2))
         assert list(zip(one, other, strict=True)) == [(0, 0), (2, 2), (4, 4)]
     assert not multiprocessing.active_children()
 

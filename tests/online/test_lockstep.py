@@ -23,9 +23,8 @@ from tests.online.lockstep_runs import ENVIRONMENTS, SMALL, iterate, make_runs, 
     "runs",
     [
         *map(make_runs, ENVIRONMENTS),
-        make_runs(
-            "CartPole-v1", streaming=True
-        ),  # where one run played one path and another two
+        # where one run played one path and another two
+        make_runs("CartPole-v1", streaming=True),
         [
             OnlineRun(
                 OnlineConfig("CartPole-v1", critic="td0", exploration=x, **SMALL), 3

@@ -108,9 +108,8 @@ def test_played_actions_follow_the_policy():
             noise = ((held.actions[inside] - means) / spread).reshape(-1)
             assert len(noise) == 1000
             assert stats.kstest(noise, "norm").pvalue > 1e-3
-            assert (
-                abs(stats.spearmanr(noise[1:], noise[:-1]).statistic) < 0.12
-            )  # 3.8 deviations
+            # 3.8 deviations
+            assert abs(stats.spearmanr(noise[1:], noise[:-1]).statistic) < 0.12
 
 
 def test_discrete_actions_follow_the_softmax():

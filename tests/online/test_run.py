@@ -65,9 +65,8 @@ def test_what_a_run_leaves(tmp_path):
         [min(last), max(last)],
     )
     assert summary["return"]["per_seed"] == {"3": last[0], "4": last[1]}
-    assert not {"seconds", "steps_per_second"} & set(
-        summary
-    )  # the same run, the same bytes
+    # the same run, the same bytes
+    assert not {"seconds", "steps_per_second"} & set(summary)
     assert json.loads((out / "run.json").read_text())["finished"]
 
 
@@ -82,9 +81,8 @@ def test_seeds_may_be_trained_in_several_processes(tmp_path):
             assert (both.out / name / file).read_bytes() == (
                 single.out / name / file
             ).read_bytes()
-    again = train(
-        None, resume=tmp_path / "both"
-    )  # with another number of workers: the same stacks
+    # with another number of workers: the same stacks
+    again = train(None, resume=tmp_path / "both")
     assert again == both
 
 

@@ -85,10 +85,11 @@ def test_standard_errors_are_those_of_sums_over_clusters():
     )
     found = estimate_one("is", prepare_episodes(log, policy, 0.9), None)
     assert f"{USERS} independent units" in found.interval.assumptions
+    # none is certified
     assert set(found.diagnostics["intervals"]) == {
         "episodes-t",
         "episodes-bootstrap",
-    }  # none is certified
+    }
 
 
 @pytest.mark.parametrize("estimator", ["kloss", "dr"])

@@ -42,9 +42,8 @@ def test_an_error_in_one_place_is_found_there(problem) -> None:
     assert found.test.rejects
     assert found.test.kernel_ratio > 2.0
     assert found.regions[0].is_significant
-    above = next(
-        region for region in found.regions if region.mean_residual < 0.0
-    )  # before it: below
+    # before it: below
+    above = next(region for region in found.regions if region.mean_residual < 0.0)
     assert above.is_significant
     assert above.action == 1
     assert np.linalg.norm(above.center - CASE.world.coordinates[5]) < 0.2
@@ -61,9 +60,8 @@ def test_exact_values_are_left_alone_and_worth_what_they_are(problem) -> None:
     assert not found.test.rejects
     assert 0.2 < found.test.kernel_ratio < 2.0
     assert not any(region.is_significant for region in found.regions)
-    assert found.value == pytest.approx(
-        problem.value_at_starts, abs=0.02
-    )  # up to the jitter's cells
+    # up to the jitter's cells
+    assert found.value == pytest.approx(problem.value_at_starts, abs=0.02)
     record = json.loads(found.to_json())
     assert record["test"]["rejects"] is False
     assert record["residual_by_step"]["mean"] == found.by_step.mean.tolist()

@@ -42,11 +42,12 @@ EXACT = {"rel": 0.0, "abs": 1e-12}
 START = (0.3, 0.7)
 LATER = 2
 END = 3
+# by state, of three actions
 BEHAVIOR = (
     (0.5, 0.3, 0.2),
     (0.1, 0.6, 0.3),
     (0.25, 0.35, 0.4),
-)  # by state, of three actions
+)
 TARGET = ((0.15, 0.7, 0.15), (0.6, 0.1, 0.3), (0.3, 0.5, 0.2))
 # By state and action: (chance, reward, next state). Rewards are not negative.
 OUTCOMES = {
@@ -291,9 +292,8 @@ def test_one_log_of_all_episodes_has_the_value(name: str) -> None:
     """
     chances, episodes = zip(*paths(OUTCOMES), strict=True)
     log = as_log(list(episodes), list(chances))
-    values = Reading(wrong_networks(replicas=2)).values(
-        log
-    )  # one resampled network: the same for all rows
+    # one resampled network: the same for all rows
+    values = Reading(wrong_networks(replicas=2)).values(log)
     found = over_episodes(name, log, values)
     assert found.value == pytest.approx(value(OUTCOMES, TARGET), **EXACT)
 

@@ -32,10 +32,11 @@ TOLERANCES |= {
     "linear_off_deterministic": 0.20,
     "linear_tuples": 0.15,
 }
+# discrete and continuous, episodes and tuples
 DEFAULT_SUITE = (
     "chain_off",
     "linear_tuples",
-)  # discrete and continuous, episodes and tuples
+)
 ROWS = 1500
 BRIEF = {"steps": 800, "full_replicas": 1, "resampled_replicas": 3}
 # Twice the largest error of each estimator over five other seeds (measured at these

@@ -45,10 +45,11 @@ def test_groups_share_networks_and_their_mean_is_the_value() -> None:
         koffline.evaluate(log, SOFT, 0.9, **QUICK, by=by) for by in (None, 0)
     )
     assert (plain.groups, plain.by) == ((), None)
+    # nothing was trained anew
     assert (found.value, found.interval) == (
         plain.value,
         plain.interval,
-    )  # nothing was trained anew
+    )
     small, large = found.groups
     assert (small.group, small.starts, large.group, large.starts) == ("-1", 20, "2", 10)
     assert (20 * small.value + 10 * large.value) / 30 == pytest.approx(found.value)
@@ -142,9 +143,8 @@ def test_groups_where_the_log_never_acts_as_the_policy_does(
         300 // every,
         often > 0.1,
     )
-    assert (
-        every > 3 or "worth: about" in found.verdict.sentence
-    )  # of all start states together
+    # of all start states together
+    assert every > 3 or "worth: about" in found.verdict.sentence
     answer = (
         "not answerable: about (9.|100)" if often > 0.1 else "with care: about [3-7]"
     )

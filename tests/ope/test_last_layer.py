@@ -72,9 +72,8 @@ def asked(kind, critics=400):
     return problem, network, table, instruments, weights
 
 
-@pytest.mark.parametrize(
-    "sparse", [0.0, 9.0]
-)  # whether sums are added output by output
+# whether sums are added output by output
+@pytest.mark.parametrize("sparse", [0.0, 9.0])
 @pytest.mark.parametrize(
     ("kind", "critics"), [("discrete", 400), ("continuous", 400), ("discrete", 12)]
 )
@@ -87,9 +86,8 @@ def test_minimiser_solves_the_ridged_least_squares_problem(
     P is the identity but for the same constant added to every output.
     """
     monkeypatch.setattr("koffline.ope.systems._SPARSE", sparse)
-    monkeypatch.setattr(
-        "koffline.ope.learning._MOST_ROWS", 17
-    )  # several blocks, the last one ragged
+    # several blocks, the last one ragged
+    monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 17)
     problem, network, table, instruments, weights = asked(kind, critics)
     weights[:, ::7] = 0.0
     resampling = Resampling.draw(problem, 1, 1, seed=0)
@@ -122,9 +120,8 @@ def test_minimiser_solves_the_ridged_least_squares_problem(
         )[0]
         np.testing.assert_allclose(solved[replica], expected, atol=2e-5)
         own = resampling.row_weights(problem)[replica].numpy() * (1.0 - stopped)
-        moves = now - problem.discounts[:, None] * np.roll(
-            now, -1, axis=0
-        )  # LSTD with the log's next row
+        # LSTD with the log's next row
+        moves = now - problem.discounts[:, None] * np.roll(now, -1, axis=0)
         columns = np.column_stack([moves, problem.rewards])
         np.testing.assert_allclose(
             logged.system[replica], (now.T * own) @ columns, atol=1e-5
@@ -244,9 +241,8 @@ def seen_by(fitted, replica):
 def test_each_network_has_the_solution_of_its_own_system(workspace, name):
     fitted = workspace.fitted
     found = estimators.closed_form(name, fitted) / fitted.problem.reward_scale
-    np.testing.assert_allclose(
-        found[0, 0], found[0, 1], rtol=1e-12
-    )  # the network of the whole log
+    # the network of the whole log
+    np.testing.assert_allclose(found[0, 0], found[0, 1], rtol=1e-12)
     rows = fitted.problem.row_weights.sum()
     for replica in range(4):
         columns, critics = seen_by(fitted, replica)

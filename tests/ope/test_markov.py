@@ -145,9 +145,8 @@ def test_the_shift_is_what_the_action_before_does_to_the_value(seed: int) -> Non
     shift = shift_of(log, values)
     truth = true_value(0.5)
     assert shift.p_value < 1e-6
-    assert (
-        abs(wrong - truth) > 0.5
-    )  # the log's own action 0 is taken five times too often
+    # the log's own action 0 is taken five times too often
+    assert abs(wrong - truth) > 0.5
     assert abs(wrong + shift.value - truth) < 0.25 * abs(wrong - truth)
 
 
@@ -180,9 +179,8 @@ def test_a_drifting_world_is_worth_what_it_is_at_the_end(seed: int) -> None:
 def test_errors_of_the_values_that_depend_on_the_state_alone_cancel() -> None:
     log = ring(0.0, 0)
     right, wrong = (shift_of(log, counted_values(log, by)[0]) for by in (0.0, 1.0))
-    assert (
-        abs(wrong.value - right.value) < wrong.standard_error < 0.3
-    )  # where J is off by 1.5
+    # where J is off by 1.5
+    assert abs(wrong.value - right.value) < wrong.standard_error < 0.3
     assert wrong.p_value > 1e-3
 
 
@@ -370,9 +368,8 @@ def test_rows_of_long_logs_are_thinned_not_episodes() -> None:
     assert shift.units > 1100  # some have one row, which is not drawn
     assert abs(shift.value - (true_value(0.5) - counted_values(log)[1])) < 0.25
     slight = ring(0.02, 0, episodes=1200)
-    assert (
-        shift_of(slight, counted_values(slight)[0]).p_value < 1e-4
-    )  # 0.005 by every second row
+    # 0.005 by every second row
+    assert shift_of(slight, counted_values(slight)[0]).p_value < 1e-4
 
 
 def test_a_value_function_of_states_knows_no_history() -> None:

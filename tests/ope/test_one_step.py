@@ -15,9 +15,8 @@ from koffline.ope.names import ESTIMATORS
 from tests.ope.problems import discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
 
-_MEANS = np.array(
-    [[1.0, 0.0, 0.5], [0.0, 2.0, 0.5]]
-)  # of rewards, by kind of user and action
+# of rewards, by kind of user and action
+_MEANS = np.array([[1.0, 0.0, 0.5], [0.0, 2.0, 0.5]])
 _LOGGED = np.array([[0.6, 0.2, 0.2], [0.3, 0.3, 0.4]])
 _ASKED = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
 TRUTH, LOGGING = (float((0.5 * table * _MEANS).sum()) for table in (_ASKED, _LOGGED))
@@ -57,9 +56,8 @@ def test_every_estimator_agrees_with_the_exact_answer() -> None:
         assert estimate.interval.holds(TRUTH), name
         if estimate.uplift is not None:
             assert estimate.uplift.interval.holds(TRUTH - LOGGING), name
-    assert (
-        sum(row.estimate.uplift is not None for row in found.rows) == 14
-    )  # not magic, drl
+    # not magic, drl
+    assert sum(row.estimate.uplift is not None for row in found.rows) == 14
     assert found.verdict.answer == "supported"
 
 

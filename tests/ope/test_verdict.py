@@ -89,11 +89,12 @@ def robust(**changed: float) -> PointEstimate:
             {"gaps": [Reason("gaps", "3 steps are longer than others")]},
         ),
         (WITH_CARE, "horizon", {"limits": limits(longest=10)}),
+        # all end after 10 steps
         (
             SUPPORTED,
             "",
             {"limits": limits(longest=10, terminated=200)},
-        ),  # all end after 10 steps
+        ),
         (WITH_CARE, "contradiction", {"robust": robust(value=12.0)}),
         (WITH_CARE, "support", {"robust": robust(effective_units=4.0)}),
         (WITH_CARE, "support", {"robust": robust(mass=0.5)}),
@@ -259,9 +260,8 @@ def test_actions_of_which_the_log_tells_too_little_are_replaced_by_the_others() 
     replaced = coverages.among(policy, known).probabilities(log.observations)
     np.testing.assert_allclose(replaced, np.tile([0.2, 0.8, 0.0], (600, 1)), atol=1e-9)
     seldom = DiscretePolicy(3, lambda s: np.tile([0.5, 0.45, 0.05], (len(s), 1)))
-    assert (
-        coverages.known_actions(seldom, rare) is None
-    )  # no more often than three times as the log
+    # no more often than three times as the log
+    assert coverages.known_actions(seldom, rare) is None
     problem = prepare_problem(rare, policy, 0.9, 1, np.random.default_rng(0))
     assert measure_coverage(
         problem, np.random.default_rng(0), known

@@ -124,15 +124,13 @@ def test_late_ends_are_left_out_as_often_as_recording_stopped(stored, tmp_path) 
     episodes = np.arange(log.n_episodes)
     lengths = np.asarray(log.episode_lengths)
     fair = without_late_ends(log, episodes, stop_shares(log))
-    assert np.array_equal(
-        lengths - fair.episode_lengths, (lengths == 6) * 1
-    )  # all that ended at the limit
+    # all that ended at the limit
+    assert np.array_equal(lengths - fair.episode_lengths, (lengths == 6) * 1)
     assert fair.truncated[fair.episode_ends].sum() + fair.terminated.sum() == len(
         episodes
     )
-    koffline.write_transitions(
-        log, tmp_path / "log.csv"
-    )  # which has no place for the note on them
+    # which has no place for the note on them
+    koffline.write_transitions(log, tmp_path / "log.csv")
     assert len(koffline.open_transitions(tmp_path / "log.csv")) == len(
         without_late_ends(log)
     )
@@ -190,9 +188,8 @@ def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None
     """The doubly robust sums of a sampled log are those of all its rows, in the units
     of the sample.
     """
-    monkeypatch.setattr(
-        working_log, "_MOST_ROWS", 60
-    )  # several parts, of other mean weights
+    # several parts, of other mean weights
+    monkeypatch.setattr(working_log, "_MOST_ROWS", 60)
     memory, _ = stored["discrete"]
     held = hold(memory, 150, seed=0).sample.units
     log = memory.replace(weights=np.where(np.isin(memory.episode_ids, held), 0.1, 3.0))

@@ -90,12 +90,13 @@ def test_table_and_report(command, name, words, plots) -> None:
     page = Path("why/report.html").read_text(encoding="utf-8")
     assert {path.stem for path in Path("why/plots").iterdir()} == plots
     assert page.count("<svg") == len(plots)
+    # it loads nothing
     known = (
         "www.w3.org",
         "purl.org",
         "creativecommons.org",
         "matplotlib.org",
-    )  # it loads nothing
+    )
     assert all(
         any(name in word for name in known) for word in page.split() if "http" in word
     )

@@ -41,9 +41,8 @@ def make_config(source: str, kind: str = "dqn", **train: Any) -> dict[str, Any]:
         if name == "batch_size":
             params[name] = 8
         if name in ("target_update_interval", "warmup_steps", "rl_start_step"):
-            params[name] = (
-                7 if name.startswith("target") else 22
-            )  # in the middle of an epoch
+            # in the middle of an epoch
+            params[name] = 7 if name.startswith("target") else 22
         if name == "observation_scaler":
             params[name] = {"type": "standard"}
     has_values = kind not in ("bc", "discrete_bc", *EVALUATORS)

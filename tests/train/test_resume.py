@@ -61,9 +61,8 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
             check_equal(whole, folder)
         else:
             break
-    assert (
-        number > 15
-    )  # 2 × (5 metrics, a model, a checkpoint), config, params and two records
+    # 2 × (5 metrics, a model, a checkpoint), config, params and two records
+    assert number > 15
 
 
 def test_a_model_has_one_temporary_file_whose_name_is_known_to_who_cleans_up(
@@ -203,9 +202,8 @@ def test_a_diverged_run_is_a_failure_that_its_record_keeps(
         ConfigError, match=f"training diverged after step 0: .*{what}"
     ) as caught:
         train(config, tmp_path / "run")
-    monkeypatch.setattr(
-        "koffline.train.run._train_epoch", None
-    )  # nothing is trained again
+    # nothing is trained again
+    monkeypatch.setattr("koffline.train.run._train_epoch", None)
     with pytest.raises(ConfigError) as again:
         train(config, tmp_path / "run", resume=True)
     assert str(again.value) == str(caught.value)

@@ -92,9 +92,8 @@ def test_the_resolved_config_gives_the_same_run(tmp_path):
 
 
 def test_metrics_do_not_change_what_is_learned(tmp_path):
-    plain = run(
-        tmp_path / "one", "bcq", ["evaluators={}"]
-    )  # draws candidates whenever it acts
+    # draws candidates whenever it acts
+    plain = run(tmp_path / "one", "bcq", ["evaluators={}"])
     measured = run(tmp_path / "two", "bcq")
     assert plain.model.read_bytes() == measured.model.read_bytes()
 
@@ -155,9 +154,8 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
     content["evaluators"] = {"initial_value": {}}
     result = train(load_config(content), tmp_path / "run")
     assert np.isfinite(result.metrics["initial_value"])
-    if (
-        kind == "fqe"
-    ):  # observations scaled as the policy's, which sees them through the evaluator
+    # observations scaled as the policy's, which sees them through the evaluator
+    if kind == "fqe":
         scalers = [
             json.loads(read_d3(m).config)["config"]["params"]["observation_scaler"]
             for m in (policy, result.model)

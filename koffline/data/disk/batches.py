@@ -28,13 +28,14 @@ _LEAST_BLOCK_ROWS = 1024
 # blocks per pool
 _WANTED_BLOCKS = 256
 _LEAST_BLOCKS = 64
+# columns of mini-batches
 DRAWN = (
     "observations",
     "actions",
     "rewards",
     "next_observations",
     "terminated",
-)  # columns of mini-batches
+)
 # independent random streams of one seed
 _ORDER = 1
 _ROWS = 2
@@ -102,9 +103,8 @@ class BlockSampler:
         """
         pieces: list[dict[str, np.ndarray]] = []
         while count:
-            while self._drawn == len(
-                self._order
-            ):  # a pool may have no row of the part; the log has some
+            # a pool may have no row of the part; the log has some
+            while self._drawn == len(self._order):
                 self._pool += 1
                 self._fill()
             rows = self._order[self._drawn : self._drawn + count]
@@ -154,9 +154,8 @@ class BlockSampler:
             )
             for each in (epoch, epoch + 1)
         ]
-        chosen = np.sort(
-            np.concatenate(orders)[first : first + self._in_pool]
-        )  # each file is opened once
+        # each file is opened once
+        chosen = np.sort(np.concatenate(orders)[first : first + self._in_pool])
         generator = np.random.default_rng((self._seed, _ROWS, self._pool))
         turns = []
         count = 0

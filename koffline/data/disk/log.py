@@ -366,9 +366,8 @@ def _check_episodes(block: Transitions, start: int) -> None:
     flagged.
     """
     if block.steps is not None:
-        begun = np.diff(
-            block.units
-        )  # 1 where an episode begins, 0 inside, others wrong
+        # 1 where an episode begins, 0 inside, others wrong
+        begun = np.diff(block.units)
         counted = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))
         checks.check_steps(block.steps[1:], counted, start + 1)
         checks.check_flags_end_episodes(block.columns, start)

@@ -321,9 +321,8 @@ class ShardWriter:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._rows:
             self._close_shard()
-        metadata = dataclasses.replace(
-            self.metadata, sha256=None
-        )  # which is of the rows as they were read
+        # which is of the rows as they were read
+        metadata = dataclasses.replace(self.metadata, sha256=None)
         log = LazyTransitions(tuple(self._shards), self._space, self._columns, metadata)
         metadata = dataclasses.replace(metadata, sha256=log.sha256)
         write_manifest(self._folder, dataclasses.replace(log, metadata=metadata))

@@ -118,9 +118,8 @@ def _compare_actions(steps: _Steps, shift: Shift) -> _Gains | None:
         shifted_action = rows.actions(inner + 1)
     else:
         shifted_action = rows.actions(inner - 1)
-        before = _features(
-            rows, inner - 1
-        )  # the action of the row above tells of that row's state, too
+        # the action of the row above tells of that row's state, too
+        before = _features(rows, inner - 1)
         base = np.hstack([base, before])
     own_action = rows.actions(inner)
     without = _unseen_errors(base, targets=steps.step, episode=steps.episode)

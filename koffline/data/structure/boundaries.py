@@ -50,9 +50,8 @@ def _terminations_that_end_nothing(rows: LoggedRows) -> Iterator[Symptom]:
     is_terminated = np.asarray(rows.log.terminated)[lasts]
     lasts = lasts[is_terminated]
     firsts = firsts[is_terminated]
-    has_own = (
-        rows.next_keys[lasts] != rows.observation_keys[lasts]
-    )  # readers may repeat the last observation
+    # readers may repeat the last observation
+    has_own = rows.next_keys[lasts] != rows.observation_keys[lasts]
     lasts = lasts[has_own]
     firsts = firsts[has_own]
     if len(lasts) < _LEAST_ROWS:

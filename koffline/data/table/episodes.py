@@ -21,7 +21,7 @@ from koffline.errors import DataError, counted, listed
 _NO_ACTION = "koffline: the row has no action"  # a name that no column has
 
 
-def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
+def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:  # noqa: C901
     """Aligned columns of a piece with whole episodes; None if no row is left.
 
     Episodes and rows are in the order of `_ordered`; ``table.counts`` records what was
@@ -70,9 +70,8 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         log["weights"] = _numbers(frame[roles.weight])
     if roles.behavior is not None:
         found = _numbers(frame[roles.behavior])
-        with np.errstate(
-            divide="ignore", invalid="ignore"
-        ):  # bad values are reported below
+        # bad values are reported below
+        with np.errstate(divide="ignore", invalid="ignore"):
             if roles.behavior_probability:
                 log["behavior_log_probabilities"] = np.log(found)
             else:
@@ -236,9 +235,8 @@ def _cut(
     first = pl.col("missing") & (count == 1)
     kept = first & ~pl.col("unseen") & may_stay
     final = first & ~pl.col("unseen") & (count.shift(fill_value=0).over("episode") == 0)
-    ends = (
-        (first & ~kept).shift(-1, fill_value=False).over("episode")
-    )  # above the first row that goes
+    # above the first row that goes
+    ends = (first & ~kept).shift(-1, fill_value=False).over("episode")
     found = rows.select(gone=count > 0, kept=kept, shortened=kept | ends, final=final)
     gone, stays, shortened, final_state = (
         found[name].to_numpy() for name in found.columns

@@ -60,9 +60,8 @@ def meaning(column: Profile) -> Flag | None:
     if column.role != IGNORED or column.reason or column.values.dtype.is_nested():
         return None
     found = flag_of(column.name)
-    if (
-        found is Flag.GOES_ON and column.values.dtype.is_numeric()
-    ):  # a discount is 0 where the world ended
+    # a discount is 0 where the world ended
+    if found is Flag.GOES_ON and column.values.dtype.is_numeric():
         if (column.distinct == 2 and column.low == 0) or column.is_flag:
             return found
         return None

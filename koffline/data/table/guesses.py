@@ -229,9 +229,8 @@ def _by_names(columns: Sequence[Profile], has_ends: bool) -> None:
             ):
                 each.reason = f"its name says {role}, its values do not: {remedy}"
                 each.problem = f"{each.problem}; {each.reason}".removeprefix("; ")
-        for each in (
-            likely[1:] if role == "action" else ()
-        ):  # a vector of actions: action_0, action_1
+        # a vector of actions: action_0, action_1
+        for each in likely[1:] if role == "action" else ():
             stem, first = (re.sub(r"\d+$", "", one.name) for one in (each, likely[0]))
             if stem and first == stem != each.name:
                 each.role = role

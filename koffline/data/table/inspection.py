@@ -167,7 +167,7 @@ class Inspection:
         return "\n".join(lines) + "\n"
 
 
-def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
+def inspect_table(source: Location, rows: int = 100_000) -> Inspection:  # noqa: C901
     """Look at the first rows of a table and guess a mapping.
 
     Raises DataError, also if none is needed.
@@ -435,7 +435,7 @@ def _check_states(found: Inspection) -> None:
                 )
 
 
-def _propose(found: Inspection, held: pl.DataFrame, guess: Guess) -> None:
+def _propose(found: Inspection, held: pl.DataFrame, guess: Guess) -> None:  # noqa: C901
     """Fill in the mapping: roles, encodings, missing values, ends of episodes, repeated
     rows.
     """
@@ -482,9 +482,8 @@ def _propose(found: Inspection, held: pl.DataFrame, guess: Guess) -> None:
             each.reason = "only some observations have a next one"
     used = [each for each in found.columns if each.role != IGNORED]
     for each in used:
-        if (
-            each.missing and each.role != "next_observations"
-        ):  # an episode's last state may have none
+        # an episode's last state may have none
+        if each.missing and each.role != "next_observations":
             found.problems.append(
                 f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing"
             )
@@ -513,9 +512,8 @@ def _propose(found: Inspection, held: pl.DataFrame, guess: Guess) -> None:
     if repeated and {"episode", "time"} <= mapping.keys():
         found.problems.append(said)
         mapping["drop_duplicates"] = "exact"
-    elif (
-        repeated and "episode" in mapping
-    ):  # without episodes, equal rows are plausible
+    elif repeated and "episode" in mapping:
+        # without episodes, equal rows are plausible
         found.notes.append(said)
 
 
@@ -563,12 +561,10 @@ def _survey(found: Inspection, rows: int) -> None:
         with problems.noted():
             read = assemble(table.rows.held, table)
             if read is not None:
-                log = (
-                    read.transitions()
-                )  # the log's own checks: infinities, probabilities above 1
-                if (
-                    not found.open
-                ):  # else the rows depend on an answer that the user has to give
+                # the log's own checks: infinities, probabilities above 1
+                log = read.transitions()
+                # else the rows depend on an answer that the user has to give
+                if not found.open:
                     signs = [symptom.text for symptom in symptoms_of(log)]
         problems.found = table.problems.found or problems.found
         if table.unearned.question and mapping.reward_row is None:

@@ -172,9 +172,8 @@ def _candidates(
     for each in columns:
         by_width.setdefault(each.values.shape[1], []).append(each)
     for several in by_width.values():
-        next_values = np.stack(
-            [each.values[following] for each in several]
-        )  # (k, P, d)
+        # (k, P, d)
+        next_values = np.stack([each.values[following] for each in several])
         for later in several:
             share = _equal(later.values[rows], next_values).mean(axis=1)
             for place in np.flatnonzero(share >= _NEARLY_ALL - 0.05):

@@ -42,11 +42,12 @@ _BETWEEN = " | "
 _END_OF_SCALAR = "...\n"  # PyYAML writes it below a single value
 _LONGEST_ANSWER = 200  # characters of one in a message
 _ANSWERS = {"last_row": ("last_row: cut", "last_row: terminal")}
+# in which ? stands for any letter
 _PATTERNS = (
     "observations",
     "action",
     "next_observations",
-)  # in which ? stands for any letter
+)
 # Fields that do not apply to one-step episodes.
 _OF_EPISODES = (
     "episode",
@@ -428,12 +429,10 @@ class Formula:
     """
 
     text: str
-    columns: Mapping[
-        str, bool
-    ]  # columns in the formula: True if compared with texts, else numbers
-    comparisons: tuple[
-        tuple[str, str], ...
-    ]  # columns and the texts that they are compared with
+    # columns in the formula: True if compared with texts, else numbers
+    columns: Mapping[str, bool]
+    # columns and the texts that they are compared with
+    comparisons: tuple[tuple[str, str], ...]
     value: pl.Expr = field(repr=False, compare=False)
 
 

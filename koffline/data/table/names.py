@@ -17,9 +17,8 @@ def _set(words: str) -> frozenset[str]:
 _PART = re.compile(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])|\d+")
 _NEGATIONS = ("not", "non", "no")
 STATE_WORDS = _set("obs observation observations ob state states s")
-EARLIER_WORDS = _set(
-    "prev previous last lag lagged prior old past before tm"
-)  # tm1: t - 1
+# tm1: t - 1
+EARLIER_WORDS = _set("prev previous last lag lagged prior old past before tm")
 LATER_WORDS = _set("next new following future lead after post prime tp")  # tp1: t + 1
 _NEXT = re.compile(
     r"^(?:next|new|following|future)[_. -]?(.+)$|^(.+?)[_."

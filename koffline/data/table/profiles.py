@@ -180,9 +180,8 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
         )
     texts = column.str.strip_chars()
     is_word = texts.to_frame().select(is_missing_word(pl.col(name))).to_series()
-    there = texts.filter(
-        ~is_word
-    )  # in numbers, times and flags such words are missing values
+    # in numbers, times and flags such words are missing values
+    there = texts.filter(~is_word)
     way = next(
         (way for way, missed in unread(texts, TEXT_WAYS).items() if not missed.any()),
         None,

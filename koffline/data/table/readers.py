@@ -267,9 +267,8 @@ def unpacked_bytes(name: str) -> int:
         if codec is None:
             return size
         file.seek(0)
-        stream = pa.CompressedInputStream(
-            file, codec
-        )  # it closes the file when it is no longer used
+        # it closes the file when it is no longer used
+        stream = pa.CompressedInputStream(file, codec)
         unpacked = len(stream.read(_MOST_HEADER))
         if unpacked < _MOST_HEADER:
             packed = size
@@ -432,9 +431,8 @@ def _columns(found: Mapping[str, Any], name: str) -> list[str]:
             " episode_ids"
         )
         raise DataError(f"{said}; {remedy}")
-    is_other = any(
-        each.startswith(("episode_0/", "num_episodes")) for each in found
-    )  # Minari's, d3rlpy's
+    # Minari's, d3rlpy's
+    is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)
     kept = {
         each: array.shape[0]
         for each, array in found.items()

@@ -57,9 +57,8 @@ class UnearnedRewards:
         without = lacks_action(frame, roles)
         if not without.any():
             return
-        last_with = np.full(
-            int(episodes[-1]) + 1, -1
-        )  # by episode: its last row with an action
+        # by episode: its last row with an action
+        last_with = np.full(int(episodes[-1]) + 1, -1)
         last_with[episodes[~without]] = np.flatnonzero(~without)
         is_final = np.arange(frame.height) > last_with[episodes]
         rewards = reward_values(frame, roles)[is_final]
@@ -106,9 +105,8 @@ def move_rewards(
     rewards = reward_values(frame, roles)
     moves = without & (np.nan_to_num(rewards) != 0.0)
     row = np.arange(frame.height)
-    above = np.maximum.accumulate(
-        np.where(without, -1, row)
-    )  # the last row with an action so far
+    # the last row with an action so far
+    above = np.maximum.accumulate(np.where(without, -1, row))
     has_action_above = (above >= 0) & (episodes[above] == episodes)
     moved = np.flatnonzero(moves & has_action_above)
     targets = above[moved]

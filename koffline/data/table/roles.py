@@ -43,16 +43,17 @@ _SINGLE = (
     "behavior_log_probability",
     "cluster",
 )
+# roles that a formula may have
 _COMPUTED = (
     "reward",
     "terminal",
     "truncated",
     "starts",
-)  # roles that a formula may have
+)
 _SIGNS = set("+-*/<>=!(`")
 
 
-def resolved(
+def resolved(  # noqa: C901
     mapping: TableMapping, names: Sequence[str], problems: Problems
 ) -> tuple[TableMapping, tuple[Formula, ...]]:
     """The mapping with patterns replaced by columns and ``impute`` and ``encode`` by
@@ -591,9 +592,8 @@ def ordered_actions(
         are_texts = all(isinstance(value, str) for value in values)
         return tuple(in_natural_order(values) if are_texts else sorted(values))
     kind = type(next(iter(values)))
-    if (
-        kind is not str
-    ):  # names from a command line are texts: convert them to integers or booleans
+    # names from a command line are texts: convert them to integers or booleans
+    if kind is not str:
         spelled: dict[str, Any] = {"true": True, "false": False}
         if kind is int:
             spelled = {

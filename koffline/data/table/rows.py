@@ -270,9 +270,8 @@ class TableRows:
             column = frame[name]
             if column.dtype == pl.String and kind == pl.Float64:
                 column = self._numbers(column, file, above)
-            with contextlib.suppress(
-                pl.exceptions.PolarsError
-            ):  # no type holds all values of both
+            # no type holds all values of both
+            with contextlib.suppress(pl.exceptions.PolarsError):
                 both = [pl.DataFrame(schema={name: kind}), column.to_frame()]
                 column = pl.concat(both, how="vertical_relaxed")[name]
             if column.dtype != kind:

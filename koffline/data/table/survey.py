@@ -82,9 +82,8 @@ class Table:
     n_rows: int = 0
     missing: Counter[str] = field(default_factory=Counter)
     widths: dict[str, int] = field(default_factory=dict)
-    means: dict[str, float] = field(
-        default_factory=lambda: defaultdict(float)
-    )  # sums until the pass ends
+    # sums until the pass ends
+    means: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     flagged: set[str] = field(default_factory=set)
     is_open: bool = False  # whether the mapping leaves open which rows form an episode
     categories: tuple[Any, ...] = ()
@@ -208,9 +207,8 @@ def prepare_table(
     observed = [
         pl.Int16() if column in roles.encode else types[column] for column in states
     ]
-    number = values.number_type(
-        observed, bytes_stay=not roles.impute
-    )  # imputed means are not whole numbers
+    # imputed means are not whole numbers
+    number = values.number_type(observed, bytes_stay=not roles.impute)
     with faults(name, kind):
         rows = TableRows(kind, files, types, width_of(number))
         if roles.decimal_comma:
@@ -430,7 +428,7 @@ def _order_of_actions(table: Table) -> list[str]:
     return [f"{said}; for arrays in another order say action_names"]
 
 
-def _look_through(table: Table, in_pieces: bool) -> None:
+def _look_through(table: Table, in_pieces: bool) -> None:  # noqa: C901
     """Pass over all rows and fill in the table's statistics. Raises DataError.
 
     in_pieces: rows are read from the files; episodes are counted, and the census looks
@@ -538,9 +536,8 @@ def _states(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.n
     lengths = lists.list.len().drop_nulls()
     width = int(lengths.max() or 0)  # type: ignore[arg-type]
     if (lengths != width).any():
-        return np.full(
-            (frame.height, 1), np.nan
-        )  # a problem already, since lists must have one length
+        # a problem already, since lists must have one length
+        return np.full((frame.height, 1), np.nan)
     found = np.full((frame.height, width), np.nan)
     found[lists.is_not_null().to_numpy()] = (
         lists.drop_nulls().explode().to_numpy().reshape(-1, width)
@@ -578,7 +575,7 @@ def _look_at(table: Table, column: pl.Series) -> None:
     table.missing[name] += missing
 
 
-def _check_counts(table: Table) -> None:
+def _check_counts(table: Table) -> None:  # noqa: C901
     """Add problems: missing values, and questions that only the user can answer."""
     roles = table.roles
     problems = table.problems

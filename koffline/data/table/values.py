@@ -271,9 +271,8 @@ def hashed(ids: pl.Series) -> pl.Series:
 
 _FEW = 0.01  # share of the steps: fewer gaps are only a note
 _PARTS = 16  # bins per octave: steps of about equal length share a bin
-_LONGER = int(
-    np.ceil(np.log2(1.5) * _PARTS)
-)  # bins from the usual step of a regular log to a gap
+# bins from the usual step of a regular log to a gap
+_LONGER = int(np.ceil(np.log2(1.5) * _PARTS))
 # Tukey's "far out": this many interquartile ranges above the third quartile (of the
 # logarithm)
 _FAR = 3.0
@@ -384,9 +383,8 @@ class StepLengths:
             return []
         where, length = self.first[int(gaps[0])]
         said = counted(int(many.sum()), "step", "is", "are")
-        lost = float(
-            (np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0) @ many
-        )  # rows, at all of them
+        # rows, at all of them
+        lost = float((np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0) @ many)
         rows = f", about {lost / (lost + number.sum()):.1%} of the steps may be missing"
         if many.sum() < _FEW * number.sum():
             head = "few " + GAPS

@@ -142,9 +142,8 @@ def make_case(
         raise DataError(
             "fewer than 2 rows count; a test needs at least 2, a useful one hundreds"
         )
-    weights = (
-        problem.row_weights / problem.row_weights[counted].mean()
-    )  # their sum is n, as in T = n·V̂
+    # their sum is n, as in T = n·V̂
+    weights = problem.row_weights / problem.row_weights[counted].mean()
     folds = []
     values, later = np.empty((2, len(transitions)))
     for rows, part in q.over(transitions):

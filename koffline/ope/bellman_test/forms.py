@@ -64,9 +64,8 @@ class SignDraws(NamedTuple):
 
     def critical(self, level: float) -> float:
         """Critical value: a larger T is rejected."""
-        allowed = math.floor(
-            level * (len(self.statistics) + 1) + 1e-9
-        )  # rejected if fewer draws reach T
+        # rejected if fewer draws reach T
+        allowed = math.floor(level * (len(self.statistics) + 1) + 1e-9)
         return float(np.sort(self.statistics)[-allowed])
 
     def power(self, shift: float, level: float) -> float:
@@ -80,9 +79,8 @@ class SignDraws(NamedTuple):
         spread = math.sqrt(
             1.0 + (shift**2 * self.growth_2 + shift**4 * self.growth_4) / self.variance
         )
-        renewed = (
-            self.mean + (self.critical(level) - self.mean) * spread
-        )  # the shift of the mean is left out
+        # the shift of the mean is left out
+        renewed = self.mean + (self.critical(level) - self.mean) * spread
         lifted = self.statistics + 2.0 * shift * self.linear + shift**2 * self.quadratic
         return float(np.mean(lifted > renewed))
 

@@ -186,9 +186,8 @@ def certified_interval(
             total = 1.0 / (1.0 - episodes.gamma)
             lengths = " of any length"
 
-    later = (total - np.cumsum(powers))[
-        episodes.lengths - 1
-    ]  # Σ γ^t after each episode's end
+    # Σ γ^t after each episode's end
+    later = (total - np.cumsum(powers))[episodes.lengths - 1]
 
     def lower_end(
         rewards: np.ndarray, bottom: float, top: float

@@ -185,9 +185,8 @@ class EpisodeProblem:
             steps = np.arange(start, min(start + size, self.horizon))
             rows = self.starts[:, None] + np.minimum(steps, self.lengths[:, None] - 1)
             logs = self.log_weights[rows] + np.log(self.shares)[:, None]
-            parts = np.exp(
-                logs - np.maximum(logs.max(axis=0), _LEAST)
-            )  # against overflow
+            # against overflow
+            parts = np.exp(logs - np.maximum(logs.max(axis=0), _LEAST))
             yield (
                 steps,
                 rows,

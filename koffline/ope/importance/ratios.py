@@ -35,6 +35,7 @@ _AT_BOUNDS = (
     0.01  # share of actions on the bounds above which densities need point masses there
 )
 _FREQUENCIES = 40
+# an infinite penalty ignores the observation
 _PENALTIES = (
     math.inf,
     1.0,
@@ -42,17 +43,18 @@ _PENALTIES = (
     1e-2,
     1e-3,
     1e-4,
-)  # an infinite penalty ignores the observation
+)
 _DEFAULT_PENALTY = 1e-1  # penalty if no fold can be held out
 _PATIENCE = 2  # successive penalties without improvement
 _FIT_ROWS = 10_000  # most rows of one fit
 _STEPS = {"maxiter": 60, "ftol": 1e-6}  # enough for a warm start of the next penalty
 _MOST_INPUTS = 4096
 _FAR = 5.0  # bound of standardised observations
+# range for standardised actions: repeated ones have no density
 _LOG_DEVIATIONS = (
     -6.0,
     3.0,
-)  # range for standardised actions: repeated ones have no density
+)
 _WARNING = (
     "Behavior probabilities were estimated from the log ({behavior_model}, {folds};"
     " held-out log-likelihood {behavior_log_likelihood:.3g} a row against"
@@ -241,9 +243,8 @@ class _Model:
     outputs: int
     log_likelihood: Callable[[Tensor, Tensor, Tensor], Tensor]
     actions: Tensor
-    log_unit: Float[
-        np.ndarray, " row"
-    ]  # turns densities of standardised actions into those of the log's
+    # turns densities of standardised actions into those of the log's
+    log_unit: Float[np.ndarray, " row"]
     features: Float[np.ndarray, "row feature"]
     generator: np.random.Generator
 
@@ -406,9 +407,8 @@ def _model(
 def _categorical_log_likelihood(
     parameters: Tensor, features: Tensor, actions: Tensor
 ) -> Tensor:
-    return -cross_entropy(
-        features @ parameters, actions, reduction="none"
-    )  # (n, p) @ (p, a) = (n, a)
+    # (n, p) @ (p, a) = (n, a)
+    return -cross_entropy(features @ parameters, actions, reduction="none")
 
 
 def _gaussian_log_likelihood(

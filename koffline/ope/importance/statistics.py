@@ -259,9 +259,8 @@ def magic(
     high = max(high, values[-1])
     bias = np.maximum(values - high, 0.0) - np.maximum(low - values, 0.0)
     count = len(deviations)
-    covariance = (
-        (count - 1) / count * deviations.T @ deviations
-    )  # (J, E) @ (E, J) = (J, J)
+    # (J, E) @ (E, J) = (J, J)
+    covariance = (count - 1) / count * deviations.T @ deviations
     return cuts, least_error_mix(covariance + np.outer(bias, bias))
 
 

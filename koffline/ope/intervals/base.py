@@ -188,9 +188,8 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
     curvature = matrix.mT @ matrix
     start = system.start_mean
     theta = ridged_fit(system, ridge)
-    dual = matrix @ solve_ridged(
-        curvature, start, system.free, ridge
-    )  # α with ω = Ψα, (m,)
+    # α with ω = Ψα, (m,)
+    dual = matrix @ solve_ridged(curvature, start, system.free, ridge)
     inverse = solve_ridged(curvature, matrix.mT, system.free, ridge)  # (p, m)
     # ω(x_i) = ψ_iᵀα, and the share of its own reward in a row's fit, w_i
     # z_iᵀM⁻¹Bᵀψ_i/n; both (N,)
@@ -204,9 +203,8 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
     residuals = system.residuals(theta) * scale
     share = weights * system.row_weights / len(system)
     row_design = (share * scale)[:, None] * system.difference
-    if (
-        not system.fixed_starts
-    ):  # deviations of the start states' features from their mean
+    # deviations of the start states' features from their mean
+    if not system.fixed_starts:
         of_start = system.start_weights / system.start_weights.sum()
         start_design = of_start[:, None] * (system.starts - start)
     else:  # where the states are given, of the actions drawn there

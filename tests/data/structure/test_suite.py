@@ -122,9 +122,8 @@ def test_after_the_remedy_of_late_columns_nothing_is_left(fault: str) -> None:
     wrong = with_fault(world, episodes, fault, 1.0, generator)
     assert wrong is not None
     remedies = " ".join(symptom.remedy for symptom in symptoms_of(wrong))
-    inside = np.flatnonzero(
-        np.diff(wrong.units) == 0
-    )  # rows with a row below in their episode
+    # rows with a row below in their episode
+    inside = np.flatnonzero(np.diff(wrong.units) == 0)
     columns = {
         name: np.asarray(column)[inside]
         for name, column in wrong.columns.items()
@@ -223,9 +222,8 @@ def test_equal_rows_have_equal_keys_and_others_do_not() -> None:
 
 
 def test_the_surprise_of_a_step_is_its_distance_to_the_nearest_like_it() -> None:
-    states = np.repeat(np.arange(40.0), 2)[
-        :, None
-    ]  # 40 episodes of two rows: 1 up, then 1 up again
+    # 40 episodes of two rows: 1 up, then 1 up again
+    states = np.repeat(np.arange(40.0), 2)[:, None]
     following = states + 1.0
     steps = np.tile([0, 1], 40)
     states = states + steps[:, None]
@@ -242,9 +240,8 @@ def test_the_surprise_of_a_step_is_its_distance_to_the_nearest_like_it() -> None
         action_space=Discrete(1),
     )
     places = PlacesOfEpisodes.of(LoggedRows.of(log))
-    scale = (
-        np.sqrt(np.mean(1.0)) / np.asarray(states).std()
-    )  # of steps inside episodes: all are 1
+    # of steps inside episodes: all are 1
+    scale = np.sqrt(np.mean(1.0)) / np.asarray(states).std()
     assert places.scale == pytest.approx(scale, rel=1e-5)
     assert places.surprise(np.array([0, 78])) == pytest.approx([0.0, 0.0], abs=1e-4)
     assert places.surprise(np.array([79])) == pytest.approx([4.0], rel=1e-4)

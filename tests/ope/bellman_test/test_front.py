@@ -27,9 +27,8 @@ def test_by_hand() -> None:
         lambda s, a: 0.0 * s[:, 0], log, ONLY_ACTION, 0.9, bandwidth=1.0
     )
     assert result.statistic == pytest.approx((5.0 - 4.0 / np.e) / 2.0, abs=1e-12)
-    assert result.kernel_loss == pytest.approx(
-        -2.0 / np.e, abs=1e-12
-    )  # one pair: k δ₁ δ₂
+    # one pair: k δ₁ δ₂
+    assert result.kernel_loss == pytest.approx(-2.0 / np.e, abs=1e-12)
 
 
 @pytest.mark.parametrize("features", [0, 64])

@@ -69,9 +69,8 @@ def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> N
     worst, *_, least = result.witness.top_regions(4)
     assert (result.rejects, worst.is_significant, worst.action) == (True, True, 1)
     assert (worst.center > 0.0).all()
-    assert (
-        worst.mean_residual < -3 * worst.standard_error
-    )  # the value is too high there
+    # the value is too high there
+    assert worst.mean_residual < -3 * worst.standard_error
     assert (known.transitions.actions[worst.rows] == 1).all()
     assert len(worst.rows) == worst.size
     assert abs(worst.z_score) >= abs(least.z_score)

@@ -108,9 +108,8 @@ def test_deviations_leave_episodes_out_and_draws_repeat_them(
 
 
 def test_sums_and_effective_sizes_equal_loops(case: Case) -> None:
-    rows = np.array(
-        reference.step_weights(case.episodes, case.problem.shares)
-    )  # (T, E)
+    # (T, E)
+    rows = np.array(reference.step_weights(case.episodes, case.problem.shares))
     totals = rows.sum(axis=1, keepdims=True)
     expected = np.divide(rows, totals, out=np.zeros_like(rows), where=totals > 0.0)
     found = np.concatenate([parts for _, _, parts in case.problem.blocks()], axis=1)

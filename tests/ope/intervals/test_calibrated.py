@@ -50,10 +50,11 @@ def test_inverted_test_agrees_with_a_search() -> None:
     assert base.invert_test(a, torch.zeros_like(a), 2.0) == pytest.approx(
         (-reach, reach)
     )
+    # the noise grows as fast as the distance
     assert base.invert_test(a, a, 2.0) == (
         -math.inf,
         math.inf,
-    )  # the noise grows as fast as the distance
+    )
 
 
 def test_quantile_is_normal_for_many_and_of_signs_for_few() -> None:

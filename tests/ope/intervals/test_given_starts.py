@@ -70,8 +70,7 @@ def test_intervals_hold_the_truth() -> None:
         held = sum(
             make_interval(kind, made, **options).interval.holds(0.0) for made in systems
         )
-        assert held >= 10, (
-            kind
-        )  # of 12 at 95 %: fewer have probability 2 %; seeds are fixed
+        # of 12 at 95 %: fewer have probability 2 %; seeds are fixed
+        assert held >= 10, kind
     with pytest.raises(ConfigError, match="give bounds that hold every reward"):
         make_interval("kernel-certified", systems[0], reward_bounds=(0.0, 0.1))

@@ -41,12 +41,13 @@ def test_by_hand() -> None:
         ((-1.0, 1.0), (-10.0, 10.0), True, 20.0),
         ((-2.0, -1.0), (-20.0, -10.0), False, 10.0),
         ((-2.0, -1.0), (-20.0, 0.0), True, 19.0),  # −2 − 18 … −1
+        # an ended row pays 1, another up to 2 + 18
         (
             (1.0, 2.0),
             (10.0, 20.0),
             True,
             19.0,
-        ),  # an ended row pays 1, another up to 2 + 18
+        ),
     ],
 )
 def test_target_range(rewards, values, may_end, length):
@@ -167,12 +168,10 @@ def test_one_parameter_by_hand() -> None:
         np.array([4.0]), np.array([2.0]), np.array([3.0]), loss=1.0, offset=10.0
     )
     assert feasible.value_range(0.04, 100.0) == pytest.approx((11.2, 11.8), abs=1e-6)
-    assert feasible.value_range(0.04, 0.5) == pytest.approx(
-        (11.2, 11.5), abs=1e-6
-    )  # the ball cuts at 0.5
-    assert feasible.value_range(9.0, 0.5) == pytest.approx(
-        (8.5, 11.5), abs=1e-12
-    )  # only the ball binds
+    # the ball cuts at 0.5
+    assert feasible.value_range(0.04, 0.5) == pytest.approx((11.2, 11.5), abs=1e-6)
+    # only the ball binds
+    assert feasible.value_range(9.0, 0.5) == pytest.approx((8.5, 11.5), abs=1e-12)
 
 
 def test_nothing_is_feasible() -> None:
@@ -181,8 +180,7 @@ def test_nothing_is_feasible() -> None:
     )
     assert feasible.value_range(0.4, 100.0) is None  # the least loss is 0.5
     assert feasible.least_loss(100.0) == pytest.approx(0.5, abs=1e-9)
-    assert feasible.least_loss(0.25) == pytest.approx(
-        1.5 - 1.0 + 0.25, abs=1e-4
-    )  # (1 − 2·¼)² + ½
+    # (1 − 2·¼)² + ½
+    assert feasible.least_loss(0.25) == pytest.approx(1.5 - 1.0 + 0.25, abs=1e-4)
     assert feasible.value_range(0.7, 0.25) is None
     assert feasible.value_range(0.8, 0.25) is not None

@@ -61,9 +61,8 @@ def test_first_order_where_matrices_are_too_large(
     first, is_first_exact = resample_values(system, counts)
     assert (is_exact, is_first_exact) == (True, False)
     assert np.corrcoef(exact, first)[0, 1] > 0.99
-    assert first.std() == pytest.approx(
-        exact.std(), rel=0.05
-    )  # second-order terms are of relative size 1/√n
+    # second-order terms are of relative size 1/√n
+    assert first.std() == pytest.approx(exact.std(), rel=0.05)
     assert (
         "first order"
         in pivot_interval(
