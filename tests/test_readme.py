@@ -14,7 +14,7 @@ import pytest
 
 import koffline
 from koffline.data.sources import write_transitions
-from koffline.ope import training
+from koffline.ope.networks import fitted_q as training
 from tests.experiments.shrunk import blank_figures, shrink_experiments
 from tests.refusals import succeed
 

@@ -17,9 +17,9 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_late_ends
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
-from koffline.ope.coverage import Coverage, describe_coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted
-from koffline.ope.problem import prepare_problem
+from koffline.ope.log.coverage import Coverage, describe_coverage, measure_coverage
+from koffline.ope.log.problem import prepare_problem
 from koffline.ope.results import LogResult, describe_log, plain
 from koffline.ope.value_functions import as_value_function, check_arguments
 from koffline.policy_specs import as_policy

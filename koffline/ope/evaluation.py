@@ -19,11 +19,11 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope import names as known
-from koffline.ope.estimators import bounds_of, choose_estimator, run_estimator
+from koffline.ope.diagnose.markov import Shift
+from koffline.ope.estimators.registry import bounds_of, choose_estimator, run_estimator
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
-from koffline.ope.learning import start_values
-from koffline.ope.limits import usual_gamma
-from koffline.ope.markov import Shift
+from koffline.ope.log.limits import usual_gamma
+from koffline.ope.networks.resampling import start_values
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import verdict_on, without_guess, without_guesswork

@@ -16,12 +16,12 @@ from koffline.data.columns import natural_key
 from koffline.data.spaces import Features
 from koffline.data.units import cluster_sums
 from koffline.errors import ConfigError, DataError, counted, nearest_name
-from koffline.ope.coverage import MUCH_UNLOGGED, told_of_holes, visited_holes
-from koffline.ope.last_layer import last_layer, mean_values, sum_starts
-from koffline.ope.markov import group_shift
+from koffline.ope.diagnose.markov import group_shift
+from koffline.ope.log.coverage import MUCH_UNLOGGED, told_of_holes, visited_holes
+from koffline.ope.log.working_log import Columns, LogPart
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
+from koffline.ope.networks.last_layer import last_layer, mean_values, sum_starts
 from koffline.ope.results import Interval, PointEstimate, Record
-from koffline.ope.working_log import Columns, LogPart
 from koffline.ope.workspace import Workspace
 
 By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name

@@ -40,7 +40,7 @@ _WEIGHTED = {"is": "IPS", "pdis": "IPS", "wis": "SNIPS", "wpdis": "SNIPS"}
 BANDIT = {**dict.fromkeys((AVERAGED, "kloss", "fqe"), "DM"), **_WEIGHTED}
 
 # `default_head`, or dr for some one-step logs
-# (`koffline.ope.estimators.choose_estimator`)
+# (`koffline.ope.estimators.registry.choose_estimator`)
 AUTO = "auto"
 
 # Kinds of intervals, as in `Interval.kind`.

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from koffline.data.raw import CAUTIONS
 from koffline.data.spaces import ACTIONS
 from koffline.errors import counted, percent
-from koffline.ope.action_order import find_other_order, usual_orders
-from koffline.ope.coverage import (
+from koffline.ope.cross_fit import share_seen
+from koffline.ope.diagnose.action_order import find_other_order, usual_orders
+from koffline.ope.log.coverage import (
     FEW_WEIGHTED,
     LOW_START,
     Coverage,
@@ -21,10 +22,9 @@ from koffline.ope.coverage import (
     told_of_holes,
     visited_holes,
 )
-from koffline.ope.cross_fit import share_seen
-from koffline.ope.limits import MUCH_UNSEEN, Limits
+from koffline.ope.log.limits import MUCH_UNSEEN, Limits
 from koffline.ope.names import CERTIFIED_KINDS, OVER_EPISODES
-from koffline.ope.out_of_bag import drl
+from koffline.ope.networks.out_of_bag import drl
 from koffline.ope.results import (
     NOT_ANSWERABLE,
     SUPPORTED,

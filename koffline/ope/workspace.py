@@ -21,15 +21,8 @@ from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, PolicyError
 from koffline.fitting import Progress, threads
-from koffline.ope.coverage import Coverage, among, known_actions, measure_coverage
-from koffline.ope.features import (
-    FeatureMap,
-    FeatureSystem,
-    default_features,
-    make_feature_system,
-)
-from koffline.ope.fitted import FittedValues, Summarise
-from koffline.ope.importance.problem import (
+from koffline.ope.diagnose.markov import Shift, drift_shift, memory_shift
+from koffline.ope.importance.episodes import (
     EpisodeProblem,
     RowValues,
     episodes_of_log,
@@ -37,16 +30,23 @@ from koffline.ope.importance.problem import (
     with_unknown_actions,
 )
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.last_layer import hidden_features
-from koffline.ope.learning import Resampling
-from koffline.ope.limits import Limits, LogFacts, log_facts
-from koffline.ope.markov import Shift, drift_shift, memory_shift
-from koffline.ope.out_of_bag import PassOverRows, RowSums, reader_of
-from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.intervals.feature_system import (
+    FeatureMap,
+    FeatureSystem,
+    default_features,
+    make_feature_system,
+)
+from koffline.ope.log.coverage import Coverage, among, known_actions, measure_coverage
+from koffline.ope.log.limits import Limits, LogFacts, log_facts
+from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.log.working_log import LogPart, S, Sums, WorkingLog, hold, in_problem
+from koffline.ope.networks.fitted_q import fit_value_functions
+from koffline.ope.networks.fitted_values import FittedValues, Summarise
+from koffline.ope.networks.last_layer import hidden_features
+from koffline.ope.networks.out_of_bag import PassOverRows, RowSums, reader_of
+from koffline.ope.networks.resampling import Resampling
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
-from koffline.ope.training import fit_value_functions
-from koffline.ope.working_log import LogPart, S, Sums, WorkingLog, hold, in_problem
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import counted, percent
-from koffline.ope.coverage import describe_coverage
+from koffline.ope.log.coverage import describe_coverage
 from koffline.ope.names import BANDIT, OVER_EPISODES
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable

@@ -26,8 +26,8 @@ from scipy import stats
 import koffline
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.cross_fit import CrossFitted, cross_fit
-from koffline.ope.features import default_features, make_feature_system
-from koffline.ope.problem import prepare_problem
+from koffline.ope.intervals.feature_system import default_features, make_feature_system
+from koffline.ope.log.problem import prepare_problem
 from tests.exact_problems import CASES, ExactProblem, FiniteCase
 
 LEVEL = 0.05

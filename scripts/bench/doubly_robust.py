@@ -34,9 +34,9 @@ from koffline import Discrete, Transitions
 from koffline.config import EvaluationSettings, make_settings
 from koffline.errors import KofflineError
 from koffline.ope.importance import estimate_one
-from koffline.ope.importance.problem import RowValues, with_unknown_actions
-from koffline.ope.learning import start_values
-from koffline.ope.out_of_bag import RowSums, drl, pass_over_rows
+from koffline.ope.importance.episodes import RowValues, with_unknown_actions
+from koffline.ope.networks.out_of_bag import RowSums, drl, pass_over_rows
+from koffline.ope.networks.resampling import start_values
 from koffline.ope.results import PointEstimate
 from koffline.ope.workspace import Workspace, open_workspace
 from koffline.policies import DiscretePolicy

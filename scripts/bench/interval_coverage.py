@@ -32,11 +32,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import koffline
-import koffline.ope.features as feature_module
+import koffline.ope.intervals.feature_system as feature_module
 from koffline.kernels import median_bandwidth
-from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.intervals import calibrated_interval, pivot_interval
 from koffline.ope.intervals.base import IntervalResult, KernelIntervalSettings
+from koffline.ope.intervals.feature_system import FeatureSystem, make_feature_system
 from koffline.ope.intervals.kernel_sets import feature_interval
 from koffline.ope.names import (
     BOOTSTRAP_PIVOT,

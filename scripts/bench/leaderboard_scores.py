@@ -44,7 +44,7 @@ def with_default(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The cells with what `koffline.evaluate` answers: `dr` for single steps of known
     chances, else the mean.
 
-    (`koffline.ope.estimators.choose_estimator`)
+    (`koffline.ope.estimators.registry.choose_estimator`)
     """
     made = []
     for cell in cells:

@@ -85,7 +85,7 @@ def test_passes_over_shards_are_those_of_this_process(
 )
 def test_estimates_are_those_of_this_process(address, shards, estimator, monkeypatch):
     # so that there are sums to be added
-    monkeypatch.setattr("koffline.ope.working_log._ROWS_TOGETHER", 1)
+    monkeypatch.setattr("koffline.ope.log.working_log._ROWS_TOGETHER", 1)
     log = open_transitions(shards, lazy=True)
     quick = {
         "steps": 60,

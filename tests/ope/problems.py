@@ -6,10 +6,10 @@ from scipy.special import softmax
 
 import koffline
 from koffline.data.transitions import Metadata
-from koffline.ope.learning import make_table
-from koffline.ope.limits import LogFacts, log_facts
-from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.working_log import LogPart
+from koffline.ope.log.limits import LogFacts, log_facts
+from koffline.ope.log.problem import EvaluationProblem, prepare_problem
+from koffline.ope.log.working_log import LogPart
+from koffline.ope.networks.resampling import make_table
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.replicas import StackedMLP
 

@@ -9,7 +9,7 @@ import pytest
 
 import koffline
 from koffline.config import EvaluationSettings
-from koffline.ope.coverage import Coverage, describe_coverage
+from koffline.ope.log.coverage import Coverage, describe_coverage
 from koffline.ope.results import Interval, PointEstimate, Uplift
 from koffline.ope.verdict import judge
 from koffline.ope.workspace import open_workspace

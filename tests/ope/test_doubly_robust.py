@@ -18,16 +18,16 @@ import torch
 import koffline
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.coverage import among
 from koffline.ope.importance import estimate_one
-from koffline.ope.importance.problem import (
+from koffline.ope.importance.episodes import (
     RowValues,
     prepare_episodes,
     with_unknown_actions,
 )
-from koffline.ope.learning import Resampling
-from koffline.ope.out_of_bag import PassOverRows, RowSums, pass_over_rows
-from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.log.coverage import among
+from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.networks.out_of_bag import PassOverRows, RowSums, pass_over_rows
+from koffline.ope.networks.resampling import Resampling
 from koffline.ope.results import PointEstimate
 from koffline.ope.workspace import open_workspace
 from koffline.policies import DiscretePolicy

@@ -11,8 +11,8 @@ from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, OVER_EPISODES, WITHOUT_MODEL
+from koffline.ope.networks.fitted_q import fit_value_function
 from koffline.ope.results import EstimateTable
-from koffline.ope.training import fit_value_function
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import QUICK, SOFT, discrete_log
 

@@ -12,18 +12,23 @@ from scipy import stats
 
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope import estimators
-from koffline.ope.estimators import run_estimator
-from koffline.ope.fitted import ReplicaMean
+from koffline.ope.estimators import registry as estimators
+from koffline.ope.estimators.registry import run_estimator
 from koffline.ope.intervals import make_interval
-from koffline.ope.last_layer import (
+from koffline.ope.networks.fitted_values import ReplicaMean
+from koffline.ope.networks.last_layer import (
     last_layer,
     least_squares,
     minimise_kernel_loss,
     with_last_layer,
 )
-from koffline.ope.learning import Resampling, cut_shares, make_table, stops_at
-from koffline.ope.systems import accumulate_systems, logged_of_part
+from koffline.ope.networks.resampling import (
+    Resampling,
+    cut_shares,
+    make_table,
+    stops_at,
+)
+from koffline.ope.networks.systems import accumulate_systems, logged_of_part
 from koffline.ope.workspace import open_workspace
 from tests import reference_closed_form as reference
 from tests.ope.problems import NOISY, SOFT, plain_hidden, prepared, stack, uneven_log
@@ -85,9 +90,9 @@ def test_minimiser_solves_the_ridged_least_squares_problem(
 
     P is the identity but for the same constant added to every output.
     """
-    monkeypatch.setattr("koffline.ope.systems._SPARSE", sparse)
+    monkeypatch.setattr("koffline.ope.networks.systems._SPARSE", sparse)
     # several blocks, the last one ragged
-    monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 17)
+    monkeypatch.setattr("koffline.ope.networks.resampling._MOST_ROWS", 17)
     problem, network, table, instruments, weights = asked(kind, critics)
     weights[:, ::7] = 0.0
     resampling = Resampling.draw(problem, 1, 1, seed=0)
@@ -201,8 +206,10 @@ def test_the_logging_policy_is_solved_by_groups_of_networks(
 ) -> None:
     fitted = workspace.fitted
     expected = workspace.fitted.behavior
-    monkeypatch.setattr("koffline.ope.systems._MOST_LOGGED", 1)
-    monkeypatch.setattr("koffline.ope.last_layer._MANY", 1)  # solved by critics
+    monkeypatch.setattr("koffline.ope.networks.systems._MOST_LOGGED", 1)
+    monkeypatch.setattr(
+        "koffline.ope.networks.last_layer._MANY", 1
+    )  # solved by critics
     apart = dataclasses.replace(
         fitted, systems=dataclasses.replace(fitted.systems, logged=None)
     )

@@ -11,12 +11,17 @@ import koffline
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
+from koffline.ope.diagnose.markov import Shift, drift_shift, group_shift, memory_shift
 from koffline.ope.evaluation import may_look_back
-from koffline.ope.importance.problem import RowValues
-from koffline.ope.markov import Shift, drift_shift, group_shift, memory_shift
-from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem, remember
-from koffline.ope.training import fit_value_function
-from koffline.ope.working_log import LogPart, in_problem
+from koffline.ope.importance.episodes import RowValues
+from koffline.ope.log.problem import (
+    EvaluationProblem,
+    Measures,
+    prepare_problem,
+    remember,
+)
+from koffline.ope.log.working_log import LogPart, in_problem
+from koffline.ope.networks.fitted_q import fit_value_function
 from koffline.policies import DiscretePolicy
 
 GAMMA = 0.9

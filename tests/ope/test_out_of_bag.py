@@ -12,10 +12,10 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.importance.problem import RowValues
-from koffline.ope.learning import Resampling, start_values
-from koffline.ope.out_of_bag import RowSums, drl, pass_over_rows
-from koffline.ope.problem import prepare_problem
+from koffline.ope.importance.episodes import RowValues
+from koffline.ope.log.problem import prepare_problem
+from koffline.ope.networks.out_of_bag import RowSums, drl, pass_over_rows
+from koffline.ope.networks.resampling import Resampling, start_values
 from koffline.ope.workspace import open_workspace
 from tests import reference_closed_form as reference
 from tests.ope.bellman_test.problems import known_problem
@@ -66,7 +66,7 @@ def test_start_values_are_expectations_also_where_no_return_is_so_low(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_held_out_loss_is_the_u_statistic_of_unseen_rows(kind, monkeypatch):
-    monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 13)
+    monkeypatch.setattr("koffline.ope.networks.resampling._MOST_ROWS", 13)
     problem = prepared(kind)
     network, table = stack(problem, replicas=3)
     drawn = Resampling.draw(problem, 1, 2, seed=5)

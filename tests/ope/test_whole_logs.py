@@ -13,12 +13,12 @@ from koffline.config import EvaluationSettings
 from koffline.data.transitions import Metadata
 from koffline.data.units import stop_shares, without_late_ends
 from koffline.errors import ConfigError, DataError
-from koffline.ope import working_log
 from koffline.ope.evaluation import estimate_all
-from koffline.ope.out_of_bag import reader_of
-from koffline.ope.problem import prepare_problem
+from koffline.ope.log import working_log
+from koffline.ope.log.problem import prepare_problem
+from koffline.ope.log.working_log import hold
+from koffline.ope.networks.out_of_bag import reader_of
 from koffline.ope.stream_settings import StreamSettings, remove_saved
-from koffline.ope.working_log import hold
 from koffline.ope.workspace import open_workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.data.logs import in_shards

@@ -15,7 +15,7 @@ from koffline.data.units import without_late_ends
 from koffline.errors import DataError
 from koffline.kernels import Gaussian, median_bandwidth
 from koffline.ope.cross_fit import CrossFitted
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.log.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 

@@ -9,13 +9,13 @@ import numpy as np
 from koffline.errors import DataError
 from koffline.ope import names
 from koffline.ope.importance import episode_intervals as intervals
-from koffline.ope.importance import statistics
-from koffline.ope.importance.problem import EpisodeProblem, RowValues
-from koffline.ope.importance.statistics import (
+from koffline.ope.importance import episode_means as statistics
+from koffline.ope.importance.episode_means import (
     EpisodeStatistic,
     StepwiseMean,
     make_statistic,
 )
+from koffline.ope.importance.episodes import EpisodeProblem, RowValues
 from koffline.ope.results import PointEstimate, Uplift
 
 BOOTSTRAP_DRAWS = 1000

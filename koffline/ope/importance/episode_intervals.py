@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from scipy import special
 
 from koffline.data.units import poisson_counts
-from koffline.ope.importance.problem import MOST_NUMBERS, STEPS, EpisodeProblem
-from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
+from koffline.ope.importance.episode_means import EpisodeStatistic, standard_error
+from koffline.ope.importance.episodes import MOST_NUMBERS, STEPS, EpisodeProblem
 from koffline.ope.intervals.base import check_reward_bounds
 from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from koffline.ope.results import Interval

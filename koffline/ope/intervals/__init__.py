@@ -21,7 +21,6 @@ from jaxtyping import Float, Int
 from koffline.config import read_section
 from koffline.data.units import poisson_counts
 from koffline.errors import ConfigError
-from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals import base
 from koffline.ope.intervals.base import (
     RIDGE,
@@ -29,6 +28,7 @@ from koffline.ope.intervals.base import (
     KernelIntervalSettings,
     ridged_fit,
 )
+from koffline.ope.intervals.feature_system import FeatureSystem
 from koffline.ope.intervals.kernel_sets import feature_interval
 from koffline.ope.names import BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, SYSTEM_KINDS
 from koffline.ope.results import Interval

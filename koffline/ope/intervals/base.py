@@ -24,9 +24,9 @@ from koffline.config import Section
 from koffline.data.columns import blocks
 from koffline.errors import ConfigError
 from koffline.ope.bellman_test.forms import random_signs
-from koffline.ope.features import FeatureSystem
-from koffline.ope.last_layer import best_level
-from koffline.ope.limits import value_bounds
+from koffline.ope.intervals.feature_system import FeatureSystem
+from koffline.ope.log.limits import value_bounds
+from koffline.ope.networks.last_layer import best_level
 from koffline.ope.results import Interval, Record
 
 DRAWS = 999

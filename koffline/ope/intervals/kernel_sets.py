@@ -19,9 +19,9 @@ from jaxtyping import Float
 from scipy import special
 from torch import Tensor
 
-from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals import base
 from koffline.ope.intervals.base import IntervalResult, KernelIntervalSettings
+from koffline.ope.intervals.feature_system import FeatureSystem
 from koffline.ope.names import KERNEL_SIMULTANEOUS
 from koffline.ope.results import Interval
 

@@ -11,14 +11,14 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError, PolicyError
 from koffline.ope.importance import estimate_one
-from koffline.ope.importance.problem import (
+from koffline.ope.importance.episode_means import EpisodeStatistic, make_statistic
+from koffline.ope.importance.episodes import (
     EpisodeProblem,
     RowValues,
     prepare_episodes,
     weigh_episodes,
 )
 from koffline.ope.importance.ratios import Ratios
-from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
 from koffline.ope.names import OVER_EPISODES, WITH_MODEL
 from koffline.ope.results import PointEstimate
 from koffline.policies import DiscretePolicy

@@ -13,8 +13,8 @@ from koffline.ope.importance.episode_intervals import (
     certified_interval,
     student_interval,
 )
-from koffline.ope.importance.problem import RowValues, prepare_episodes
-from koffline.ope.importance.statistics import make_statistic
+from koffline.ope.importance.episode_means import make_statistic
+from koffline.ope.importance.episodes import RowValues, prepare_episodes
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
 from scripts.bench.finite_worlds import sample_episodes
 from tests.ope.importance.cases import World, three_states

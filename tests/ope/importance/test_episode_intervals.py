@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from koffline.ope.importance import episode_intervals
-from koffline.ope.importance.statistics import make_statistic, plain_mean
+from koffline.ope.importance.episode_means import make_statistic, plain_mean
 from koffline.ope.names import (
     CERTIFIED_EPISODE_KINDS,
     EPISODES_BOOTSTRAP,

@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from koffline.ope.importance.problem import RowValues
-from koffline.ope.importance.statistics import make_statistic
+from koffline.ope.importance.episode_means import make_statistic
+from koffline.ope.importance.episodes import RowValues
 from tests.ope.importance.cases import log_of_steps, weighed
 
 SCOPE_NAMES = {

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
-from koffline.ope.features import FeatureSystem, make_feature_system
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.intervals.feature_system import FeatureSystem, make_feature_system
+from koffline.ope.log.problem import EvaluationProblem, prepare_problem
 from scripts.bench.embedded import EmbeddedMDP
 from tests.exact_problems import CASES, ExactProblem, FiniteCase
 

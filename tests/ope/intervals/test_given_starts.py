@@ -9,9 +9,9 @@ import torch
 import koffline
 from koffline.errors import ConfigError
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.features import make_feature_system
 from koffline.ope.intervals import make_interval
-from koffline.ope.problem import prepare_problem
+from koffline.ope.intervals.feature_system import make_feature_system
+from koffline.ope.log.problem import prepare_problem
 from koffline.policies import ContinuousPolicy
 
 FEATURES = random_fourier_features(

@@ -14,7 +14,7 @@ import numpy as np
 
 from koffline.data.columns import blocks
 from koffline.data.transitions import Transitions
-from koffline.ope.problem import EvaluationProblem
+from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.results import Reason
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import pick_actions

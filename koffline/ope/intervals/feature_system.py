@@ -25,8 +25,8 @@ from koffline.kernels import (
     median_bandwidth,
     random_fourier_features,
 )
-from koffline.ope.last_layer import draw_instruments
-from koffline.ope.problem import EvaluationProblem
+from koffline.ope.log.problem import EvaluationProblem
+from koffline.ope.networks.last_layer import draw_instruments
 
 # map from rows (N, d) to features (N, F), both float64
 FeatureMap = Callable[[Tensor], Tensor]

@@ -311,7 +311,7 @@ class LogFacts:
 
 def log_facts(part: Any, gamma: float) -> LogFacts:
     """Facts of a part of a log that consists of whole units. part: a
-    `koffline.ope.working_log.LogPart`.
+    `koffline.ope.log.working_log.LogPart`.
     """
     log = part.transitions
     weights = log.row_weights

@@ -22,10 +22,20 @@ from torch.nn.functional import pad
 from koffline.batches import Table
 from koffline.data.columns import blocks
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import StartSums, hidden_features, sum_features, sum_starts
-from koffline.ope.learning import Resampling, make_table, row_blocks, stops_at
-from koffline.ope.problem import EvaluationProblem
-from koffline.ope.working_log import Sums
+from koffline.ope.log.problem import EvaluationProblem
+from koffline.ope.log.working_log import Sums
+from koffline.ope.networks.last_layer import (
+    StartSums,
+    hidden_features,
+    sum_features,
+    sum_starts,
+)
+from koffline.ope.networks.resampling import (
+    Resampling,
+    make_table,
+    row_blocks,
+    stops_at,
+)
 from koffline.replicas import StackedMLP
 
 _BLOCK = 8192

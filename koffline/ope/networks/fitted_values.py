@@ -26,24 +26,24 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import (
+from koffline.ope.log.problem import EvaluationProblem, Measures
+from koffline.ope.log.working_log import S
+from koffline.ope.names import AVERAGED, BOOTSTRAP, FITTED, default_head
+from koffline.ope.networks.last_layer import (
     dual_of,
     last_layer,
     mean_values,
     minimise_kernel_loss,
 )
-from koffline.ope.learning import Resampling
-from koffline.ope.names import AVERAGED, BOOTSTRAP, FITTED, default_head
-from koffline.ope.problem import EvaluationProblem, Measures
-from koffline.ope.results import Interval, Uplift
-from koffline.ope.systems import (
+from koffline.ope.networks.resampling import Resampling
+from koffline.ope.networks.systems import (
     LinearSystems,
     groups_of,
     logged_of_part,
     systems_of_part,
 )
+from koffline.ope.results import Interval, Uplift
 from koffline.ope.value_functions import ValueFunction, counted_rows
-from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
 
 Summarise = Callable[[EvaluationProblem], S]  # summary of a part of a log

@@ -22,18 +22,22 @@ from koffline.errors import ConfigError
 from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
 from koffline.kernels import FourierFeatures
 from koffline.objectives import fitted_q
-from koffline.ope import last_layer as layers
-from koffline.ope.fitted import FittedValues, Fold
-from koffline.ope.learning import (
+from koffline.ope.log.problem import EvaluationProblem, prepare_problem
+from koffline.ope.names import AVERAGED
+from koffline.ope.networks import last_layer as layers
+from koffline.ope.networks.fitted_values import FittedValues, Fold
+from koffline.ope.networks.resampling import (
     Resampling,
     cut_shares,
     make_table,
     read_rows,
     row_blocks,
 )
-from koffline.ope.names import AVERAGED
-from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.systems import LinearSystems, accumulate_systems, systems_of_part
+from koffline.ope.networks.systems import (
+    LinearSystems,
+    accumulate_systems,
+    systems_of_part,
+)
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 from koffline.replicas import ReplicaPlan, StackedMLP

@@ -29,7 +29,7 @@ from koffline.data.transitions import Transitions
 from koffline.data.units import UnitSample, sample_units, stop_shares, without_late_ends
 from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
-from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.stream_settings import (
     SAVED,
     StreamSettings,

@@ -28,9 +28,9 @@ from koffline.kernels import (
     median_bandwidth,
     random_fourier_features,
 )
-from koffline.ope.learning import Resampling, row_blocks, start_inputs
-from koffline.ope.problem import EvaluationProblem
-from koffline.ope.working_log import Sums
+from koffline.ope.log.problem import EvaluationProblem
+from koffline.ope.log.working_log import Sums
+from koffline.ope.networks.resampling import Resampling, row_blocks, start_inputs
 from koffline.replicas import StackedMLP
 
 _INSTRUMENTS = 300, 1000  # the fewest and the most, by default

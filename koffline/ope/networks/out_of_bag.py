@@ -39,19 +39,19 @@ from torch import Tensor
 from koffline.data.units import cluster_sums
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
-from koffline.ope.coverage import doubts_of_weights
-from koffline.ope.fitted import FittedValues
-from koffline.ope.importance.problem import RowValues
-from koffline.ope.learning import (
+from koffline.ope.importance.episodes import RowValues
+from koffline.ope.log.coverage import doubts_of_weights
+from koffline.ope.log.problem import EvaluationProblem
+from koffline.ope.log.working_log import Columns, Sums
+from koffline.ope.networks.fitted_values import FittedValues
+from koffline.ope.networks.resampling import (
     Resampling,
     make_table,
     read_rows,
     row_blocks,
     start_values,
 )
-from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval, PointEstimate
-from koffline.ope.working_log import Columns, Sums
 from koffline.replicas import StackedMLP
 
 SANDWICH = "sandwich"

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import nnls
 
 from koffline.data.units import cluster_sums
-from koffline.ope.importance.problem import EpisodeProblem, RowValues
+from koffline.ope.importance.episodes import EpisodeProblem, RowValues
 
 Counts = Float[np.ndarray, "draw episode"]
 _ALL = 1.0 - 1e-9  # an episode with this share of the weight leaves none for the others

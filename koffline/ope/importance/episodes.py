@@ -21,7 +21,7 @@ from koffline.ope.importance.ratios import (
     action_log_probabilities,
     importance_ratios,
 )
-from koffline.ope.working_log import Columns, LogPart, WorkingLog
+from koffline.ope.log.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _ROW_BYTES = 150  # bytes of a row's columns, ratios and weights
@@ -56,7 +56,7 @@ def with_unknown_actions(
     """The values of a Q that is defined for unknown actions too.
 
     Networks are asked about the policy restricted to ``known`` actions, renormalised
-    (`koffline.ope.coverage.among`). Their expectations are those of the whole policy
+    (`koffline.ope.log.coverage.among`). Their expectations are those of the whole policy
     under a Q that gives every unknown action the mean value of the known ones in that
     state. A row with an unknown action gets this value as well: that of its state,
     which is a start state or the next state of the row before.

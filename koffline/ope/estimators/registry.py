@@ -27,16 +27,16 @@ from torch import Tensor
 from koffline.config import EvaluationSettings
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope import names
-from koffline.ope.fitted import FittedValues, uplift_of
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import IntervalResult
-from koffline.ope.last_layer import least_squares, mean_values
-from koffline.ope.limits import NOTABLE, contradiction
-from koffline.ope.out_of_bag import drl
+from koffline.ope.log.limits import NOTABLE, contradiction
+from koffline.ope.networks.fitted_values import FittedValues, uplift_of
+from koffline.ope.networks.last_layer import least_squares, mean_values
+from koffline.ope.networks.out_of_bag import drl
+from koffline.ope.networks.systems import critic_moments
 from koffline.ope.results import BoundRow, Interval, PointEstimate, plain
-from koffline.ope.systems import critic_moments
 from koffline.ope.workspace import Workspace
 
 # effective numbers of episodes

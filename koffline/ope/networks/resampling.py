@@ -16,7 +16,7 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.data.columns import blocks
 from koffline.data.units import poisson_counts
-from koffline.ope.problem import EvaluationProblem
+from koffline.ope.log.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _MOST_ROWS = 4096

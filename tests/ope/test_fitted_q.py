@@ -11,9 +11,9 @@ from scipy import stats
 import koffline
 from koffline.data.units import poisson_counts
 from koffline.errors import DataError
-from koffline.ope import training
-from koffline.ope.learning import Resampling
-from koffline.ope.problem import prepare_problem
+from koffline.ope.log.problem import prepare_problem
+from koffline.ope.networks import fitted_q as training
+from koffline.ope.networks.resampling import Resampling
 from tests.ope.problems import SOFT, discrete_log, prepared
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
-from koffline.ope.limits import value_bounds
+from koffline.ope.log.limits import value_bounds
 from koffline.policies import DiscretePolicy, Policy
 from koffline.untrusted.limits import check_fits
 

@@ -1,0 +1,1 @@
+"""Tests of what every estimator assumes of the log and the policy."""

@@ -1,0 +1,1 @@
+"""Estimators of a policy's value, one contract for all."""

@@ -1,0 +1,1 @@
+"""Networks on resampled logs: training, exact last layers, passes over all rows."""
