@@ -92,6 +92,7 @@ def test_only_the_seams_know_d3rlpy_and_import_by_name() -> None:
         "data",
         "envs.make",
         "online",
+        "ope.estimators.registry",
         "ope.stream_settings",
         "policy_specs",
         "train",

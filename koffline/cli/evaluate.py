@@ -16,6 +16,7 @@ from koffline.cli.options import (
     Log,
     LogCommand,
     gamma_option,
+    known_name,
     log_options,
     settings_options,
     whole,
@@ -139,7 +140,7 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
     text = settings.get("estimator", AUTO)
     interval = settings.get("interval", DEFAULT)
     if text != _ALL and "," not in text:
-        check_interval(text, interval)
+        check_interval(known_name(text), interval)
         return None
     del settings["estimator"]
     given = [name.strip() for name in text.split(",") if name.strip()]
@@ -148,7 +149,7 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
             f"estimator '{text}': give names separated by commas; '{_ALL}' or '{AUTO}'"
             " alone"
         )
-    return having(interval, None if text == _ALL else given)
+    return having(interval, None if text == _ALL else map(known_name, given))
 
 
 def _read_truth(text: str) -> float:
@@ -241,7 +242,9 @@ def select(
         raise ConfigError(
             f"--policies names {', '.join(specs)}; give two or more policies, each once"
         )
-    check_interval(settings.get("estimator", AUTO), settings.get("interval", DEFAULT))
+    check_interval(
+        known_name(settings.get("estimator", AUTO)), settings.get("interval", DEFAULT)
+    )
     for spec in specs:
         check_spec(spec)
     from koffline.report import estimates  # after the checks: it imports torch

@@ -67,6 +67,18 @@ def added(options: Sequence[Any]) -> Option:
     )
 
 
+def known_name(estimator: str) -> str:
+    """The name of an estimator; one given as package.module:name is imported.
+
+    Raises ConfigError if it is no estimator, PolicyError if it cannot be imported.
+    """
+    if ":" not in estimator:
+        return estimator
+    from koffline.ope.estimators.registry import name_of
+
+    return name_of(estimator)
+
+
 def whole(flag: str, least: int = 1, **more: Any) -> Option:
     """An option for a whole number of at least ``least``."""
     return click.option(
@@ -230,7 +242,8 @@ def settings_options(command: Command) -> Command:
                 {"gamma": ANY_GAMMA}, {**written, **dict.fromkeys(given)}
             )
             names = map(str.strip, left.estimator.split(","))
-            having(DEFAULT, [name for name in names if name not in ("", "all", AUTO)])
+            named = [name for name in names if name not in ("", "all", AUTO)]
+            having(DEFAULT, map(known_name, named))
             having(left.interval)
         make_settings({"gamma": ANY_GAMMA}, given)
         settings = {

@@ -20,7 +20,10 @@ from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope import names as known
 from koffline.ope.diagnose.markov import Shift
-from koffline.ope.estimators.registry import bounds_of, choose_estimator, run_estimator
+from koffline.ope.estimators.contract import Estimator
+from koffline.ope.estimators.registry import name_of
+from koffline.ope.estimators.run import choose_estimator, run_estimator
+from koffline.ope.estimators.system_intervals import bounds_of
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.log.limits import usual_gamma
 from koffline.ope.networks.resampling import start_values
@@ -53,7 +56,9 @@ def evaluate(
     gamma: the discount factor in (0, 1);
     None: the log's own hint. initial_observations (E, …): start states that replace the
     first steps of the log's episodes (all rows if there are no episodes). options:
-    fields of ``koffline.config.EvaluationSettings``, such as estimator, level and seed.
+    fields of ``koffline.config.EvaluationSettings``, such as level, seed and estimator (a
+    name, "package.module:name", or an object with the contract of
+    `koffline.ope.estimators.contract.Estimator`).
     Storage (``open_transitions(path, lazy=True)``) does not change the estimate. Of a
     log with more than ``sample_rows`` rows, networks train on a sample of whole
     episodes; last layers, start states and importance weights use all rows. stream: how
@@ -239,12 +244,14 @@ def merge_settings(
     """Merge settings: explicit arguments win, then ``settings``, then the log's hint,
     then the defaults.
     """
-    if settings is None:
-        own = {}
-    else:
-        own = settings.model_dump(exclude_unset=True)
-    gamma = usual_gamma(transitions, given.get("gamma") or own.get("gamma"))
-    return make_settings({"gamma": gamma}, own, given)
+    if given.get("estimator") is not None:
+        given = {**given, "estimator": name_of(given["estimator"])}
+    base: dict[str, Any] = {}
+    if settings is not None:
+        base = settings.model_dump(exclude_unset=True)
+    gamma = usual_gamma(transitions, given.get("gamma") or base.get("gamma"))
+    merged = make_settings({"gamma": gamma}, base, given)
+    return merged.model_copy(update={"estimator": name_of(merged.estimator)})
 
 
 def estimate_all(  # noqa: PLR0913
@@ -252,7 +259,7 @@ def estimate_all(  # noqa: PLR0913
     policy: Any,
     gamma: float | None = None,
     *,
-    names: str | Sequence[str] | None = None,
+    names: str | Estimator | Sequence[str | Estimator] | None = None,
     bounds: bool = True,
     initial_observations: np.ndarray | None = None,
     settings: EvaluationSettings | None = None,
@@ -263,7 +270,9 @@ def estimate_all(  # noqa: PLR0913
     """Estimate a policy's value by several estimators, each with its interval, and
     compute bounds.
 
-    names: one or more of ``koffline.ope.names.ESTIMATORS``; None: all. bounds: also
+    names: one or more of ``koffline.ope.names.ESTIMATORS``, or estimators of your own
+    (`koffline.ope.estimators.contract.Estimator`); None: all of koffline's. bounds:
+    also
     compute the kernel intervals, which belong to no single estimator. Other arguments:
     as in `koffline.evaluate`. Estimators share intermediate results, so all of them
     cost little more than ``kloss`` alone. An estimator that does not apply to this log
@@ -271,8 +280,14 @@ def estimate_all(  # noqa: PLR0913
     for unknown names, and KofflineError if no estimator applies.
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
+    if names is None or isinstance(names, (list, tuple)):
+        listed = names
+    elif isinstance(names, str) or not isinstance(names, Sequence):
+        listed = [names]
+    else:
+        listed = list(names)
     wanted = known.having(
-        settings.interval, [names] if isinstance(names, str) else names
+        settings.interval, None if listed is None else map(name_of, listed)
     )
     with open_workspace(
         transitions, policy, settings, initial_observations, stream, progress
@@ -319,5 +334,5 @@ def _row(name: str, workspace: Workspace) -> EstimateRow:
     except (KofflineError, torch.linalg.LinAlgError) as error:
         reason = str(error)
     return EstimateRow(
-        name, known.ESTIMATORS[name], estimate, reason, time.perf_counter() - started
+        name, known.find(name).family, estimate, reason, time.perf_counter() - started
     )

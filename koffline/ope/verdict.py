@@ -13,6 +13,7 @@ from koffline.data.spaces import ACTIONS
 from koffline.errors import counted, percent
 from koffline.ope.cross_fit import share_seen
 from koffline.ope.diagnose.action_order import find_other_order, usual_orders
+from koffline.ope.estimators.doubly_robust import drl
 from koffline.ope.log.coverage import (
     FEW_WEIGHTED,
     LOW_START,
@@ -23,8 +24,7 @@ from koffline.ope.log.coverage import (
     visited_holes,
 )
 from koffline.ope.log.limits import MUCH_UNSEEN, Limits
-from koffline.ope.names import CERTIFIED_KINDS, OVER_EPISODES
-from koffline.ope.networks.out_of_bag import drl
+from koffline.ope.names import CERTIFIED_KINDS, EPISODES, NETWORKS, needs_of
 from koffline.ope.results import (
     NOT_ANSWERABLE,
     SUPPORTED,
@@ -53,7 +53,8 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     robust = None
     # from the rows in memory; all rows would need another pass
-    if found.name not in OVER_EPISODES:
+    needs = needs_of(found.name)
+    if NETWORKS in needs and EPISODES not in needs:
         robust = drl(
             workspace.held_sums, workspace.fitted.half_width, workspace.settings.level
         )

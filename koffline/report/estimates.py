@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from koffline.errors import counted, percent
 from koffline.ope.log.coverage import describe_coverage
-from koffline.ope.names import BANDIT, OVER_EPISODES
+from koffline.ope.names import BANDIT, EPISODES, needs_of
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable
 from koffline.report import Report, plots, print_labelled, print_table, words
@@ -81,7 +81,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     uplift = estimate.uplift
     own = estimate.diagnostics.get("logged_return")
     is_open = estimate.verdict.is_open
-    over_episodes = estimate.estimator in OVER_EPISODES
+    over_episodes = EPISODES in needs_of(estimate.estimator)
     if is_open:
         about = "no answer: the log does not support this number"
     else:

@@ -33,9 +33,10 @@ import torch
 from koffline import Discrete, Transitions
 from koffline.config import EvaluationSettings, make_settings
 from koffline.errors import KofflineError
-from koffline.ope.importance import estimate_one
+from koffline.ope.estimators.doubly_robust import DR, MAGIC, WDR, drl
+from koffline.ope.estimators.importance import IS
 from koffline.ope.importance.episodes import RowValues, with_unknown_actions
-from koffline.ope.networks.out_of_bag import RowSums, drl, pass_over_rows
+from koffline.ope.networks.out_of_bag import RowSums, pass_over_rows
 from koffline.ope.networks.resampling import start_values
 from koffline.ope.results import PointEstimate
 from koffline.ope.workspace import Workspace, open_workspace
@@ -44,7 +45,8 @@ from scripts.bench.coverage import kept_runs
 from scripts.bench.user_logs import problems as user_problems
 from tests.exact_problems import EXACT_PROBLEMS
 
-NAMES = ("dr", "wdr", "magic", "drl")
+_OVER_EPISODES = {"dr": DR, "wdr": WDR, "magic": MAGIC}
+NAMES = (*_OVER_EPISODES, "drl")
 VERSIONS = ("one", "parts", "bounded")
 RARE = "rare clicks"
 EXACT = "exact problems"
@@ -166,8 +168,9 @@ def _estimate(workspace: Workspace, name: str, values: RowValues) -> PointEstima
         values = with_unknown_actions(
             values, workspace.transitions, workspace.known_actions
         )
-    return estimate_one(
-        name, workspace.episodes, values, settings.level, seed=settings.seed
+    estimator = _OVER_EPISODES[name]
+    return estimator.from_episodes(
+        workspace.episodes, values, level=settings.level, seed=settings.seed
     )
 
 
@@ -184,9 +187,7 @@ def measure_log(
             for version, values in values_by_version(workspace).items()
             for name in NAMES
         }
-        cases["is"] = lambda: estimate_one(
-            "is", workspace.episodes, None, settings.level
-        )
+        cases["is"] = lambda: IS.from_episodes(workspace.episodes, level=settings.level)
         for name, case in cases.items():
             try:
                 made = case()

@@ -11,7 +11,6 @@ import koffline
 from koffline.data.sources import convert_to_shards
 from koffline.errors import ConfigError, DataError
 from koffline.ope.cross_fit import assign_folds
-from koffline.ope.importance import estimate_one
 from koffline.ope.importance.episode_means import plain_mean
 from koffline.ope.importance.episodes import RowValues, prepare_episodes
 from koffline.ope.log.limits import log_facts
@@ -20,6 +19,7 @@ from koffline.ope.log.working_log import LogPart
 from koffline.ope.networks.out_of_bag import RowSums
 from koffline.ope.networks.resampling import Resampling
 from koffline.policy_specs import load_policy
+from tests.ope.importance.cases import estimate_one
 from tests.ope.problems import uneven_log
 
 USERS = 30

@@ -18,7 +18,7 @@ import torch
 import koffline
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.importance import estimate_one
+from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.importance.episodes import (
     RowValues,
     prepare_episodes,
@@ -224,7 +224,8 @@ class Reading:
 def over_episodes(
     name: str, log: koffline.Transitions, values: RowValues
 ) -> PointEstimate:
-    return estimate_one(name, prepare_episodes(log, POLICY, GAMMA), values, draws=20)
+    episodes = prepare_episodes(log, POLICY, GAMMA)
+    return find_estimator(name).from_episodes(episodes, values, draws=20)
 
 
 @pytest.mark.parametrize(("episodes", "seed"), [(1, 0), (1, 1), (2, 0)])

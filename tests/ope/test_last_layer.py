@@ -12,8 +12,9 @@ from scipy import stats
 
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.estimators import registry as estimators
-from koffline.ope.estimators.registry import run_estimator
+from koffline.ope.estimators.registry import find_estimator
+from koffline.ope.estimators.run import run_estimator
+from koffline.ope.estimators.system_intervals import system_interval
 from koffline.ope.intervals import make_interval
 from koffline.ope.networks.fitted_values import ReplicaMean
 from koffline.ope.networks.last_layer import (
@@ -247,7 +248,7 @@ def seen_by(fitted, replica):
 @pytest.mark.parametrize("name", ["mql", "lstdq", "mwl", "dualdice"])
 def test_each_network_has_the_solution_of_its_own_system(workspace, name):
     fitted = workspace.fitted
-    found = estimators.closed_form(name, fitted) / fitted.problem.reward_scale
+    found = find_estimator(name).values(fitted) / fitted.problem.reward_scale
     # the network of the whole log
     np.testing.assert_allclose(found[0, 0], found[0, 1], rtol=1e-12)
     rows = fitted.problem.row_weights.sum()
@@ -292,7 +293,7 @@ def test_kernel_intervals_allow_for_the_features_of_other_networks(workspace):
     deviation = np.std(values, ddof=1) * fitted.problem.reward_scale
     reach = stats.t.ppf(0.5 + level / 2.0, df=3) * deviation * np.sqrt(1.0 + 1.0 / 4.0)
     assert fitted.feature_reach == pytest.approx(reach, rel=1e-4)
-    found = estimators.system_interval(workspace, "bootstrap-pivot")
+    found = system_interval(workspace, "bootstrap-pivot")
     bare = make_interval(
         "bootstrap-pivot",
         workspace.held_system,
@@ -308,7 +309,7 @@ def test_estimate_is_the_mean_of_all_networks_and_its_error_their_spread(workspa
         found = run_estimator(workspace, name)
         fitted = workspace.fitted
         of_head = fitted.values_of(name) if name in fitted.heads else None
-        values = estimators.closed_form(name, fitted) if of_head is None else of_head
+        values = find_estimator(name).values(fitted) if of_head is None else of_head
         low, high = workspace.limits.bounds
         assert found.value == pytest.approx(np.clip(values[:, 1].mean(), low, high))
         assert found.standard_error == pytest.approx(values[1:, 0].std(ddof=1))

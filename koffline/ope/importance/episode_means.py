@@ -1,5 +1,4 @@
-"""Means over episodes, with what intervals need, and the estimators that have this
-form.
+"""Means over episodes, with what intervals need.
 
 ``value``: the estimate. ``deviations`` (E,): the estimate minus the estimate without
 the episode; NaN if nothing would be left. With ``clusters`` (E,) the same for leaving
@@ -19,7 +18,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import nnls
 
 from koffline.data.units import cluster_sums
-from koffline.ope.importance.episodes import EpisodeProblem, RowValues
+from koffline.ope.importance.episodes import EpisodeProblem
 
 Counts = Float[np.ndarray, "draw episode"]
 _ALL = 1.0 - 1e-9  # an episode with this share of the weight leaves none for the others
@@ -162,45 +161,6 @@ def plain_mean(
 ) -> WeightedMean:
     """Mean Σ share·y without importance weights."""
     return WeightedMean(np.zeros(len(values)), values, shares, clusters)
-
-
-def make_statistic(
-    name: str, episodes: EpisodeProblem, model: RowValues | None = None
-) -> EpisodeStatistic:
-    """An estimator by name as a mean over episodes; ``model``: values of their rows.
-
-    ``is``: mean of w·Σ γ^t r_t, w the weight of the whole episode. ``wis``: the same
-    divided by Σ w instead of E; w is the weight at the episode's end. ``pdis``: mean of
-    Σ_t γ^t w_t r_t. (Precup et al. 2000)
-    ``wpdis``: Σ_t γ^t Σ_i w_t r_t / Σ_i w_t; ended episodes stay in the denominator.
-    (Thomas 2015, CWPDIS)
-    ``dr``: mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)),
-    which equals Σ_t γ^t (w_t r_t − w_t q_t + w_{t−1} v_t) with the model's value of the
-    state where recording stopped. (Jiang and Li 2016, equation 10) ``wdr`` (which
-    ``magic`` blends): the same with weights normalised at each step. (Thomas and
-    Brunskill 2016, section 5)
-    """
-    powers = episodes.gamma**episodes.steps
-    shares = (episodes.shares, episodes.clusters)
-    rows = episodes.rewards
-    first = np.zeros(episodes.n_episodes)
-    if model is not None:
-        rows = rows + episodes.discounts * model.later - model.now
-        first = model.starts
-    if name in ("wpdis", "wdr", "magic"):
-        return StepwiseMean(episodes, rows, first)
-    if name == "wis":
-        return WeightedMean(
-            episodes.last, episodes.episode_sums(powers * rows), *shares
-        )
-    if name == "is":
-        return plain_mean(
-            np.exp(episodes.last) * episodes.episode_sums(powers * rows), *shares
-        )
-    return plain_mean(
-        first + episodes.episode_sums(powers * np.exp(episodes.log_weights) * rows),
-        *shares,
-    )
 
 
 def _of_clusters(clusters: np.ndarray | None, deviations: np.ndarray) -> np.ndarray:

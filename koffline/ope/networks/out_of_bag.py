@@ -33,7 +33,6 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import special
 from torch import Tensor
 
 from koffline.data.units import cluster_sums
@@ -51,21 +50,10 @@ from koffline.ope.networks.resampling import (
     row_blocks,
     start_values,
 )
-from koffline.ope.results import Interval, PointEstimate
 from koffline.replicas import StackedMLP
 
-SANDWICH = "sandwich"
 _SAMPLE_ROWS = 20_000
-_ASSUMPTIONS = (
-    "Student t over {units}, each independent of the others, or over resampled networks"
-    " where these differ by more: it covers the sampling of {units}{starts}, not what"
-    " no network can express."
-)
 _NOT_COVERED = "the policy takes no logged action; use a log that covers the policy"
-_SEEN = (
-    "the value function has seen the rows that correct it: the correction and its"
-    " standard error are too small; resample more networks"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,49 +313,3 @@ class RowSums(Sums):
     def warnings(self) -> tuple[str, ...]:
         """Sentences on doubtful diagnostics."""
         return tuple(reason.text for reason in doubts_of_weights(self.diagnostics()))
-
-
-def drl(
-    sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "episodes"
-) -> PointEstimate:
-    """The doubly robust estimate: J, its standard error over units, and the interval J
-    ± t · standard error.
-
-    least: half width of the interval from the networks' values. The standard error over
-    units takes values and weights as known; if the resampled networks vary by more, the
-    interval is as wide as theirs.
-    """
-    error = sums.standard_error()
-    interval = None
-    unseen = sums.unseen / sums.rows
-    warnings = [_SEEN] if unseen < 0.5 else []
-    if error is None:
-        warnings.append(
-            "a single episode has no spread: no standard error and no interval"
-        )
-    else:
-        quantile = float(special.stdtrit(sums.count - 1, 0.5 + level / 2.0))
-        half = max(quantile * error, least)
-        error = half / quantile
-        if "start" in sums.by_unit:
-            starts = " and their start states"
-        else:
-            starts = ""
-        text = _ASSUMPTIONS.format(units=kind, starts=starts)
-        interval = Interval(sums.value - half, sums.value + half, level, SANDWICH, text)
-    described = sums.diagnostics()
-    direct = sums.start_value / sums.start_weight
-    return PointEstimate(
-        name="drl",
-        value=sums.value,
-        standard_error=error,
-        interval=interval,
-        effective_sample_size=described["effective_units"],
-        warnings=(*warnings, *sums.warnings()),
-        diagnostics={
-            "direct_value": direct,
-            "correction": sums.value - direct,
-            "unseen": unseen,
-            **described,
-        },
-    )

@@ -10,8 +10,8 @@ import numpy as np
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError, PolicyError
-from koffline.ope.importance import estimate_one
-from koffline.ope.importance.episode_means import EpisodeStatistic, make_statistic
+from koffline.ope.estimators.registry import find_estimator
+from koffline.ope.importance.episode_means import EpisodeStatistic
 from koffline.ope.importance.episodes import (
     EpisodeProblem,
     RowValues,
@@ -23,6 +23,20 @@ from koffline.ope.names import OVER_EPISODES, WITH_MODEL
 from koffline.ope.results import PointEstimate
 from koffline.policies import DiscretePolicy
 from tests.ope.problems import uneven_log
+
+
+def make_statistic(
+    name: str, episodes: EpisodeProblem, model: RowValues | None = None
+) -> EpisodeStatistic:
+    """The equation of an estimator over episodes, by its name."""
+    return find_estimator(name).statistic(episodes, model)
+
+
+def estimate_one(
+    name: str, episodes: EpisodeProblem, model: RowValues | None, **options: Any
+) -> PointEstimate:
+    """An estimator over prepared episodes, by its name."""
+    return find_estimator(name).from_episodes(episodes, model, **options)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,10 @@ from koffline.ope.importance.episode_intervals import (
     certified_interval,
     student_interval,
 )
-from koffline.ope.importance.episode_means import make_statistic
 from koffline.ope.importance.episodes import RowValues, prepare_episodes
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
 from scripts.bench.finite_worlds import sample_episodes
-from tests.ope.importance.cases import World, three_states
+from tests.ope.importance.cases import World, make_statistic, three_states
 
 LOGS = 300
 EPISODES = 200

@@ -9,14 +9,19 @@ import pytest
 from scipy import stats
 
 from koffline.ope.importance import episode_intervals
-from koffline.ope.importance.episode_means import make_statistic, plain_mean
+from koffline.ope.importance.episode_means import plain_mean
 from koffline.ope.names import (
     CERTIFIED_EPISODE_KINDS,
     EPISODES_BOOTSTRAP,
     EPISODES_T,
     HOEFFDING,
 )
-from tests.ope.importance.cases import log_of_steps, random_case, weighed
+from tests.ope.importance.cases import (
+    log_of_steps,
+    make_statistic,
+    random_case,
+    weighed,
+)
 
 
 def test_student_interval_is_the_two_sided_textbook_one() -> None:

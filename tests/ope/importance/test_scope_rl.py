@@ -6,9 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from koffline.ope.importance.episode_means import make_statistic
 from koffline.ope.importance.episodes import RowValues
-from tests.ope.importance.cases import log_of_steps, weighed
+from tests.ope.importance.cases import log_of_steps, make_statistic, weighed
 
 SCOPE_NAMES = {
     "is": "TrajectoryWiseImportanceSampling",
