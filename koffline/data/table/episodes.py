@@ -11,7 +11,7 @@ import polars as pl
 
 from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.spaces import Discrete
-from koffline.data.table.mapping import CUT
+from koffline.data.table.mapping import CUT, TableMapping
 from koffline.data.table.rewards import lacks_action, move_rewards, reward_values
 from koffline.data.table.survey import Table, links_of
 from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling_note
@@ -21,160 +21,225 @@ from koffline.errors import DataError, counted, listed
 _NO_ACTION = "koffline: the row has no action"  # a name that no column has
 
 
-def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:  # noqa: C901
+def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     """Aligned columns of a piece with whole episodes; None if no row is left.
 
     Episodes and rows are in the order of `_ordered`; ``table.counts`` records what was
-    done. Raises DataError with all problems.
+    done, ``table.unearned`` and ``table.lost_rewards`` which rewards went with rows that
+    are left out. Raises DataError with all problems.
     """
     roles = table.roles
-    counts = table.counts
     if table.is_open:
         table.problems.refuse()
-    if table.stands_alone:
-        frame = frame
-    else:
+    if not table.stands_alone:
         frame = _ordered(frame, table)
-    log, episodes = _flags(frame, table)
-    table.unearned.add(frame, episodes, roles)
-    frame = frame.with_columns(pl.Series(_NO_ACTION, lacks_action(frame, roles)))
-    frame, unmoved = move_rewards(frame, episodes, roles)
-    if unmoved:
-        rewards = counted(unmoved, "reward", "stands", "stand")
-        said = (
-            f"{rewards} in rows without an action, with none above in the episode whose"
-            " action earned it"
-        )
-        table.problems.add(f"{said}; set them to 0, or let them go (--reward-row drop)")
+    columns, episodes = _flags(frame, table)
+    frame = _with_earned_rewards(frame, episodes, table)
     table.problems.refuse()
-    frame, episodes = _cut(frame, episodes, log, table)
+    frame, episodes = _cut(frame, episodes, columns, table)
     if not frame.height:
         return None
-    last = _last(episodes)
-    for flag, is_so in (("terminated", "terminal"), ("truncated", "cut")):
-        if roles.last_row == is_so:
-            log[flag] = log[flag] | (last & ~log["terminated"] & ~log["truncated"])
-    frame, episodes = _without_next(frame, episodes, log, table)
+    _flag_last_rows(columns, _last(episodes), table)
+    frame, episodes = _without_next(frame, episodes, columns, table)
     if not frame.height:
         return None
-    last = _last(episodes)
+    is_last = _last(episodes)
     if table.cuts_are_marked:
-        log["truncated"] = log["truncated"] | (last & ~log["terminated"])
+        is_cut = is_last & ~columns["terminated"]
+        columns["truncated"] = columns["truncated"] | is_cut
     if roles.by is not None:
-        log["labels"] = _labels(frame[roles.by], table)
+        columns["labels"] = _labels(frame[roles.by], table)
     frame = _imputed(frame, episodes, table)
-    log["observations"] = _vectors(frame, roles.observations, table)
-    log["actions"] = _actions(frame, table)
-    log["rewards"] = _numbers(frame[roles.reward or ""])
-    if roles.weight is not None:
-        log["weights"] = _numbers(frame[roles.weight])
-    if roles.behavior is not None:
-        found = _numbers(frame[roles.behavior])
-        # bad values are reported below
-        with np.errstate(divide="ignore", invalid="ignore"):
-            if roles.behavior_probability:
-                log["behavior_log_probabilities"] = np.log(found)
-            else:
-                log["behavior_log_probabilities"] = found
+    _add_values(columns, frame, table)
     if not table.stands_alone or roles.one_step:
-        log["episode_ids"] = counts.episodes + episodes
-        if (
-            roles.episode
-            and (kind := frame.schema[roles.episode]).is_integer()
-            and kind != pl.UInt64
-        ):
-            log["episode_ids"] = frame[roles.episode].cast(pl.Int64).to_numpy()
-        counts.episodes += int(episodes[-1]) + 1
+        columns["episode_ids"] = _episode_ids(frame, episodes, table)
     if roles.cluster is not None:
-        shared = frame[roles.cluster]
-        if shared.dtype.is_integer():
-            numbers = shared
-        else:
-            numbers = hashed(shared)
-        log["clusters"] = numbers.cast(pl.Int64, wrap_numerical=True).to_numpy()
-    if roles.one_step:
-        log["next_observations"] = log["observations"]
-    elif roles.next_observations:
-        log["next_observations"] = _vectors(frame, roles.next_observations, table)
-    else:
-        is_lost = last & ~log["terminated"]
-        has_action = ~frame[_NO_ACTION].to_numpy()
-        table.lost_rewards.add(log["rewards"][has_action], is_lost[has_action])
-        log, lost = followed(log, last)
-        counts.left_out = (counts.left_out or 0) + lost
+        columns["clusters"] = _cluster_ids(frame[roles.cluster])
+    columns = _with_next_observations(columns, frame, is_last, table)
     if table.cuts_are_marked:
-        counts.cut += int((log["truncated"] & ~log["terminated"]).sum())
-    _check_numbers(log, table)
+        cut_rows = columns["truncated"] & ~columns["terminated"]
+        table.counts.cut += int(cut_rows.sum())
+    _check_numbers(columns, table)
     table.problems.refuse()
-    labels = log.pop("labels", None)
-    ids = log.get("episode_ids")
-    if labels is not None and ids is not None:
-        labels = labels[np.append(True, ids[1:] != ids[:-1])[: len(ids)]]
-    if len(log["rewards"]):
-        return RawLog(log, table.action_space, table.metadata, labels)
+    labels = columns.pop("labels", None)
+    episode_ids = columns.get("episode_ids")
+    if labels is not None and episode_ids is not None:
+        labels = labels[_begins(episode_ids)]
+    if len(columns["rewards"]):
+        return RawLog(columns, table.action_space, table.metadata, labels)
     return None
 
 
-def _check_numbers(log: dict[str, np.ndarray], table: Table) -> None:
+def _with_earned_rewards(
+    frame: pl.DataFrame, episodes: np.ndarray, table: Table
+) -> pl.DataFrame:
+    """The rows (N,) of ordered episodes with a column `_NO_ACTION`, and each reward in
+    the row of the action that earned it, if the mapping asks for that.
+
+    Rewards without such an action are a problem.
+    """
+    roles = table.roles
+    table.unearned.add(frame, episodes, roles)
+    frame = frame.with_columns(pl.Series(_NO_ACTION, lacks_action(frame, roles)))
+    frame, n_unmoved = move_rewards(frame, episodes, roles)
+    if n_unmoved:
+        rewards = counted(n_unmoved, "reward", "stands", "stand")
+        table.problems.add(
+            f"{rewards} in rows without an action, with none above in the episode whose"
+            " action earned it; set them to 0, or let them go (--reward-row drop)"
+        )
+    return frame
+
+
+def _flag_last_rows(
+    columns: dict[str, np.ndarray], is_last: np.ndarray, table: Table
+) -> None:
+    """Flag the last rows (N,) of episodes that no flag marks as the mapping's
+    ``last_row`` says; changes ``columns``.
+    """
+    unflagged = is_last & ~columns["terminated"] & ~columns["truncated"]
+    if table.roles.last_row == "terminal":
+        columns["terminated"] = columns["terminated"] | unflagged
+    elif table.roles.last_row == CUT:
+        columns["truncated"] = columns["truncated"] | unflagged
+
+
+def _add_values(
+    columns: dict[str, np.ndarray], frame: pl.DataFrame, table: Table
+) -> None:
+    """Add observations (N, d), actions (N,) or (N, k), rewards (N,), and weights and
+    log-probabilities (N,) if the mapping names them; changes ``columns``.
+    """
+    roles = table.roles
+    columns["observations"] = _vectors(frame, roles.observations, table)
+    columns["actions"] = _actions(frame, table)
+    columns["rewards"] = _numbers(frame[roles.reward or ""])
+    if roles.weight is not None:
+        columns["weights"] = _numbers(frame[roles.weight])
+    if roles.behavior is None:
+        return
+    behavior = _numbers(frame[roles.behavior])
+    if roles.behavior_probability:
+        # `_check_numbers` reports what is no probability.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            behavior = np.log(behavior)
+    columns["behavior_log_probabilities"] = behavior
+
+
+def _episode_ids(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> np.ndarray:
+    """Ids (N,) of the rows' episodes: the table's own if they are numbers of 64 bits,
+    else numbers that go on from those of the pieces before.
+    """
+    n_before = table.counts.episodes
+    table.counts.episodes += int(episodes[-1]) + 1
+    if table.roles.episode:
+        kind = frame.schema[table.roles.episode]
+        if kind.is_integer() and kind != pl.UInt64:
+            return frame[table.roles.episode].cast(pl.Int64).to_numpy()
+    return n_before + episodes
+
+
+def _cluster_ids(column: pl.Series) -> np.ndarray:
+    """Ids (N,) of the rows' clusters as 64-bit integers; other types are hashed."""
+    if not column.dtype.is_integer():
+        column = hashed(column)
+    return column.cast(pl.Int64, wrap_numerical=True).to_numpy()
+
+
+def _with_next_observations(
+    columns: dict[str, np.ndarray],
+    frame: pl.DataFrame,
+    is_last: np.ndarray,
+    table: Table,
+) -> dict[str, np.ndarray]:
+    """The columns with next observations (N, d): the table's, else those of the rows
+    that follow; rows without one are then left out.
+
+    is_last: (N,) whether a row is the last one of its episode.
+    """
+    roles = table.roles
+    if roles.one_step:
+        # It has no influence, since every row is terminal.
+        return columns | {"next_observations": columns["observations"]}
+    if roles.next_observations:
+        following = _vectors(frame, roles.next_observations, table)
+        return columns | {"next_observations": following}
+    is_lost = is_last & ~columns["terminated"]
+    has_action = ~frame[_NO_ACTION].to_numpy()
+    table.lost_rewards.add(columns["rewards"][has_action], is_lost[has_action])
+    columns, n_lost = followed(columns, is_last)
+    table.counts.left_out = (table.counts.left_out or 0) + n_lost
+    return columns
+
+
+def _check_numbers(columns: dict[str, np.ndarray], table: Table) -> None:
     """Add problems for numbers that no log may hold, with the table's names for the
     columns.
     """
     roles = table.roles
-    named = {
+    names = {
         "rewards": roles.reward,
         "weights": roles.weight,
         "behavior_log_probabilities": roles.behavior,
     }
-    for key, name in named.items():
+    for key, name in names.items():
         if name is None:
             continue
-        bad = ~np.isfinite(log[key])
+        shown = columns[key]
+        is_bad = ~np.isfinite(shown)
         remedy = "give finite numbers"
-        shown = log[key]
         if name == roles.behavior_probability:
             remedy = "give probabilities of the logged actions, above 0 and at most 1"
             shown = np.exp(shown)
-            bad |= (shown > 1.0 + 1e-4) & bool(isinstance(table.action_space, Discrete))
-        if bad.any():
-            rows = counted(int(bad.sum()), "row")
+            # A density of quantities may be above 1; a probability is rounded.
+            if isinstance(table.action_space, Discrete):
+                is_bad |= shown > 1.0 + 1e-4
+        if is_bad.any():
+            rows = counted(int(is_bad.sum()), "row")
+            value = f"{shown[is_bad][0]:.6g}"
             table.problems.add(
-                f"column {name} holds {shown[bad][0]:.6g} (wrong in {rows}); {remedy}"
+                f"column {name} holds {value} (wrong in {rows}); {remedy}"
             )
 
 
 def _flags(
     frame: pl.DataFrame, table: Table
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Flags of the rows, and the number of each row's episode.
+    """Flags ``terminated`` and ``truncated`` (N,) of the rows, and the number (N,) of
+    each row's episode in the piece.
 
-    Flags inside episodes are a problem.
+    Flags inside episodes are a problem. Raises DataError for flags that cannot be read.
     """
     roles = table.roles
-    named = {"terminated": roles.terminal, "truncated": roles.truncated}
-    log = {
+    names = {"terminated": roles.terminal, "truncated": roles.truncated}
+    columns = {
         flag: read_flags(frame, name, table.source).to_numpy()
-        for flag, name in named.items()
+        for flag, name in names.items()
     }
     if table.is_done:
-        log["terminated"] = log["terminated"] & ~log["truncated"]
+        columns["terminated"] = columns["terminated"] & ~columns["truncated"]
     if roles.one_step:
-        log["terminated"] = np.ones(frame.height, dtype=bool)
+        columns["terminated"] = np.ones(frame.height, dtype=bool)
     if table.stands_alone:
-        return log, np.arange(frame.height)
+        return columns, np.arange(frame.height)
     if roles.episode is None:
-        return log, np.cumsum(begins_episode(frame, table))
-    episodes = frame[roles.episode].rle_id().cast(pl.Int64).to_numpy()
-    for flag, name in named.items():
-        inside = log[flag] & ~_last(episodes)
+        return columns, np.cumsum(begins_episode(frame, table))
+    episodes = _numbered(frame[roles.episode])
+    for flag, name in names.items():
+        inside = columns[flag] & ~_last(episodes)
         if inside.any():
+            rows = counted(int(inside.sum()), "row")
             goes_on = counted(len(np.unique(episodes[inside])), "episode")
-            said = (
-                f"is set in {counted(int(inside.sum()), 'row')} whose episode goes on"
-                f" ({goes_on})"
+            table.problems.add(
+                f"column {name} is set in {rows} whose episode goes on ({goes_on});"
+                " drop what follows, or give it another episode id"
             )
-            remedy = "drop what follows, or give it another episode id"
-            table.problems.add(f"column {name} {said}; {remedy}")
-    return log, episodes
+    return columns, episodes
+
+
+def _numbered(ids: pl.Series) -> np.ndarray:
+    """Numbers (N,) from 0 of the runs of equal ids."""
+    return ids.rle_id().cast(pl.Int64).to_numpy()
 
 
 def begins_episode(frame: pl.DataFrame, table: Table) -> np.ndarray:
@@ -198,108 +263,148 @@ def begins_episode(frame: pl.DataFrame, table: Table) -> np.ndarray:
 
 
 def _last(episodes: np.ndarray) -> np.ndarray:
-    """Whether a row is the last one of its episode."""
+    """Whether (N,) a row is the last one of its episode; episodes: (N,) ids."""
     return np.append(episodes[1:] != episodes[:-1], True)
 
 
+def _begins(episodes: np.ndarray) -> np.ndarray:
+    """Whether (N,) a row is the first one of its episode; episodes: (N,) ids, perhaps
+    none.
+    """
+    changes = np.append(True, episodes[1:] != episodes[:-1])
+    return changes[: len(episodes)]
+
+
 def _cut(
-    frame: pl.DataFrame, episodes: np.ndarray, log: dict[str, np.ndarray], table: Table
+    frame: pl.DataFrame,
+    episodes: np.ndarray,
+    columns: dict[str, np.ndarray],
+    table: Table,
 ) -> tuple[pl.DataFrame, np.ndarray]:
     """Cut episodes before their first row with a value missing in a ``cut`` column;
-    changes ``log``.
+    the rows that stay, and the numbers of their episodes.
 
-    If that row still has its observation, it is kept as the last row, which has no next
-    observation; if it is flagged terminal, the row before it becomes terminal.
+    If the first row with a missing value still has its observation, it is kept as the
+    last row, which has no next observation; if it is flagged terminal, the row before
+    it becomes terminal. ``columns``, the flags (N,) of the rows, are changed with the
+    rows.
     """
     roles = table.roles
-    named = [
+    cut_columns = [
         name
         for name in frame.columns
         if roles.impute.get(name) == CUT and table.missing[name]
     ]
-    if not named:
+    if not cut_columns:
         return frame, episodes
-    seen = [name for name in named if name in roles.observations]
     frame = frame.with_columns(
-        frame[name].fill_nan(None) for name in named if frame[name].dtype.is_float()
-    )
-    missing, unseen = (
-        pl.any_horizontal(pl.lit(False), pl.col(each).is_null())
-        for each in (named, seen)
+        frame[name].fill_nan(None)
+        for name in cut_columns
+        if frame[name].dtype.is_float()
     )
     may_stay = not roles.next_observations and not table.stands_alone
-    rows = frame.select(missing=missing, unseen=unseen).with_columns(
-        episode=pl.Series(episodes)
-    )
-    count = pl.col("missing").cum_sum().over("episode")
-    first = pl.col("missing") & (count == 1)
-    kept = first & ~pl.col("unseen") & may_stay
-    final = first & ~pl.col("unseen") & (count.shift(fill_value=0).over("episode") == 0)
-    # above the first row that goes
-    ends = (first & ~kept).shift(-1, fill_value=False).over("episode")
-    found = rows.select(gone=count > 0, kept=kept, shortened=kept | ends, final=final)
-    gone, stays, shortened, final_state = (
-        found[name].to_numpy() for name in found.columns
-    )
-    left_out = gone & ~stays & ~frame[_NO_ACTION].to_numpy()
+    marks = _marks_of_cuts(frame, episodes, cut_columns, roles, may_stay)
+    is_gone = marks["gone"].to_numpy()
+    stays = marks["kept"].to_numpy()
+    left_out = is_gone & ~stays & ~frame[_NO_ACTION].to_numpy()
     table.lost_rewards.add(
         reward_values(frame, roles)[left_out], np.ones(int(left_out.sum()), np.bool_)
     )
-    table.counts.ended += int(gone.sum())
-    if gone.all():
+    table.counts.ended += int(is_gone.sum())
+    if is_gone.all():
         return frame.clear(), episodes[:0]
-    passed = np.append((log["terminated"] & final_state)[1:], False) & ~_last(episodes)
+    terminated = columns["terminated"]
+    # Of a terminal row without its action or reward only the state is there: the step
+    # above led to it, and is the terminal one.
+    ends_above = np.append((terminated & marks["final"].to_numpy())[1:], False)
+    ends_above &= ~_last(episodes)
     if not table.stands_alone:
-        table.counts.ends_lost += int((log["terminated"] & gone).sum() - passed.sum())
-    log["terminated"] = log["terminated"] | passed
-    log["terminated"] = log["terminated"] & ~gone
-    log["truncated"] = (log["truncated"] & ~gone) | shortened
-    log.update({flag: column[~gone | stays] for flag, column in log.items()})
+        n_ends_lost = int((terminated & is_gone).sum() - ends_above.sum())
+        table.counts.ends_lost += n_ends_lost
+    columns["terminated"] = (terminated | ends_above) & ~is_gone
+    columns["truncated"] = columns["truncated"] & ~is_gone
+    columns["truncated"] |= marks["shortened"].to_numpy()
+    is_kept = ~is_gone | stays
+    for flag, rows in columns.items():
+        columns[flag] = rows[is_kept]
     # What stands in for missing values goes away with its row.
-    frame = frame.filter(~found["gone"] | found["kept"])
-    frame = frame.with_columns(pl.col(named).forward_fill().backward_fill())
-    return frame, pl.Series(episodes[~gone | stays]).rle_id().cast(pl.Int64).to_numpy()
+    frame = frame.filter(pl.Series(is_kept))
+    frame = frame.with_columns(pl.col(cut_columns).forward_fill().backward_fill())
+    return frame, _numbered(pl.Series(episodes[is_kept]))
+
+
+def _marks_of_cuts(
+    frame: pl.DataFrame,
+    episodes: np.ndarray,
+    cut_columns: list[str],
+    roles: TableMapping,
+    may_stay: bool,
+) -> pl.DataFrame:
+    """Which rows (N,) an episode loses, by its first row with a missing value.
+
+    gone: from that row on. kept: that row, if it has its observation and ``may_stay``.
+    shortened: the new last row. final: that row, if it has its observation and none is
+    missing above it.
+    """
+    observed = [name for name in cut_columns if name in roles.observations]
+    rows = frame.select(
+        missing=pl.any_horizontal(pl.lit(False), pl.col(cut_columns).is_null()),
+        unseen=pl.any_horizontal(pl.lit(False), pl.col(observed).is_null()),
+    ).with_columns(episode=pl.Series(episodes))
+    count = pl.col("missing").cum_sum().over("episode")
+    count_above = count.shift(fill_value=0).over("episode")
+    is_first = pl.col("missing") & (count == 1)
+    is_kept = is_first & ~pl.col("unseen") & may_stay
+    # above the first row that goes
+    ends = (is_first & ~is_kept).shift(-1, fill_value=False).over("episode")
+    return rows.select(
+        gone=count > 0,
+        kept=is_kept,
+        shortened=is_kept | ends,
+        final=is_first & ~pl.col("unseen") & (count_above == 0),
+    )
 
 
 def _without_next(
-    frame: pl.DataFrame, episodes: np.ndarray, log: dict[str, np.ndarray], table: Table
+    frame: pl.DataFrame,
+    episodes: np.ndarray,
+    columns: dict[str, np.ndarray],
+    table: Table,
 ) -> tuple[pl.DataFrame, np.ndarray]:
-    """The rows that have a next observation; a terminal row needs none and gets its
-    own. Changes ``log``.
+    """The rows that have a next observation, and the numbers of their episodes; a
+    terminal row needs none and gets its own observation.
 
     A last row without a next observation is left out, as in tables without next
-    observations; elsewhere it is a problem.
+    observations; elsewhere it is a problem. ``columns``, the flags (N,) of the rows,
+    are changed with the rows.
     """
     roles = table.roles
-    named = [
+    incomplete = [
         name
         for name in roles.next_observations
         if table.missing[name] and name not in roles.impute
     ]
-    if not named:
+    if not incomplete:
         return frame, episodes
-    columns = (
-        pl.col(n).fill_nan(None) if frame.schema[n].is_float() else pl.col(n)
-        for n in named
+    states = frame.select(incomplete)
+    states = states.with_columns(
+        pl.col(name).fill_nan(None)
+        for name in incomplete
+        if states.schema[name].is_float()
     )
-    unseen = (
-        frame.select(pl.any_horizontal(each.is_null() for each in columns))
-        .to_series()
-        .to_numpy()
-    )
-    lost = unseen & ~log["terminated"]
-    inside = int((lost & ~_last(episodes)).sum())
-    if inside:
-        rows = counted(inside, "row")
-        said = (
-            f"next observations are missing in {rows} whose episode goes on"
-            f" ({named[0]})"
-        )
+    is_unseen = states.select(pl.any_horizontal(pl.all().is_null()))
+    unseen = is_unseen.to_series().to_numpy()
+    is_last = _last(episodes)
+    lost = unseen & ~columns["terminated"]
+    n_inside = int((lost & ~is_last).sum())
+    if n_inside:
+        rows = counted(n_inside, "row")
         table.problems.add(
-            f"{said}; mend them, or leave next_observations out: rows that follow have"
-            " them"
+            f"next observations are missing in {rows} whose episode goes on"
+            f" ({incomplete[0]}); mend them, or leave next_observations out: rows that"
+            " follow have them"
         )
-    stand_in = pl.when(pl.Series(unseen & log["terminated"]))
+    stand_in = pl.when(pl.Series(unseen & columns["terminated"]))
     pairs = zip(roles.observations, roles.next_observations, strict=True)
     frame = frame.with_columns(
         stand_in.then(pl.col(now)).otherwise(pl.col(later)).alias(later)
@@ -307,13 +412,13 @@ def _without_next(
     )
     table.counts.left_out = (table.counts.left_out or 0) + int(lost.sum())
     table.lost_rewards.add(reward_values(frame, roles), lost)
-    above = np.append(lost[1:] & ~_last(episodes)[:-1], False)
-    log["truncated"] = log["truncated"] | above
-    log.update({flag: column[~lost] for flag, column in log.items()})
-    return (
-        frame.filter(pl.Series(~lost)),
-        pl.Series(episodes[~lost]).rle_id().cast(pl.Int64).to_numpy(),
-    )
+    # The row above one that is left out is the new last row.
+    above = np.append(lost[1:] & ~is_last[:-1], False)
+    columns["truncated"] = columns["truncated"] | above
+    for flag, rows_of_flag in columns.items():
+        columns[flag] = rows_of_flag[~lost]
+    frame = frame.filter(pl.Series(~lost))
+    return frame, _numbered(pl.Series(episodes[~lost]))
 
 
 def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
@@ -326,17 +431,7 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     """
     roles = table.roles
     counts = table.counts
-    row = pl.int_range(pl.len(), dtype=pl.Int64)
-    keys = frame.select(
-        id=roles.episode or pl.lit(0), first=row, time=roles.time or row
-    )
-    if table.is_dated:
-        start = pl.col("time").to_physical().min().over("id")
-    else:
-        start = pl.lit(0)
-    keys = keys.select(
-        pl.col("first").get(pl.col("time").arg_min()).over("id"), "time", start=start
-    )
+    keys = _sort_keys(frame, table)
     same = pl.col("first").diff() == 0
     later = pl.col("time") >= pl.col("time").shift()
     begins = (pl.col("start").diff() > 0) | (
@@ -353,109 +448,136 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
         return frame
     repeats = (same & (pl.col("time") == pl.col("time").shift())).fill_null(False)
     doubles = keys.select(repeats).to_series()
-    how = roles.drop_duplicates
-    if how is not None and doubles.any():
-        if how == "first":
-            kept = ~doubles
-        else:
-            kept = ~doubles.shift(-1, fill_value=False)
-        if how == "exact":  # ids and times are among the values of a row
-            kept = frame.select(roles.needed).hash_rows(0).is_first_distinct()
-        counts.repeated += int((~kept).sum())
-        frame = frame.filter(kept)
-        keys = keys.filter(kept)
+    if roles.drop_duplicates is not None and doubles.any():
+        is_kept = _without_doubles(frame, doubles, roles)
+        counts.repeated += int((~is_kept).sum())
+        frame = frame.filter(is_kept)
+        keys = keys.filter(is_kept)
         doubles = keys.select(repeats).to_series()
     counts.steps.add(keys["time"], keys.select(same.fill_null(False)).to_series())
-    if (
-        roles.episode is not None
-        and not table.is_dated
-        and keys["time"].dtype.is_integer()
-    ):
-        counts.firsts.update(
-            keys.filter(pl.col("first").diff().fill_null(1) != 0)["time"].to_list()
-        )
+    counts_steps = keys["time"].dtype.is_integer() and not table.is_dated
+    if roles.episode is not None and counts_steps:
+        is_new = pl.col("first").diff().fill_null(1) != 0
+        counts.firsts.update(keys.filter(is_new)["time"].to_list())
     if doubles.any():
-        place = int(doubles.arg_max() or 0)
-        where = f"{roles.time} {keys['time'].cast(pl.String)[place]}"
-        remedy = "name the episode column (--episode)"
-        if roles.episode is not None:
-            where = f"episode {frame[roles.episode][place]!r}, {where}"
-            remedy = (
-                "name a finer time column, or drop doubles (--drop-duplicates exact,"
-                " first or last)"
-            )
-            if len(table.rows.files) > 1:
-                remedy += (
-                    "; where ids begin anew in every file, make them different first"
-                )
-        said = (
-            f"{counted(int(doubles.sum()), 'row', 'has', 'have')} the time of another"
-            " row of their episode"
-        )
-        table.problems.add(f"{said} (first: {where}); {remedy}")
+        table.problems.add(_problem_of_doubles(frame, keys["time"], doubles, table))
     return frame
 
 
+def _sort_keys(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
+    """What rows (N,) are sorted by: ``start``, the first date of the episode (0 if
+    times are no dates), ``first``, the place of its first step, and ``time``.
+    """
+    row = pl.int_range(pl.len(), dtype=pl.Int64)
+    keys = frame.select(
+        id=table.roles.episode or pl.lit(0), first=row, time=table.roles.time or row
+    )
+    if table.is_dated:
+        start = pl.col("time").to_physical().min().over("id")
+    else:
+        start = pl.lit(0)
+    first = pl.col("first").get(pl.col("time").arg_min()).over("id")
+    return keys.select(first, "time", start=start)
+
+
+def _without_doubles(
+    frame: pl.DataFrame, doubles: pl.Series, roles: TableMapping
+) -> pl.Series:
+    """Which rows (N,) stay, by the mapping's ``drop_duplicates``. doubles: (N,) whether
+    a row has the episode and the time of the row above.
+    """
+    if roles.drop_duplicates == "exact":  # ids and times are among the values of a row
+        return frame.select(roles.needed).hash_rows(0).is_first_distinct()
+    if roles.drop_duplicates == "first":
+        return ~doubles
+    return ~doubles.shift(-1, fill_value=False)
+
+
+def _problem_of_doubles(
+    frame: pl.DataFrame, times: pl.Series, doubles: pl.Series, table: Table
+) -> str:
+    """The problem of rows (N,) that have the time of another row of their episode."""
+    roles = table.roles
+    place = int(doubles.arg_max() or 0)
+    where = f"{roles.time} {times.cast(pl.String)[place]}"
+    remedy = "name the episode column (--episode)"
+    if roles.episode is not None:
+        where = f"episode {frame[roles.episode][place]!r}, {where}"
+        remedy = (
+            "name a finer time column, or drop doubles (--drop-duplicates exact,"
+            " first or last)"
+        )
+        if len(table.rows.files) > 1:
+            remedy += "; where ids begin anew in every file, make them different first"
+    rows = counted(int(doubles.sum()), "row", "has", "have")
+    return f"{rows} the time of another row of their episode (first: {where}); {remedy}"
+
+
 def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.DataFrame:
-    """Rows in order, missing values replaced as requested; values that cannot be
-    replaced are a problem.
+    """Rows in order, missing values replaced as the mapping asks; values that cannot be
+    replaced are a problem. episodes: (N,) the number of each row's episode.
     """
     columns = []
-    for name, how in table.roles.impute.items():
-        if how == CUT or not table.missing[name]:
+    for name, method in table.roles.impute.items():
+        if method == CUT or not table.missing[name]:
             continue
-        kind = frame.schema[name]
+        column = frame[name]
         # 16 bits do not hold every number that a user may impute.
-        if kind in (pl.Float32, pl.Float64):
-            column = frame[name]
-        else:
-            column = frame[name].cast(pl.Float64)
+        if column.dtype not in (pl.Float32, pl.Float64):
+            column = column.cast(pl.Float64)
         column = column.fill_nan(None)
-        count = column.null_count()
-        said = "the last value before"
-        if how == "forward":
-            pairs = pl.DataFrame({name: column, "episode of the row": episodes})
-            column = pairs.select(
-                pl.col(name).forward_fill().over("episode of the row")
-            ).to_series()
+        n_missing = column.null_count()
+        if method == "forward":
+            replacement = "the last value before"
+            column = _filled_forward(column, episodes)
             if column.null_count():
                 missing = counted(column.null_count(), "missing value")
-                remedy = f"impute a number or the mean ({name}=mean)"
                 table.problems.add(
-                    f"column {name} has {missing} with no earlier value; {remedy}"
+                    f"column {name} has {missing} with no earlier value; impute a number"
+                    f" or the mean ({name}=mean)"
                 )
+        elif method == "mean":
+            replacement = f"mean {table.means[name]:.6g}"
+            column = column.fill_null(table.means[name])
+        elif method == "zero":
+            replacement = "0"
+            column = column.fill_null(0.0)
         else:
-            if how == "mean":
-                value = table.means[name]
-            elif how == "zero":
-                value = 0.0
-            else:
-                value = float(how)
-            said = f"{'mean ' * (how == 'mean')}{value:.6g}"
-            column = column.fill_null(value)
+            replacement = f"{float(method):.6g}"
+            column = column.fill_null(float(method))
         columns.append(column)
-        # features of one category are missing together
+        # Features of one category are missing together, and count once.
         origin = table.origin.get(name, name)
-        if count and (
-            name == origin or name == table.encodings[origin].names(origin)[0]
-        ):
-            table.counts.imputed[origin, said] += count
+        is_category = name != origin
+        if is_category and name != table.encodings[origin].names(origin)[0]:
+            continue
+        if n_missing:
+            table.counts.imputed[origin, replacement] += n_missing
     return frame.with_columns(columns)
+
+
+def _filled_forward(column: pl.Series, episodes: np.ndarray) -> pl.Series:
+    """The column (N,) with the last value of the episode in place of missing ones."""
+    pairs = pl.DataFrame({column.name: column, "episode of the row": episodes})
+    filled = pl.col(column.name).forward_fill().over("episode of the row")
+    return pairs.select(filled).to_series()
 
 
 def _vectors(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.ndarray:
     """Observations (N, d) in row order, or in the stored shape if koffline wrote them
     as lists.
+
+    Raises DataError if that shape has another number of values.
     """
-    found = _matrix(frame, columns, table.observation_type, table)
+    observations = _matrix(frame, columns, table.observation_type, table)
     shape = table.observation_shape
-    if shape is not None and int(np.prod(shape)) != found.shape[1]:
+    if shape is None:
+        return observations
+    if int(np.prod(shape)) != observations.shape[1]:
         raise DataError(
             f"{table.source}: the koffline description is damaged; write the file again"
         )
-    if shape is None:
-        return found
-    return found.reshape(-1, *shape)
+    return observations.reshape(-1, *shape)
 
 
 def _matrix(
@@ -480,7 +602,7 @@ def _numbers(column: pl.Series) -> np.ndarray:
 
 def _labels(column: pl.Series, table: Table) -> np.ndarray:
     """The groups' labels (N,) of the rows; spellings that are certainly one label are
-    taken for it.
+    taken for it, and notes on spellings are added to the table's metadata.
     """
     texts = column.cast(pl.String)
     values = texts.drop_nulls().unique().to_list()
@@ -488,12 +610,10 @@ def _labels(column: pl.Series, table: Table) -> np.ndarray:
     if meant:
         table.metadata = table.metadata.with_notes(spelling_note(column.name, meant))
     for alike in doubtful_spellings(values):
-        said = (
-            f"{listed(map(repr, alike))} of {column.name} differ in case or blanks"
-            " alone"
-        )
+        shown = listed(map(repr, alike))
         table.metadata = table.metadata.with_notes(
-            f"{said}: each is a group of its own"
+            f"{shown} of {column.name} differ in case or blanks alone: each is a group"
+            " of its own"
         )
     return texts.replace(meant).fill_null("missing").to_numpy()
 
@@ -506,8 +626,9 @@ def _is_beyond_int64(column: pl.Series) -> bool:
 
 
 def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
+    """Actions (N,) if discrete, else (N, k); categories as numbers in their order."""
     names = table.roles.action
-    kinds = [frame.schema[name] for name in table.roles.action]
+    kinds = [frame.schema[name] for name in names]
     if table.categories:
         known = pl.Series(table.categories, dtype=kinds[0])
         column = frame[names[0]].replace(table.spelled.get(names[0], {}))
@@ -516,11 +637,7 @@ def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
         )
         return shaped_actions(column.to_numpy(), table.action_space)
     kind = number_type(kinds)
-    if (
-        len(names) == 1
-        and kinds[0].is_integer()
-        and not _is_beyond_int64(frame[names[0]])
-    ):
+    is_whole = len(names) == 1 and kinds[0].is_integer()
+    if is_whole and not _is_beyond_int64(frame[names[0]]):
         kind = pl.Int64()
-    found = _matrix(frame, names, kind, table)
-    return shaped_actions(found, table.action_space)
+    return shaped_actions(_matrix(frame, names, kind, table), table.action_space)

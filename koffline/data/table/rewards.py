@@ -78,14 +78,11 @@ class UnearnedRewards:
             has = "of an episode has"
         else:
             has = "of episodes have"
-        found = (
+        return (
             f"{rows} {has} no action and a reward ({self.low:.6g} … {self.high:.6g}),"
-            " lost if left out"
+            " lost if left out; add it to the row above, whose action earned it"
+            " (--reward-row previous), or let it go (--reward-row drop)"
         )
-        moved = (
-            "add it to the row above, whose action earned it (--reward-row previous)"
-        )
-        return f"{found}; {moved}, or let it go (--reward-row drop)"
 
 
 def move_rewards(
@@ -155,18 +152,10 @@ class LostRewards:
         if len(outside) < max(_FEWEST, _SHARE * len(lost)):
             return ""
         rows = f"{len(outside)} of {counted(len(lost), 'row')} that are left out"
-        found = (
-            f"{rows} hold rewards unlike all others ({outside.min():.6g} …"
-            f" {outside.max():.6g}, elsewhere "
-        )
-        found += (
-            f"{self.low:.6g} … {self.high:.6g}): last rows of episodes, or rows after a"
-            " missing value"
-        )
-        ended = (
-            "say that the world ended there (--terminal COLUMN, or --last-row terminal)"
-        )
         return (
-            f"{found}; {ended}, fill in what is missing, or let these rewards go"
-            " (--reward-row drop)"
+            f"{rows} hold rewards unlike all others ({outside.min():.6g} …"
+            f" {outside.max():.6g}, elsewhere {self.low:.6g} … {self.high:.6g}): last"
+            " rows of episodes, or rows after a missing value; say that the world ended"
+            " there (--terminal COLUMN, or --last-row terminal), fill in what is"
+            " missing, or let these rewards go (--reward-row drop)"
         )

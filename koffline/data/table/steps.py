@@ -28,24 +28,21 @@ class Steps:
 
     @classmethod
     def of_ids(cls, ids: pl.Series, times: pl.Series | None) -> Steps:
-        """Rows of episodes with these ids; without times, in the order of the table."""
-        frame = pl.DataFrame(
-            {"id": ids.rank("dense"), "row": pl.int_range(len(ids), eager=True)}
-        )
-        frame = frame.with_columns(
-            time=frame["row"] if times is None else times.rank("dense")
-        )
-        order = (
-            frame.select(pl.arg_sort_by("id", "time", "row", nulls_last=True))
-            .to_series()
-            .to_numpy()
-        )
+        """Rows (N,) of episodes with these ids; without times, in the order of the
+        table.
+        """
+        row = pl.int_range(len(ids), eager=True)
+        time = row
+        if times is not None:
+            time = times.rank("dense")
+        frame = pl.DataFrame({"id": ids.rank("dense"), "row": row, "time": time})
+        by_time = pl.arg_sort_by("id", "time", "row", nulls_last=True)
+        order = frame.select(by_time).to_series().to_numpy()
         codes = frame["id"].fill_null(0).to_numpy()[order]
         is_last = np.append(codes[1:] != codes[:-1], True)
-        at_end = frame.select(
-            pl.col("time") == pl.col("time").max().over("id")
-        ).to_series()
-        return cls(order, is_last, at_end.fill_null(False).to_numpy(), has_ids=True)
+        is_latest = pl.col("time") == pl.col("time").max().over("id")
+        at_end = frame.select(is_latest.fill_null(False)).to_series().to_numpy()
+        return cls(order, is_last, at_end, has_ids=True)
 
     @classmethod
     def of_flags(cls, ends: np.ndarray) -> Steps:
@@ -59,9 +56,9 @@ class Steps:
         """Whether (N,) a row, in the order of the table, is the first one of its
         episode.
         """
-        found = np.empty(len(self.order), dtype=np.bool_)
-        found[self.order] = np.append(True, self.is_last[:-1])
-        return found
+        is_first = np.empty(len(self.order), dtype=np.bool_)
+        is_first[self.order] = np.append(True, self.is_last[:-1])
+        return is_first
 
     @functools.cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
