@@ -24,8 +24,19 @@ from koffline.store.files import Location
 from koffline.untrusted.limits import parse_yaml, read_yaml_file
 
 # Names of the columns that koffline writes.
-_OWN_ROLES = """observations action reward next_observations terminal truncated episode time
-    behavior_log_probability weight cluster""".split()  # noqa: SIM905
+_OWN_ROLES = (
+    "observations",
+    "action",
+    "reward",
+    "next_observations",
+    "terminal",
+    "truncated",
+    "episode",
+    "time",
+    "behavior_log_probability",
+    "weight",
+    "cluster",
+)
 EXAMPLE = (
     "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
 )
@@ -67,17 +78,12 @@ def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
     return names
 
 
-def as_encoding(given: Any) -> Any:
+def as_encoding(value: Any) -> Any:
     """An Encoding from ``ordinal``, ``ordinal:s,m,l`` or ``{ordinal: [s, m, l]}``.
 
     Raises ValueError.
     """
-    if isinstance(given, str):
-        kind, colon, names = given.partition(":")
-        given = {kind: [name.strip() for name in names.split(",")] if colon else []}
-    ((kind, names),) = (
-        given.items() if isinstance(given, Mapping) and len(given) == 1 else (("", []),)
-    )
+    kind, names = _kind_and_categories(value)
     if kind not in (ONE_HOT, ORDINAL) or not isinstance(names, (list, tuple)):
         raise ValueError(
             "give one-hot or ordinal by column, or {ordinal: [small, large]}"
@@ -85,6 +91,19 @@ def as_encoding(given: Any) -> Any:
     if any(isinstance(name, (bool, dict, list)) or name is None for name in names):
         raise ValueError("a category is no text; put yes and no in quotes")
     return Encoding(kind, _different(tuple(map(str, names))))
+
+
+def _kind_and_categories(value: Any) -> tuple[Any, Any]:
+    """What a value says of an encoding, unchecked; the kind "" if it says nothing."""
+    if isinstance(value, str):
+        kind, colon, names = value.partition(":")
+        if not colon:
+            return kind, []
+        return kind, [name.strip() for name in names.split(",")]
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((kind, categories),) = value.items()
+        return kind, categories
+    return "", []
 
 
 def as_question(answers: Iterable[Mapping[str, Any]]) -> str:
@@ -109,37 +128,42 @@ def _answers(key: str, value: Any) -> tuple[str, ...]:
         return ()
     text = value.removeprefix(_OPEN)
     if text.startswith(" ") and text.strip():
-        return tuple(filter(None, map(str.strip, text.split(_BETWEEN.strip()))))
+        lines = map(str.strip, text.split(_BETWEEN.strip()))
+        return tuple(filter(None, lines))
     if not text.strip() and key not in _PATTERNS:
         return _ANSWERS.get(key, (f"{key}: COLUMN",))
     return ()
 
 
-def _questions(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def _questions(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Lines that would answer each key that is left open; none where another key is the
-    answer.
+    answer. values: of the mapping, by key.
     """
-    found: dict[str, tuple[str, ...]] = {}
-    for key, value in given.items():
+    questions: dict[str, tuple[str, ...]] = {}
+    for key, value in values.items():
         lines = _answers(key, value)
-        if lines:
-            others = {line.partition(":")[0] for line in lines} - {key}
-            is_answered = any(
-                given.get(other) and not _answers(other, given[other])
-                for other in others
-            )
-            found[key] = () if is_answered else lines
-    return found
+        if not lines:
+            continue
+        alternatives = {line.partition(":")[0] for line in lines} - {key}
+        is_answered = any(
+            values.get(other) and not _answers(other, values[other])
+            for other in alternatives
+        )
+        questions[key] = () if is_answered else lines
+    return questions
 
 
 def _asked(key: str, lines: tuple[str, ...]) -> str:
     """Sentence that refuses a mapping in which a key is left open."""
-    shown = [
-        line if len(line) <= _LONGEST_ANSWER else f"{line[:_LONGEST_ANSWER]} …"
-        for line in lines
-    ]
-    said = f"the mapping leaves {key} open; write one of: {'; '.join(shown)}"
-    return f"{said} (or as an option: {_option(lines[0])})"
+    shown = []
+    for line in lines:
+        if len(line) > _LONGEST_ANSWER:
+            line = f"{line[:_LONGEST_ANSWER]} …"
+        shown.append(line)
+    return (
+        f"the mapping leaves {key} open; write one of: {'; '.join(shown)} (or as an"
+        f" option: {_option(lines[0])})"
+    )
 
 
 def _option(line: str) -> str:
@@ -161,20 +185,29 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
+def _several(value: Any) -> Any:
+    """One name as a tuple of names; anything else as it is."""
+    if isinstance(value, str):
+        return (value,)
+    return value
+
+
+def _by_column(value: Any) -> Any:
+    """One method for all observations by the column ""; anything else as it is."""
+    if isinstance(value, (str, int, float)):
+        return {"": value}
+    return value
+
+
 _Name = Annotated[str, pydantic.Field(min_length=1)]
-_Names = Annotated[
-    tuple[_Name, ...],
-    pydantic.BeforeValidator(lambda s: (s,) if isinstance(s, str) else s),
-]
+_Names = Annotated[tuple[_Name, ...], pydantic.BeforeValidator(_several)]
 _Number = Annotated[
     float, pydantic.Field(allow_inf_nan=False), pydantic.BeforeValidator(_no_flag)
 ]
 # A method by column, or one for all observations, whose column is "".
 _Imputed = Annotated[
     dict[str, Literal["zero", "mean", "forward", "cut"] | _Number],
-    pydantic.BeforeValidator(
-        lambda given: {"": given} if isinstance(given, (str, int, float)) else given
-    ),
+    pydantic.BeforeValidator(_by_column),
 ]
 
 
@@ -243,37 +276,38 @@ class TableMapping(pydantic.BaseModel):
     gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0)
     by: _Name | None = None
 
-    def __init__(self, **given: Any) -> None:
-        questions = _questions(given)
-        given = {
-            name: value for name, value in given.items() if questions.get(name) != ()
+    def __init__(self, **values: Any) -> None:
+        questions = _questions(values)
+        # A key whose question another key answers is as if it was not there.
+        values = {
+            name: value for name, value in values.items() if questions.get(name) != ()
         }
-        wrong = _contradictions(given)
-        known = type(self).model_fields
-        given = {name: value for name, value in given.items() if name not in questions}
-        said: dict[str, list[str]] = {}
+        problems = _contradictions(values)
+        values = {
+            name: value for name, value in values.items() if name not in questions
+        }
+        remedies: dict[str, list[str]] = {}
         try:
-            super().__init__(**given)
+            super().__init__(**values)
         except pydantic.ValidationError as error:
-            for each in error.errors():
-                what = each["msg"].removeprefix("Value error, ")
-                said.setdefault(str(each["loc"][0]), []).append(
-                    f"{what[0].lower()}{what[1:]}"
+            for detail in error.errors():
+                text = detail["msg"].removeprefix("Value error, ")
+                remedy = f"{text[0].lower()}{text[1:]}"
+                remedies.setdefault(str(detail["loc"][0]), []).append(remedy)
+        problems += [_asked(key, lines) for key, lines in questions.items() if lines]
+        known = type(self).model_fields
+        for name, texts in remedies.items():
+            if name in known:
+                problems.append(
+                    f"the mapping's {name} is {values[name]!r}: {', or '.join(texts)}"
                 )
-        wrong += [_asked(key, lines) for key, lines in questions.items() if lines]
-        wrong += [
-            (
-                f"the mapping's {name} is {given[name]!r}: {', or '.join(remedies)}"
-                if name in known
-                else (
+            else:
+                problems.append(
                     f"the mapping has the unknown key '{name}';"
                     f" {nearest_name(name, known)}"
                 )
-            )
-            for name, remedies in said.items()
-        ]
-        if wrong:
-            raise DataError("; ".join(wrong))
+        if problems:
+            raise DataError("; ".join(problems))
 
     @property
     def behavior(self) -> str | None:
@@ -283,7 +317,7 @@ class TableMapping(pydantic.BaseModel):
     @property
     def numbers(self) -> tuple[str, ...]:
         """Columns that must hold numbers."""
-        return _each(
+        return _distinct(
             *self.observations,
             *self.next_observations,
             self.reward,
@@ -294,88 +328,96 @@ class TableMapping(pydantic.BaseModel):
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns that are read."""
-        return _each(*self.needed, self.by)
+        return _distinct(*self.needed, self.by)
 
     @property
     def needed(self) -> tuple[str, ...]:
         """All columns that transitions are made of."""
-        # rows that are episodes have no order
-        if self.one_step:
+        time = self.time
+        if self.one_step:  # rows that are episodes have no order
             time = None
-        else:
-            time = self.time
-        flags = (self.terminal, self.truncated, self.starts)
-        return _each(
-            *self.numbers, *self.action, self.episode, time, *flags, self.cluster
+        return _distinct(
+            *self.numbers,
+            *self.action,
+            self.episode,
+            time,
+            self.terminal,
+            self.truncated,
+            self.starts,
+            self.cluster,
         )
 
     @property
     def stands_alone(self) -> bool:
         """Whether every row is a transition without links to other rows."""
-        told = (self.episode, self.starts, self.time, self.one_step)
-        linked = any(each is not None for each in told)
-        return bool(self.one_step) or (bool(self.next_observations) and not linked)
+        if self.one_step:
+            return True
+        links = (self.episode, self.starts, self.time, self.one_step)
+        has_links = any(link is not None for link in links)
+        return bool(self.next_observations) and not has_links
 
 
-def _each(*names: str | None) -> tuple[str, ...]:
+def _distinct(*names: str | None) -> tuple[str, ...]:
+    """The names, each once, without None."""
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def _contradictions(given: Mapping[str, Any]) -> list[str]:
-    """Errors of a mapping: missing or contradictory fields."""
-    wrong = []
+def _contradictions(values: Mapping[str, Any]) -> list[str]:
+    """Errors of a mapping: missing or contradictory keys. values: by key."""
+    problems = []
     missing = [
-        name for name in ("observations", "action", "reward") if not given.get(name)
+        name for name in ("observations", "action", "reward") if not values.get(name)
     ]
     if missing:
-        wrong.append(
+        problems.append(
             f"the mapping lacks {', '.join(missing)}; name columns, as in {EXAMPLE}, or"
             f" {INSPECT}"
         )
-    if given.get("behavior_probability") and given.get("behavior_log_probability"):
-        wrong.append(
+    if values.get("behavior_probability") and values.get("behavior_log_probability"):
+        problems.append(
             "the mapping names behavior_probability and its logarithm; keep one of them"
         )
-    if given.get("one_step") is True and (
-        named := [name for name in _OF_EPISODES if given.get(name)]
-    ):
-        said = (
+    of_episodes = [name for name in _OF_EPISODES if values.get(name)]
+    if values.get("one_step") is True and of_episodes:
+        problems.append(
             "one_step says that every row is an episode that ends, beside"
-            f" {', '.join(named)}"
+            f" {', '.join(of_episodes)}; keep one or the other"
         )
-        wrong.append(f"{said}; keep one or the other")
-    elif given.get("drop_duplicates") and not given.get("time"):
-        said = "drop_duplicates needs a time column: equal rows may be different steps"
-        wrong.append(f"{said}; name it (--time)")
-    if given.get("starts") and given.get("episode"):
-        wrong.append(
+    elif values.get("drop_duplicates") and not values.get("time"):
+        problems.append(
+            "drop_duplicates needs a time column: equal rows may be different steps;"
+            " name it (--time)"
+        )
+    if values.get("starts") and values.get("episode"):
+        problems.append(
             "the mapping names starts and episode, which both tell episodes apart; keep"
             " one of them"
         )
-    elif given.get("starts") and given.get("time"):
-        said = (
+    elif values.get("starts") and values.get("time"):
+        problems.append(
             "starts takes the rows in the table's order, so it cannot have a time"
-            " column"
+            " column; leave time out, or name ids of the episodes (--episode)"
         )
-        wrong.append(f"{said}; leave time out, or name ids of the episodes (--episode)")
-    return wrong
+    return problems
 
 
 # Types that open_transitions accepts as a mapping.
 MappingRequest = TableMapping | Mapping[str, Any] | Location
 
 
-def as_mapping(given: MappingRequest) -> TableMapping:
+def as_mapping(request: MappingRequest) -> TableMapping:
     """A mapping from the record itself, a dict with its keys, or a YAML file.
 
     Raises DataError.
     """
-    if isinstance(given, TableMapping):
-        return given
-    if not isinstance(given, Mapping):
-        given = read_yaml_file(Path(given), f"mapping file {given}", DataError)
+    if isinstance(request, TableMapping):
+        return request
+    if isinstance(request, Mapping):
+        values = request
+    else:
+        values = read_yaml_file(Path(request), f"mapping file {request}", DataError)
     return TableMapping(
-        **{str(name): value for name, value in given.items() if value is not None}
+        **{str(name): value for name, value in values.items() if value is not None}
     )
 
 
@@ -384,17 +426,14 @@ def own_mapping(names: Iterable[str]) -> TableMapping | None:
     for other tables.
     """
     present = set(names)
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for role, (key, *_) in zip(_OWN_ROLES, KEYS.values(), strict=True):
-        found |= (
-            {role: key}
-            if key in present
-            else {role: f"{key}_*"}
-            if f"{key}_0" in present
-            else {}
-        )
-    if {"observations", "action", "reward", "terminal"} <= set(found):
-        return TableMapping(**found)
+        if key in present:
+            columns[role] = key
+        elif f"{key}_0" in present:
+            columns[role] = f"{key}_*"
+    if {"observations", "action", "reward", "terminal"} <= set(columns):
+        return TableMapping(**columns)
     return None
 
 
@@ -446,9 +485,8 @@ def parse_formula(text: str) -> Formula:
     try:
         if len(text) > _LONGEST:
             raise ValueError
-        tree = ast.parse(
-            re.sub(r"`[^`]+`", lambda _: next(places), text).strip(), mode="eval"
-        ).body
+        plain = re.sub(r"`[^`]+`", lambda _: next(places), text).strip()
+        tree = ast.parse(plain, mode="eval").body
         value = _expression(tree, names, columns, comparisons)
     except (
         SyntaxError,
@@ -461,9 +499,9 @@ def parse_formula(text: str) -> Formula:
         raise DataError(
             f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}"
         ) from None
-    is_missing = pl.any_horizontal(
-        pl.lit(False), *(_read(*each).is_null() for each in columns.items())
-    )
+    missing = [_read(name, is_text).is_null() for name, is_text in columns.items()]
+    # any_horizontal of nothing is an error
+    is_missing = pl.any_horizontal(pl.lit(False), *missing)
     value = pl.when(~is_missing).then(value).alias(text)
     return Formula(
         text=text, columns=columns, comparisons=tuple(comparisons), value=value
@@ -496,13 +534,14 @@ def _expression(
 ) -> pl.Expr:
     """The polars expression of a syntax tree.
 
+    names: columns that were written in backticks, by the words that stand for them.
     Adds to ``columns`` what it reads, and whether as text, and to ``comparisons``
-    columns with their texts.
-    Raises ValueError or KeyError for anything outside the grammar.
+    columns with their texts. Raises ValueError or KeyError for anything outside the
+    grammar.
     """
 
-    def of(each: ast.expr) -> pl.Expr:
-        return _expression(each, names, columns, comparisons)
+    def of(part: ast.expr) -> pl.Expr:
+        return _expression(part, names, columns, comparisons)
 
     def column(word: str, is_text: bool) -> str:
         name = names.get(word, word)
@@ -523,21 +562,24 @@ def _expression(
             return -of(node.operand)
         case ast.Compare(
             left=ast.Name(id=word),
-            ops=[ast.Eq() | ast.NotEq() as how],
+            ops=[ast.Eq() | ast.NotEq() as comparison],
             comparators=[ast.Constant(value=str(text))],
         ):
             name = column(word, True)
             text = text.strip()
             comparisons[name, text] = None
-            is_equal = equals_text(name, text)
-            return (is_equal if isinstance(how, ast.Eq) else ~is_equal).cast(pl.Float64)
+            fulfilled = equals_text(name, text)
+            if isinstance(comparison, ast.NotEq):
+                fulfilled = ~fulfilled
+            return fulfilled.cast(pl.Float64)
         case ast.Compare():
-            sides = [of(each) for each in (node.left, *node.comparators)]
-            hows = [_OPERATORS[type(how)] for how in node.ops]
-            pairs = zip(hows, sides, sides[1:], strict=False)
-            return pl.all_horizontal(how(*both) for how, *both in pairs).cast(
-                pl.Float64
-            )
+            # a < b < c is (a < b) and (b < c)
+            sides = [of(side) for side in (node.left, *node.comparators)]
+            operators = [_OPERATORS[type(comparison)] for comparison in node.ops]
+            links = zip(operators, sides[:-1], sides[1:], strict=True)
+            return pl.all_horizontal(
+                compare(left, right) for compare, left, right in links
+            ).cast(pl.Float64)
         case ast.Call(func=ast.Name(id="min" | "max" as word), keywords=[]) if (
             node.args
         ):

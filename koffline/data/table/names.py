@@ -17,12 +17,13 @@ def _set(words: str) -> frozenset[str]:
 _PART = re.compile(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])|\d+")
 _NEGATIONS = ("not", "non", "no")
 STATE_WORDS = _set("obs observation observations ob state states s")
-# tm1: t - 1
+# tm1 is t - 1, and tp1 is t + 1.
 EARLIER_WORDS = _set("prev previous last lag lagged prior old past before tm")
-LATER_WORDS = _set("next new following future lead after post prime tp")  # tp1: t + 1
+LATER_WORDS = _set("next new following future lead after post prime tp")
+# next_obs, or obs_next
 _NEXT = re.compile(
-    r"^(?:next|new|following|future)[_. -]?(.+)$|^(.+?)[_."
-    r" -](?:next|new|prime|tp1|t\+1)$",
+    r"^(?:next|new|following|future)[_. -]?(.+)$"
+    r"|^(.+?)[_. -](?:next|new|prime|tp1|t\+1)$",
     re.I,
 )
 _SHORT_NEXT = {
@@ -119,16 +120,15 @@ def flag_of(name: str) -> Flag | None:
     words = parts(name)
     if _OTHER_MASKS.intersection(words) and Flag.GOES_ON is _of_words(words):
         return None
-    said = _of_words([word for word in words if word not in _NEGATIONS])
-    if said is not None:
-        is_negated = bool(set(words) & set(_NEGATIONS))
-        if is_negated:
-            return _NEGATED.get(said)
-        return said
+    meaning = _of_words([word for word in words if word not in _NEGATIONS])
+    if meaning is not None:
+        if set(words) & set(_NEGATIONS):
+            return _NEGATED.get(meaning)
+        return meaning
     for negation in _NEGATIONS:  # nonterminal, notdone
-        said = _of_words([whole.removeprefix(negation)])
-        if whole.startswith(negation) and said is not None:
-            return _NEGATED.get(said)
+        meaning = _of_words([whole.removeprefix(negation)])
+        if whole.startswith(negation) and meaning is not None:
+            return _NEGATED.get(meaning)
     return None
 
 
@@ -147,9 +147,9 @@ def _of_words(words: Sequence[str]) -> Flag | None:
 
 def earlier_name(name: str, names: Collection[str]) -> str | None:
     """The column whose next value a column holds by its name: `obs` for `obs_next`;
-    None if there is none.
+    None if there is none. names: of all columns.
     """
-    others = set(names) - {name}
+    other_names = set(names) - {name}
     match = _NEXT.match(name)
     if match is not None:
         base = match.group(1) or match.group(2)
@@ -157,12 +157,12 @@ def earlier_name(name: str, names: Collection[str]) -> str | None:
     else:
         base = name.lower()
         candidates = list(_SHORT_NEXT.get(base, ()))
-    for each in candidates:
-        if each in others:
-            return each
+    for candidate in candidates:
+        if candidate in other_names:
+            return candidate
     if match is None or joined(base) not in STATE_WORDS:
         return None
-    states = [each for each in others if joined(each) in STATE_WORDS]
+    states = [other for other in other_names if joined(other) in STATE_WORDS]
     if len(states) == 1:
         return states[0]
     return None

@@ -24,8 +24,8 @@ from koffline.errors import printable
 IGNORED = "ignored"
 # 31/01/2024, 20240131T1200, 2024-W05-3, 9:00 AM, Wed, 31 Jan 2024 12:00:00
 _DATE = (
-    r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T"
-    r" ].*)?$|^\d{8}T\d{4}|^\d{4}-?W\d\d|^\d{1,2}:\d\d|\d \d{1,2}:\d\d"
+    r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$"
+    r"|^\d{8}T\d{4}|^\d{4}-?W\d\d|^\d{1,2}:\d\d|\d \d{1,2}:\d\d"
 )
 _MIXED = "times in a form that is not read"
 DECIMAL_COMMA = "numbers with decimal commas"
@@ -57,37 +57,49 @@ class Profile:
     partner: str = ""
 
     def __post_init__(self) -> None:
-        there = self.values.drop_nulls()
-        is_plain = not there.dtype.is_nested() and there.dtype not in (
-            pl.Binary,
-            pl.Object,
-            pl.Unknown,
-        )
-        self.missing = (
-            self.texts if self.problem and self.texts is not None else self.values
-        ).null_count()
+        present = self.values.drop_nulls()
+        # Texts that are no number are missing in the values alone.
+        if self.problem and self.texts is not None:
+            self.missing = self.texts.null_count()
+        else:
+            self.missing = self.values.null_count()
         self.present = len(self.values) - self.missing
-        self.width = _width(there)
-        is_vector = self.width is not None
-        if is_plain:
-            self.distinct = there.n_unique()
-        else:
-            self.distinct = len(there) * is_vector
-        self.low: Any = there.min() if is_plain and self.distinct else None
-        self.high: Any = there.max() if is_plain and self.distinct else None
-        if self.texts is None or not self.is_time:
-            shown = there
-        else:
+        self.width = _width(present)
+        self.distinct = 0
+        self.low: Any = None
+        self.high: Any = None
+        unordered = (pl.Binary, pl.Object, pl.Unknown)
+        if not present.dtype.is_nested() and present.dtype not in unordered:
+            self.distinct = present.n_unique()
+            if self.distinct:
+                self.low = present.min()
+                self.high = present.max()
+        elif self.width is not None:
+            self.distinct = len(present)
+        shown = present
+        if self.texts is not None and self.is_time:
             shown = self.texts.drop_nulls()
         self.example = printable(str(next(iter(shown.head(1).to_list()), "")))[:40]
-        self.has_digits = there.dtype == pl.String and there.str.contains(r"\d").all()
+        is_text = present.dtype == pl.String
+        self.has_digits = is_text and present.str.contains(r"\d").all()
         self.is_flag = False
-        may_be_flag = self.is_number or there.dtype == pl.String
+        may_be_flag = self.is_number or is_text
         if may_be_flag and not self.problem and 0 < self.distinct <= _SPELLINGS:
-            lower = there.cast(pl.String, strict=False).str.to_lowercase()
-            self.is_flag = lower.n_unique() <= 2 and bool(
-                lower.is_in([*TRUE, *FALSE]).all()
-            )
+            lower = present.cast(pl.String, strict=False).str.to_lowercase()
+            are_words = bool(lower.is_in([*TRUE, *FALSE]).all())
+            self.is_flag = lower.n_unique() <= 2 and are_words
+
+    def leave_out(self, reason: str) -> None:
+        """Give the column no role, for a reason."""
+        self.role = IGNORED
+        self.reason = reason
+
+    @property
+    def formula_name(self) -> str:
+        """The name as a formula writes it: in backticks where it is no plain word."""
+        if self.name.isidentifier():
+            return self.name
+        return f"`{self.name}`"
 
     @property
     def is_struct(self) -> bool:
@@ -99,11 +111,8 @@ class Profile:
         """What a nested column holds that is not read; empty if it holds lists of
         numbers of one length.
         """
-        if (
-            not self.values.dtype.is_nested()
-            or self.width is not None
-            or not self.present
-        ):
+        is_nested = self.values.dtype.is_nested()
+        if not is_nested or self.width is not None or not self.present:
             return ""
         if self.is_struct:
             return "structs"
@@ -127,26 +136,26 @@ class Profile:
     @property
     def is_choice(self) -> bool:
         """Whether values are texts, or a few whole numbers other than 0, 1, 2, …"""
+        if self.values.dtype == pl.String:
+            return True
         is_code = self.values.dtype.is_integer() and 0 < self.distinct <= _CODES
-        return self.values.dtype == pl.String or (
-            is_code and (self.low, self.high) != (0, self.distinct - 1)
-        )
+        return is_code and (self.low, self.high) != (0, self.distinct - 1)
 
     @property
     def range(self) -> str:
         """Smallest and largest value as text."""
         if self.is_time:
             return f"{self._read(self.low)} … {self._read(self.high)}"
-        numbers = self.values.dtype.is_numeric() and self.low is not None
-        if numbers:
+        if self.values.dtype.is_numeric() and self.low is not None:
             return f"{self.low:.6g} … {self.high:.6g}"
         return ""
 
     def _read(self, value: Any) -> str:
         """Text of a time after parsing."""
-        return str(value).removesuffix("+00:00") + " UTC" * str(value).endswith(
-            "+00:00"
-        )
+        text = str(value)
+        if text.endswith("+00:00"):
+            return text.removesuffix("+00:00") + " UTC"
+        return text
 
     def time_rule(self) -> str:
         """How a column of times is read, with an example; empty if it cannot be
@@ -171,64 +180,71 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     declares types.
     """
     name = column.name
-    kind = str(column.dtype).partition("(")[0].lower()
     if column.dtype != pl.String or column.null_count() == len(column):
-        if column.dtype.is_float():
-            column = column.fill_nan(None)
-        return Profile(
-            name, f"numbers ({kind})" if column.dtype.is_numeric() else kind, column
-        )
+        return _profile_as_stored(column)
     texts = column.str.strip_chars()
     is_word = texts.to_frame().select(is_missing_word(pl.col(name))).to_series()
     # in numbers, times and flags such words are missing values
-    there = texts.filter(~is_word)
-    way = next(
-        (way for way, missed in unread(texts, TEXT_WAYS).items() if not missed.any()),
-        None,
-    )
-    if way:
-        values = texts.to_frame().select(as_read(name, way)).to_series()
-        if values.dtype.is_temporal():
-            kind = way
-        else:
-            kind = "numbers" + " as text" * is_typed
-        return Profile(
-            name,
-            kind,
-            values.fill_nan(None) if values.dtype.is_float() else values,
-            texts,
-        )
+    present = texts.filter(~is_word)
+    for way, missed in unread(texts, TEXT_WAYS).items():
+        if not missed.any():
+            return _profile_as_read(texts, way, is_typed)
     without_words = texts.to_frame().select(as_read(name, FLAGS_OR_IDS)).to_series()
-    if there.str.to_lowercase().is_in([*TRUE, *FALSE]).all():
+    if present.str.to_lowercase().is_in([*TRUE, *FALSE]).all():
         return Profile(name, "text", without_words, without_words)
-    with_commas = there.filter(there.str.contains(",", literal=True))
-    if (
-        len(with_commas)
-        and with_commas.str.contains(_THOUSANDS).all()
-        and _are_all_numbers(there)
-    ):
-        said = (
-            f"'{with_commas[0]}' may be a thousand or a number with decimals; write it"
-            " without the comma"
-        )
-        kind = "numbers with commas, to be read in two ways"
-        return Profile(
-            name, kind, texts, texts, f"{printable(said)}, or say decimal_comma: true"
-        )
-    if len(with_commas) and not unread(texts, [DECIMAL_COMMAS])[DECIMAL_COMMAS].any():
-        numbers = texts.to_frame().select(as_read(name, DECIMAL_COMMAS)).to_series()
-        return Profile(name, DECIMAL_COMMA, numbers, without_words)
-    if there.str.contains(_DATE).sum() > len(there) / 2:
+    with_commas = present.filter(present.str.contains(",", literal=True))
+    if len(with_commas):
+        may_be_thousands = with_commas.str.contains(_THOUSANDS).all()
+        if may_be_thousands and _are_all_numbers(present):
+            kind = "numbers with commas, to be read in two ways"
+            shown = printable(f"'{with_commas[0]}'")
+            problem = (
+                f"{shown} may be a thousand or a number with decimals; write it without"
+                " the comma, or say decimal_comma: true"
+            )
+            return Profile(name, kind, texts, texts, problem)
+        if not unread(texts, [DECIMAL_COMMAS])[DECIMAL_COMMAS].any():
+            as_numbers = as_read(name, DECIMAL_COMMAS)
+            numbers = texts.to_frame().select(as_numbers).to_series()
+            return Profile(name, DECIMAL_COMMA, numbers, without_words)
+    if present.str.contains(_DATE).sum() > len(present) / 2:
         return Profile(name, _MIXED, without_words, without_words)
-    strays = there.filter(there.cast(pl.Float64, strict=False).is_null())
-    if len(strays) > (1.0 - _MOSTLY) * len(there):
+    strays = present.filter(present.cast(pl.Float64, strict=False).is_null())
+    if len(strays) > (1.0 - _MOSTLY) * len(present):
         return Profile(name, "text", texts, texts)
     are = "is no number" if len(strays) == 1 else "are no numbers"
-    said = f"{len(strays)} of {len(there)} values {are} ({printable(strays[0])[:24]!r})"
-    said += "; write a number there, or leave it empty"
-    return Profile(
-        name, "numbers and texts", texts.cast(pl.Float64, strict=False), texts, said
+    problem = (
+        f"{len(strays)} of {len(present)} values {are} ({printable(strays[0])[:24]!r});"
+        " write a number there, or leave it empty"
     )
+    numbers = texts.cast(pl.Float64, strict=False)
+    return Profile(name, "numbers and texts", numbers, texts, problem)
+
+
+def _profile_as_stored(column: pl.Series) -> Profile:
+    """The profile of a column of any type but texts, or of one without values."""
+    kind = str(column.dtype).partition("(")[0].lower()
+    if column.dtype.is_numeric():
+        kind = f"numbers ({kind})"
+    if column.dtype.is_float():
+        column = column.fill_nan(None)
+    return Profile(column.name, kind, column)
+
+
+def _profile_as_read(texts: pl.Series, way: str, is_typed: bool) -> Profile:
+    """The profile of texts that one way reads all as numbers or as times. is_typed: the
+    file declares types, and calls these texts.
+    """
+    name = texts.name
+    values = texts.to_frame().select(as_read(name, way)).to_series()
+    kind = "numbers"
+    if values.dtype.is_temporal():
+        kind = way
+    elif is_typed:
+        kind = "numbers as text"
+    if values.dtype.is_float():
+        values = values.fill_nan(None)
+    return Profile(name, kind, values, texts)
 
 
 def _are_all_numbers(texts: pl.Series) -> bool:

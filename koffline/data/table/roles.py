@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -53,101 +53,124 @@ _COMPUTED = (
 _SIGNS = set("+-*/<>=!(`")
 
 
-def resolved(  # noqa: C901
+def resolved(
     mapping: TableMapping, names: Sequence[str], problems: Problems
 ) -> tuple[TableMapping, tuple[Formula, ...]]:
     """The mapping with patterns replaced by columns and ``impute`` and ``encode`` by
     column; its formulas.
 
-    Missing columns are problems.
+    names: the table's columns. Missing columns are problems.
     """
     names = [name for name in names if not is_pattern(name)]
-    found: dict[str, Any] = {}
-    formulas: dict[str, Formula] = {}
-    for role in (*_SINGLE, *_COMPUTED, "by"):
-        name = getattr(mapping, role)
-        if name is None or name in names:
-            continue
-        with problems.noted():
-            if role in _COMPUTED and _SIGNS & set(name):
-                formula = parse_formula(name)
-            else:
-                formula = None
-            formulas |= {name: formula} if formula else {}
-            for part in formula.columns if formula else [name]:
-                if part not in names:
-                    problems.unknown(
-                        part, f"{role} '{name}'" if formula else role, names
-                    )
+    formulas = _formulas(mapping, names, problems)
     single = {getattr(mapping, role) for role in (*_SINGLE, *_COMPUTED)}
-    taken = single.union(*(each.columns for each in formulas.values()))
+    taken = single.union(*(formula.columns for formula in formulas))
+    changes: dict[str, Any] = {}
     for role in ("action", "next_observations", "observations"):
-        found[role] = _fitting(names, getattr(mapping, role), role, taken, problems)
-        taken |= set(found[role])
-    action = found["action"]
-    observations = found["observations"]
-    following = found["next_observations"]
+        columns = _fitting(names, getattr(mapping, role), role, taken, problems)
+        changes[role] = columns
+        taken |= set(columns)
+    observations = changes["observations"]
+    following = changes["next_observations"]
     for name in observations:
-        if name in (mapping.reward, *action):
+        if name in (mapping.reward, *changes["action"]):
             problems.add(
                 f"observations name {name}, the reward or the action, not known"
                 " before it"
             )
     if mapping.by in observations:  # the observations hold this column
-        found["by"] = None
+        changes["by"] = None
     if following and observations and len(following) != len(observations):
-        both = (
+        problems.add(
             f"{len(following)} columns are next_observations, {len(observations)}"
-            " observations"
+            " observations; name the same columns in the same order"
         )
-        problems.add(f"{both}; name the same columns in the same order")
-    states = {*observations, *following} - {*single, *action}
+    states = {*observations, *following} - {*single, *changes["action"]}
+    encode = _encodings_of_states(mapping, names, states, problems)
+    # A next observation is encoded as its observation is.
+    partners = zip(following, observations, strict=False)
+    changes["encode"] = encode | {
+        later: encode[now] for later, now in partners if now in encode
+    }
+    applied = mapping.model_copy(update=changes)
+    methods = _methods(applied, names, problems)
+    return applied.model_copy(update={"impute": methods}), formulas
+
+
+def _formulas(
+    mapping: TableMapping, names: Sequence[str], problems: Problems
+) -> tuple[Formula, ...]:
+    """The formulas of a mapping, each once.
+
+    Columns of formulas, and of roles with one column, that the table does not have are
+    problems, and so are formulas that cannot be read.
+    """
+    formulas: dict[str, Formula] = {}
+    for role in (*_SINGLE, *_COMPUTED, "by"):
+        name = getattr(mapping, role)
+        if name is None or name in names:
+            continue
+        is_formula = role in _COMPUTED and _SIGNS & set(name)
+        if not is_formula:
+            problems.unknown(name, role, names)
+            continue
+        with problems.noted():
+            formulas[name] = parse_formula(name)
+            for column in formulas[name].columns:
+                if column not in names:
+                    problems.unknown(column, f"{role} '{name}'", names)
+    return tuple(formulas.values())
+
+
+def _encodings_of_states(
+    mapping: TableMapping, names: Sequence[str], states: set[str], problems: Problems
+) -> dict[str, Encoding]:
+    """The mapping's encodings of columns of observations, by column; encodings of other
+    columns are problems.
+    """
     for name in mapping.encode:
         if name not in names:
             problems.unknown(name, "encode", names)
         elif name not in states:
-            what = "is no observation, or has another role too"
             problems.add(
-                f"encode names {name}, which {what}; only observations are encoded"
+                f"encode names {name}, which is no observation, or has another role"
+                " too; only observations are encoded"
             )
-    encode = {name: each for name, each in mapping.encode.items() if name in states}
-    partners = zip(following, observations, strict=False)
-    found["encode"] = encode | {
-        name: encode[now] for name, now in partners if now in encode
+    return {
+        name: encoding for name, encoding in mapping.encode.items() if name in states
     }
-    applied = mapping.model_copy(update=found)
-    return applied.model_copy(
-        update={"impute": _methods(applied, names, problems)}
-    ), tuple(formulas.values())
 
 
 def _methods(
     mapping: TableMapping, names: Sequence[str], problems: Problems
 ) -> dict[str, Any]:
-    """Method for replacing missing values, by column."""
+    """Method for replacing missing values, by column: of ``impute``, whose key "" is
+    every observation, and whose key `_REWARD` may be a column or the reward's formula.
+
+    Columns that do not exist, or cannot be imputed, are problems.
+    """
     methods: dict[str, Any] = {}
     states = (*mapping.observations, *mapping.next_observations)
     reward = mapping.reward or ""
+    # The method for all observations comes first: those of single columns replace it.
     for name, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
-        allowed = {*states, reward, mapping.weight}
-        allowed |= (
-            {*mapping.action, mapping.behavior, mapping.cluster}
-            if method == CUT
-            else set()
-        )
+        if not name:
+            methods |= dict.fromkeys(states, method)
+            continue
+        column = name
         if name == _REWARD and name not in names:
-            one = reward
-        else:
-            one = name
-        if one not in (*names, reward, ""):
+            column = reward
+        allowed = {*states, reward, mapping.weight}
+        if method == CUT:
+            allowed |= {*mapping.action, mapping.behavior, mapping.cluster}
+        if column not in (*names, reward, ""):
             problems.unknown(name, "impute", names)
-        elif one not in allowed and name:
-            said = "but only observations, reward and weight can be imputed"
+        elif column not in allowed:
             problems.add(
-                f"impute names {name}, {said} (cut: also actions, probabilities and"
-                " clusters)"
+                f"impute names {name}, but only observations, reward and weight can be"
+                " imputed (cut: also actions, probabilities and clusters)"
             )
-        methods |= dict.fromkeys([one] if name else states, method)
+        methods[column] = method
     return methods
 
 
@@ -158,19 +181,22 @@ def _fitting(
     taken: set[Any],
     problems: Problems,
 ) -> tuple[str, ...]:
-    """Columns with exactly these names, else columns without another role that match
-    the wildcards.
+    """Columns of a role: those with exactly these names, and those without another role
+    that match a wildcard, in natural order.
+
+    names: the table's columns. patterns: names or wildcards, or several with commas
+    between them. taken: columns that have another role. What fits no column is a
+    problem.
     """
-    found: dict[str, None] = {}
+    columns: dict[str, None] = {}
     present = set(names)
     for pattern in patterns:
-        for part in (
-            [pattern]
-            if pattern in present
-            else filter(None, map(str.strip, pattern.split(",")))
-        ):
+        if pattern in present:  # a name may hold a comma
+            columns[pattern] = None
+            continue
+        for part in filter(None, map(str.strip, pattern.split(","))):
             if part in present:
-                found[part] = None
+                columns[part] = None
             elif "*" not in part and "?" not in part:
                 problems.unknown(part, role, names)
             else:
@@ -179,12 +205,12 @@ def _fitting(
                 )
                 free = (name for name in names if name and name not in taken)
                 fitting = sorted(filter(expression.fullmatch, free), key=natural_key)
-                found |= dict.fromkeys(fitting)
+                columns |= dict.fromkeys(fitting)
                 if not fitting:
                     problems.add(
                         f"no column fits {role} '{part}'; the table has {listed(names)}"
                     )
-    return tuple(found)
+    return tuple(columns)
 
 
 def _is_number(kind: Any) -> bool:
@@ -195,9 +221,43 @@ def _are_numbers(kind: Any) -> bool:
     return _is_number(getattr(kind, "inner", kind))
 
 
+def _is_single(kind: Any) -> bool:
+    """Whether a value of a type is one value, no list or struct."""
+    return not kind.is_nested()
+
+
 def _has_labels(kind: Any) -> bool:
     """Whether every value of a type can be written as a text."""
     return not kind.is_nested() and not isinstance(kind, pl.Duration)
+
+
+def _has_words(kind: Any) -> bool:
+    """Whether values of a type can be compared with a text."""
+    return not kind.is_numeric() and _has_labels(kind)
+
+
+def _has_actions(kind: Any) -> bool:
+    return kind == pl.String or _are_numbers(kind)
+
+
+def _has_flags(kind: Any) -> bool:
+    return kind == pl.String or _is_number(kind)
+
+
+def _has_order_in_time(kind: Any) -> bool:
+    is_date = kind.is_temporal() and kind != pl.Time
+    return kind.is_numeric() or is_date or kind == pl.String
+
+
+@dataclass(frozen=True)
+class _TypeRule:
+    """What the type of ``columns`` must fulfil, and what to do where it does not; a
+    column may be None or one that is not read.
+    """
+
+    columns: Iterable[str | None]
+    fits: Callable[[Any], bool]
+    remedy: str
 
 
 def column_types(
@@ -208,7 +268,8 @@ def column_types(
 ) -> dict[str, Any]:
     """Types of the used columns; decimals, and texts that must be numbers, are float64.
 
-    Columns of a wrong type, and lists beside other columns, are problems.
+    stored: types by column, as in the file. Columns of a wrong type, and lists beside
+    other columns, are problems.
     """
     parts = {
         name: is_text
@@ -216,8 +277,8 @@ def column_types(
         for name, is_text in formula.columns.items()
     }
     terms = [name for name, is_text in parts.items() if not is_text]
-    several = roles.action if len(roles.action) > 1 else ()
-    texts = {*roles.numbers, *terms, *several} - set(roles.encode)
+    several_actions = roles.action if len(roles.action) > 1 else ()
+    are_numbers = {*roles.numbers, *terms, *several_actions} - set(roles.encode)
     # what is not stored is a formula
     types = {name: stored[name] for name in (*roles.columns, *parts) if name in stored}
     for name in [name for name, kind in types.items() if kind == pl.Unknown]:
@@ -228,80 +289,85 @@ def column_types(
         del types[name]
     for name, kind in types.items():
         is_decimal = kind.is_decimal() and name in (*roles.numbers, *roles.action)
-        if is_decimal or (kind == pl.String and name in texts):
+        if is_decimal or (kind == pl.String and name in are_numbers):
             types[name] = pl.Float64()
-        else:
-            types[name] = kind
+    for rule in _type_rules(roles, parts, several_actions):
+        for column in rule.columns:
+            if column in types and not rule.fits(types[column]):
+                problems.add(f"column {column} is {types[column]}, {rule.remedy}")
+    _check_lists(roles, types, problems)
+    return types
+
+
+def _type_rules(
+    roles: TableMapping, parts: Mapping[str, bool], several_actions: tuple[str, ...]
+) -> tuple[_TypeRule, ...]:
+    """What the types of columns must fulfil by their roles.
+
+    parts: columns of formulas, True if compared with texts. several_actions: columns
+    of an action that has more than one.
+    """
     states = (*roles.observations, *roles.next_observations)
+    terms = [name for name, is_text in parts.items() if not is_text]
+    compared = [name for name, is_text in parts.items() if is_text]
     needed = "needed are numbers; name other columns, or export it as numbers"
-    coded, plain = (
-        [n for n in states if (n in roles.encode) == is_coded]
-        for is_coded in (True, False)
-    )
-    rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
-        (
-            plain,
+    return (
+        _TypeRule(
+            [name for name in states if name not in roles.encode],
             _are_numbers,
             f"{needed}, or encode categories (--encode COLUMN=one-hot)",
         ),
-        (
-            (roles.episode, roles.cluster),
-            lambda kind: not kind.is_nested(),
-            "give one value per row",
+        _TypeRule((roles.episode, roles.cluster), _is_single, "give one value per row"),
+        _TypeRule(
+            (*[name for name in states if name in roles.encode], roles.by),
+            _has_labels,
+            "give one number, text or date per row",
         ),
-        ((*coded, roles.by), _has_labels, "give one number, text or date per row"),
-        (roles.action, lambda kind: kind == pl.String or _are_numbers(kind), needed),
-        (
-            (roles.reward, roles.behavior, roles.weight, *several, *terms),
+        _TypeRule(roles.action, _has_actions, needed),
+        _TypeRule(
+            (roles.reward, roles.behavior, roles.weight, *several_actions, *terms),
             _is_number,
             needed,
         ),
-        (
-            [n for n, is_text in parts.items() if is_text],
-            lambda kind: not kind.is_numeric() and _has_labels(kind),
-            "compare it with a number",
-        ),
-        (
+        _TypeRule(compared, _has_words, "compare it with a number"),
+        _TypeRule(
             (roles.terminal, roles.truncated, roles.starts),
-            lambda kind: kind == pl.String or _is_number(kind),
+            _has_flags,
             "give true and false, or 1 and 0",
         ),
-        (
+        _TypeRule(
             (roles.time,),
-            lambda kind: (
-                kind.is_numeric()
-                or (kind.is_temporal() and kind != pl.Time)
-                or kind == pl.String
-            ),
+            _has_order_in_time,
             "which gives no order in time; name another",
         ),
     )
-    for names, fits, remedy in rules:
-        for each in names:
-            if each in types and not fits(types[each]):
-                problems.add(f"column {each} is {types[each]}, {remedy}")
-    for several in (roles.observations, roles.next_observations, roles.action):
-        lists = [name for name in several if name in types and types[name].is_nested()]
-        if lists and len(several) > 1:
-            said = f"is {types[lists[0]]}, beside {len(several) - 1} other columns"
+
+
+def _check_lists(
+    roles: TableMapping, types: Mapping[str, Any], problems: Problems
+) -> None:
+    """Add problems for lists beside other columns, lists that are imputed, and next
+    observations of another kind than the observations. types: by column that is read.
+    """
+    for columns in (roles.observations, roles.next_observations, roles.action):
+        lists = [name for name in columns if name in types and types[name].is_nested()]
+        if lists and len(columns) > 1:
             problems.add(
-                f"column {lists[0]} {said}; name one list, or columns of single numbers"
+                f"column {lists[0]} is {types[lists[0]]}, beside {len(columns) - 1}"
+                " other columns; name one list, or columns of single numbers"
             )
         for name in roles.impute.keys() & lists:
             problems.add(
                 f"column {name} holds lists, which cannot be imputed; drop those rows"
             )
     for now, later in zip(roles.observations, roles.next_observations, strict=False):
-        if (
-            now in types
-            and later in types
-            and types[now].is_nested() != types[later].is_nested()
-        ):
-            said = f"column {later} is {types[later]}, {now} is {types[now]}"
+        if now not in types or later not in types:
+            continue
+        if types[now].is_nested() != types[later].is_nested():
             problems.add(
-                f"{said}; next observations must be of the same kind as observations"
+                f"column {later} is {types[later]}, {now} is {types[now]}; next"
+                " observations must be of the same kind as observations"
             )
-    return types
 
 
 def ways_of_numbers(
@@ -310,8 +376,9 @@ def ways_of_numbers(
     """How texts of numbers are read if decimals have commas, by column: with such
     commas, or as they are.
 
-    One column has one meaning: where a comma occurs, points mark thousands. Raises
-    DataError for columns in which all points may mark thousands or decimals.
+    One column has one meaning: where a comma occurs, points mark thousands. stored:
+    types by column, as in the file. Raises DataError for columns in which all points
+    may mark thousands or decimals.
     """
     names = [
         name
@@ -325,21 +392,24 @@ def ways_of_numbers(
         for column in frame:
             _narrow(ways, dotted, column)
     _refuse_ambiguous(ways, dotted, source)
-    return {name: each[0] if each else DECIMAL_COMMAS for name, each in ways.items()}
+    # Where no way reads all texts, the rows are refused when they are read.
+    return {name: next(iter(left), DECIMAL_COMMAS) for name, left in ways.items()}
 
 
 def _narrow(
     ways: dict[str, list[str]], dotted: dict[str, str], column: pl.Series
 ) -> dict[str, pl.Series]:
-    """Keep the ways that read all texts of a column, and note a text with a point;
-    masks of those unread.
+    """Keep the ways that read all texts of a column; masks (N,) of the texts that each
+    way does not read.
+
+    Changes ``ways`` and ``dotted``, a text with a point, both by column.
     """
-    rest = unread(column, ways[column.name])
-    ways[column.name] = [way for way, missed in rest.items() if not missed.any()]
+    missed_by = unread(column, ways[column.name])
+    ways[column.name] = [way for way, missed in missed_by.items() if not missed.any()]
     points = column.filter(column.str.contains(".", literal=True))
     if len(points):
         dotted.setdefault(column.name, points[0])
-    return rest
+    return missed_by
 
 
 def _refuse_ambiguous(
@@ -347,15 +417,15 @@ def _refuse_ambiguous(
 ) -> None:
     """Raise DataError if a number with a point is one as it is, and another if decimals
     have commas.
+
+    ways: that read all texts, and dotted: a text with a point, both by column.
     """
-    for name, each in ways.items():
-        if name in dotted and NUMBERS in each and DECIMAL_COMMAS in each:
-            said = (
-                f"holds {dotted[name][:_MOST_SHOWN]!r}, a thousand or a number with"
-                " decimals"
-            )
+    for name, left in ways.items():
+        if name in dotted and NUMBERS in left and DECIMAL_COMMAS in left:
+            shown = f"{dotted[name][:_MOST_SHOWN]!r}"
             raise DataError(
-                f"{source}: column {name} {said}; write it without the point"
+                f"{source}: column {name} holds {shown}, a thousand or a number with"
+                " decimals; write it without the point"
             )
 
 
@@ -365,49 +435,29 @@ def ways_of_texts(
     """How texts are read, by column: times and flags; in CSV, where all values are
     texts, actions and ids.
 
-    Episode ids stay texts, unless koffline wrote the table. Raises DataError for times
-    that cannot be read.
+    Episode ids stay texts, unless koffline wrote the table (``is_own``). Raises
+    DataError for times that cannot be read.
     """
-    numbers = (WHOLE, NUMBERS, *([DECIMAL_COMMAS] if roles.decimal_comma else []))
-    if rows.kind == CSV:
-        meant = (*roles.action, roles.cluster, roles.episode)
-    else:
-        meant = ()
-    wanted: dict[Any, Sequence[str]] = dict.fromkeys(meant, numbers)
-    wanted[roles.time] = (*numbers, *TEXT_WAYS[2:])
-    ways = {
-        name: list(each)
-        for name, each in wanted.items()
-        if name and rows.types.get(name) == pl.String
-    }
+    ways = _possible_ways(rows, roles)
     dotted: dict[str, str] = {}
     above = 0
     for frame in rows.only(list(ways)).frames() if ways else ():
         for column in frame:
-            rest = _narrow(ways, dotted, column)
+            missed_by = _narrow(ways, dotted, column)
             if column.name == roles.time and not ways[column.name]:
-                place = max(int(missed.arg_max() or 0) for missed in rest.values())
-                text = column.str.strip_chars()[place][:_MOST_SHOWN]
-                if above + place:
-                    like = " like those above"
-                else:
-                    like = " that is read"
-                said = (
-                    f"holds {text!r} in row {above + place + 1}, no number or"
-                    f" time{like}"
+                raise DataError(
+                    f"{source}: {_unreadable_time(column, missed_by, above)}"
                 )
-                remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
-                raise DataError(f"{source}: column {column.name} {said}; {remedy}")
         above += frame.height
     _refuse_ambiguous(
-        {name: each for name, each in ways.items() if name != roles.episode},
+        {name: left for name, left in ways.items() if name != roles.episode},
         dotted,
         source,
     )
     action = roles.action[0]
     if ways.get(action) == [] and not roles.action_names:
         _check_texts_in_every_file(rows, action)
-    decided = {name: each[0] for name, each in ways.items() if each}
+    decided = {name: left[0] for name, left in ways.items() if left}
     if roles.episode in decided and not is_own and roles.episode != roles.time:
         decided[roles.episode] = FLAGS_OR_IDS
     for flag in (roles.terminal, roles.truncated, roles.starts):
@@ -416,52 +466,92 @@ def ways_of_texts(
     return decided
 
 
+def _possible_ways(rows: TableRows, roles: TableMapping) -> dict[str, list[str]]:
+    """The ways in which texts may be read, the narrowest first, by column."""
+    numbers = [WHOLE, NUMBERS]
+    if roles.decimal_comma:
+        numbers.append(DECIMAL_COMMAS)
+    wanted: dict[str | None, Sequence[str]] = {}
+    if rows.kind == CSV:
+        for name in (*roles.action, roles.cluster, roles.episode):
+            wanted[name] = numbers
+    wanted[roles.time] = (*numbers, *TEXT_WAYS[2:])
+    return {
+        name: list(ways)
+        for name, ways in wanted.items()
+        if name and rows.types.get(name) == pl.String
+    }
+
+
+def _unreadable_time(
+    column: pl.Series, missed_by: Mapping[str, pl.Series], above: int
+) -> str:
+    """The problem of a column of times that cannot be read in one way.
+
+    missed_by: masks (N,) of the texts that each way does not read. above: rows before
+    these in the table.
+    """
+    # the row at which the way that came furthest ends
+    place = max(int(missed.arg_max() or 0) for missed in missed_by.values())
+    text = column.str.strip_chars()[place][:_MOST_SHOWN]
+    row = above + place
+    like = "that is read"
+    if row:
+        like = "like those above"
+    return (
+        f"column {column.name} holds {text!r} in row {row + 1}, no number or time"
+        f" {like}; write all in one way, as in 2024-01-31T12:00:00+01:00"
+    )
+
+
 def _check_texts_in_every_file(rows: TableRows, action: str) -> None:
     """Raise DataError if all actions of one file are numbers; those of the whole table
     are not.
 
     Such files may number the actions that others name.
     """
-    kinds: dict[str, bool] = {}
+    has_numbers: dict[str, bool] = {}
     for file in rows.files if len(rows.files) > 1 else ():
         of_file = replace(rows, files=(file,), held=None, computed=()).only([action])
-        is_number = [
+        frames_are_numbers = [
             not unread(frame[action], [NUMBERS])[NUMBERS].any()
             for frame in of_file.frames()
         ]
+        if frames_are_numbers:
+            has_numbers[file] = all(frames_are_numbers)
+    first = next(iter(has_numbers.values()), None)
+    for file, is_number in has_numbers.items():
+        if is_number == first:
+            continue
+        kinds = "texts, in the first file numbers"
         if is_number:
-            kinds[file] = all(is_number)
-    others = [
-        file
-        for file, is_number in kinds.items()
-        if is_number != next(iter(kinds.values()))
-    ]
-    if others:
-        if kinds[others[0]]:
-            what = "numbers, in the first file texts"
-        else:
-            what = "texts, in the first file numbers"
-        remedy = "write all files alike, or list all values as texts (--action-names)"
-        raise DataError(f"{others[0]}: column {action} holds {what}; {remedy}")
+            kinds = "numbers, in the first file texts"
+        raise DataError(
+            f"{file}: column {action} holds {kinds}; write all files alike, or list all"
+            " values as texts (--action-names)"
+        )
 
 
 def gather(values: set[Any], column: pl.Series) -> None:
     """Add the values of a column of categories to ``values``, up to a limit; long texts
-    are shortened.
+    are shortened, and lists become texts.
     """
-    if len(values) <= _MOST_CATEGORIES:
-        if column.dtype == pl.String:
-            shown = column.str.head(_LONGEST + 1)
-        else:
-            shown = column
-        shown = shown.drop_nulls().unique()
-        values |= set(map(str, shown.to_list()) if shown.dtype.is_nested() else shown)
+    if len(values) > _MOST_CATEGORIES:
+        return
+    if column.dtype == pl.String:
+        column = column.str.head(_LONGEST + 1)
+    distinct = column.drop_nulls().unique()
+    if distinct.dtype.is_nested():
+        values |= set(map(str, distinct.to_list()))
+    else:
+        values |= set(distinct)
 
 
 def _are_too_many(categories: Collection[Any], most: int) -> bool:
-    return len(categories) > most or any(
-        len(str(each)) > _LONGEST for each in categories
-    )
+    """Whether there are more than ``most`` categories, or one is a long text."""
+    if len(categories) > most:
+        return True
+    return any(len(str(category)) > _LONGEST for category in categories)
 
 
 def look_up(
@@ -473,56 +563,65 @@ def look_up(
     has the categories of its observation.
     """
     partner = dict(zip(roles.next_observations, roles.observations, strict=False))
-    found: dict[str, set[str]] = defaultdict(set)
+    stored: dict[str, set[str]] = defaultdict(set)
     for frame in rows.only(list(roles.encode)).frames() if roles.encode else ():
-        for read in frame:
-            gather(found[partner.get(read.name, read.name)], read.cast(pl.String))
+        for values in frame:
+            column = partner.get(values.name, values.name)
+            gather(stored[column], values.cast(pl.String))
     encodings: dict[str, Encoding] = {}
     spelled: dict[str, dict[str, str]] = {}
     for column, encoding in roles.encode.items():
-        stored = found[partner.get(column, column)]
-        spelled[column] = one_spelling(stored, encoding.categories)
-        values = {spelled[column].get(value, value) for value in stored}
-        doubtful = doubtful_spellings(stored, encoding.categories)
-        if doubtful:
-            said = (
-                f"column {column} holds {listed(map(repr, doubtful[0]))}: one category,"
-                " or several?"
-            )
-            remedy = "list each category once, or all spellings if they differ"
-            problems.add(
-                f"{said} Write them alike, or {remedy} (--encode"
-                f" {column}={encoding.kind}:a,b,c)"
-            )
-        known = encoding.categories or tuple(in_natural_order(values))
-        unknown = in_natural_order(values - set(known))
-        if encoding.kind == ONE_HOT:
-            most = _MOST_ONE_HOT
-        else:
-            most = _MOST_CATEGORIES
+        texts = stored[partner.get(column, column)]
+        spelled[column] = one_spelling(texts, encoding.categories)
+        categories = {spelled[column].get(text, text) for text in texts}
+        known = encoding.categories or tuple(in_natural_order(categories))
         encodings[column] = Encoding(encoding.kind, known)
-        if _are_too_many(known, most):
-            remedy = "group the rare ones, or leave the column out"
+        option = f"--encode {column}={encoding.kind}:a,b,c"
+        doubtful = doubtful_spellings(texts, encoding.categories)
+        if doubtful:
+            shown = listed(map(repr, doubtful[0]))
             problems.add(
-                f"column {column} holds more than {most} categories, or long texts;"
-                f" {remedy}"
+                f"column {column} holds {shown}: one category, or several? Write them"
+                " alike, or list each category once, or all spellings if they differ"
+                f" ({option})"
             )
-        elif not known:
-            problems.add(f"column {column} has no value to encode; leave it out")
-        elif unknown:
-            said = (
-                f"column {column} holds {listed(map(repr, unknown))}, no category of"
-                f" {listed(known)}"
-            )
-            problems.add(
-                f"{said}; list all of them (--encode {column}={encoding.kind}:a,b,c)"
-            )
-        others = {*rows.types, *roles.columns} - {column}
-        for twice in others.intersection(encodings[column].names(column)):
+        _check_categories(column, encodings[column], categories, option, problems)
+        other_columns = {*rows.types, *roles.columns} - {column}
+        for twice in other_columns.intersection(encodings[column].names(column)):
             problems.add(
                 f"column {column} would become {twice}, another column; rename that one"
             )
     return encodings, spelled
+
+
+def _check_categories(
+    column: str,
+    encoding: Encoding,
+    categories: set[str],
+    option: str,
+    problems: Problems,
+) -> None:
+    """Add problems: too many categories, none, or some that are not declared.
+
+    categories: those of the rows. option: how a command declares them.
+    """
+    declared = encoding.categories
+    unknown = in_natural_order(categories - set(declared))
+    most = _MOST_CATEGORIES
+    if encoding.kind == ONE_HOT:
+        most = _MOST_ONE_HOT
+    if _are_too_many(declared, most):
+        problems.add(
+            f"column {column} holds more than {most} categories, or long texts;"
+            " group the rare ones, or leave the column out"
+        )
+    elif not declared:
+        problems.add(f"column {column} has no value to encode; leave it out")
+    elif unknown:
+        problems.add(
+            f"column {column} holds {listed(map(repr, unknown))}, no category of"
+            f" {listed(declared)}; list all of them ({option})"
+        )
 
 
 def encoded(
@@ -533,19 +632,23 @@ def encoded(
     """
     origin = {
         name: column
-        for column, each in encodings.items()
-        for name in each.names(column)
+        for column, encoding in encodings.items()
+        for name in encoding.names(column)
     }
     changes: dict[str, Any] = {}
     for role in ("observations", "next_observations"):
-        names = [
-            encodings[n].names(n) if n in encodings else (n,)
-            for n in getattr(roles, role)
-        ]
-        changes[role] = tuple(name for several in names for name in several)
+        features: list[str] = []
+        for column in getattr(roles, role):
+            if column in encodings:
+                features += encodings[column].names(column)
+            else:
+                features.append(column)
+        changes[role] = tuple(features)
     sources = {name: origin.get(name, name) for name in (*roles.columns, *origin)}
     changes["impute"] = {
-        n: roles.impute[each] for n, each in sources.items() if each in roles.impute
+        name: roles.impute[column]
+        for name, column in sources.items()
+        if column in roles.impute
     }
     return roles.model_copy(update=changes), origin
 
@@ -557,17 +660,14 @@ def action_spellings(
 
     Raises DataError if two may be one action, or two.
     """
-    column = roles.action[0]
     doubtful = doubtful_spellings(values, roles.action_names)
     if doubtful:
-        said = (
-            f"column {column} holds {listed(map(repr, doubtful[0]))}: one action, or"
-            " several?"
+        shown = listed(map(repr, doubtful[0]))
+        raise DataError(
+            f"{source}: column {roles.action[0]} holds {shown}: one action, or several?"
+            " Write them alike, or list each action once, or all spellings if they"
+            " differ (--action-names)"
         )
-        remedy = (
-            "list each action once, or all spellings if they differ (--action-names)"
-        )
-        raise DataError(f"{source}: {said} Write them alike, or {remedy}")
     return one_spelling(values, roles.action_names)
 
 
@@ -579,34 +679,38 @@ def ordered_actions(
 
     Raises DataError for unknown values, or too many.
     """
-    names = roles.action_names
     column = roles.action[0]
     if _are_too_many(values, _MOST_CATEGORIES):
-        said = (
-            f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST}"
-            " letters"
+        raise DataError(
+            f"{source}: column {column} holds more than {_MOST_CATEGORIES} different"
+            f" actions, or a text of more than {_LONGEST} letters; group the rare ones,"
+            " or name another column"
         )
-        remedy = "group the rare ones, or name another column"
-        raise DataError(f"{source}: column {column} holds more than {said}; {remedy}")
-    if not names or not values:
-        are_texts = all(isinstance(value, str) for value in values)
-        return tuple(in_natural_order(values) if are_texts else sorted(values))
+    if not roles.action_names or not values:
+        if all(isinstance(value, str) for value in values):
+            return tuple(in_natural_order(values))
+        return tuple(sorted(values))
     kind = type(next(iter(values)))
-    # names from a command line are texts: convert them to integers or booleans
-    if kind is not str:
-        spelled: dict[str, Any] = {"true": True, "false": False}
-        if kind is int:
-            spelled = {
-                name: int(name)
-                for name in map(str, names)
-                if name.lstrip("-").isdecimal()
-            }
-        names = tuple(spelled.get(str(name).lower(), name) for name in names)
+    names = _names_as_values(roles.action_names, kind)
     unknown = sorted(values - set(names)) or [next(iter(values))]
     if unknown[0] not in names or {type(name) for name in names} != {kind}:
-        said = f"holds {unknown[0]!r}, action_names are {names!r}"
-        remedy = (
-            "list all values as the column has them (in YAML put yes and no in quotes)"
+        raise DataError(
+            f"{source}: column {column} holds {unknown[0]!r}, action_names are"
+            f" {names!r}; list all values as the column has them (in YAML put yes and"
+            " no in quotes)"
         )
-        raise DataError(f"{source}: column {column} {said}; {remedy}")
     return names
+
+
+def _names_as_values(names: tuple[Any, ...], kind: type) -> tuple[Any, ...]:
+    """Names of actions as values of a column's type: those from a command line are
+    texts, also where the column has integers or booleans.
+    """
+    if kind is str:
+        return names
+    spelled: dict[str, Any] = {"true": True, "false": False}
+    if kind is int:
+        spelled = {
+            name: int(name) for name in map(str, names) if name.lstrip("-").isdecimal()
+        }
+    return tuple(spelled.get(str(name).lower(), name) for name in names)

@@ -164,51 +164,26 @@ def prepare_table(
     """Find the files of a name, apply the mapping, and pass over the rows once; errors
     are in ``problems``.
 
-    Without ``in_memory``, rows are read from the files in every pass, and episodes are
-    counted. first: the most rows to read into memory. Raises DataError for all that is
-    wrong with the mapping.
+    mapping: None for tables that koffline wrote. Without ``in_memory``, rows are read
+    from the files in every pass, and episodes are counted. first: the most rows to read
+    into memory. Raises DataError for all that is wrong with the mapping.
     """
     is_own = mapping is None
     kind, files = find_tables(name, is_table=not is_own)
     file = header_of(files[0], kind)
     stored = dict(file.fields)
-    if mapping is None:
-        chosen = mappings.own_mapping(stored)
-    else:
-        chosen = mappings.as_mapping(mapping)
-    if chosen is None:
-        told = (
-            f"{name} is a {kind} table with columns {listed(stored)}; say what they"
-            " are, as in"
-        )
-        options = (
-            f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the"
-            " last three)"
-        )
-        raise DataError(
-            f"{told} {options} (or --mapping FILE.yaml; in Python mapping=);"
-            f" {mappings.INSPECT}"
-        )
+    chosen = _chosen_mapping(mapping, name, kind, stored)
+    description = None
+    shape = None
     if is_own:
-        log = read_description(file.described.get(b"koffline"))
-    else:
-        log = None
-    sides = (
-        file.described.get(SHAPE_KEY.encode(), b"")
-        .decode("ascii", "replace")
-        .split(",")
-    )
-    shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
+        description = read_description(file.described.get(b"koffline"))
+    if description:
+        shape = _stored_shape(file.described)
     problems = Problems(name)
     roles, formulas = applied.resolved(chosen, list(stored), problems)
     types = applied.column_types(stored, roles, formulas, problems)
     problems.refuse()
-    states = (*roles.observations, *roles.next_observations)
-    observed = [
-        pl.Int16() if column in roles.encode else types[column] for column in states
-    ]
-    # imputed means are not whole numbers
-    number = values.number_type(observed, bytes_stay=not roles.impute)
+    number = _observation_type(roles, types)
     with faults(name, kind):
         rows = TableRows(kind, files, types, width_of(number))
         if roles.decimal_comma:
@@ -223,43 +198,103 @@ def prepare_table(
         encodings, spelled = applied.look_up(rows, roles, problems)
         problems.refuse()
         roles, origin = applied.encoded(roles, encodings)
-        if texts or formulas or encodings:
-            made = {*origin, *(each.text for each in formulas)}
-            kept = [n for n in roles.columns if n not in made]
-            computed = [
-                values.as_read(n, texts[n]) if n in texts else pl.col(n) for n in kept
-            ]
-            computed += [formula.value for formula in formulas]
-            computed += [
-                each
-                for n in encodings
-                for each in values.features(n, encodings[n], spelled[n])
-            ]
-            rows = rows.computing(computed)
         table = Table(
-            name,
-            rows,
-            roles,
-            number,
-            (shape or None) if log else None,
-            problems,
-            is_own,
-            formulas,
-            texts,
-            encodings,
-            origin,
-            census,
+            source=name,
+            rows=rows,
+            roles=roles,
+            observation_type=number,
+            observation_shape=shape,
+            problems=problems,
+            is_own=is_own,
+            formulas=formulas,
+            texts=texts,
+            encodings=encodings,
+            origin=origin,
+            census=census,
         )
+        if texts or formulas or encodings:
+            table.rows = rows.computing(_computed_columns(table, spelled))
         has_no_ids = (
             roles.episode is None and roles.starts is None and roles.one_step is None
         )
         if roles.next_observations and has_no_ids and not is_own:
             table.links = LinkCounts()
-        table.spelled = {name: each for name, each in spelled.items() if each}
+        for column, meant in spelled.items():
+            if meant:
+                table.spelled[column] = meant
         _look_through(table, in_pieces=not in_memory)
     _check_counts(table)
-    _describe(table, action_space, log)
+    _describe(table, action_space, description)
     return table
+
+
+def _chosen_mapping(
+    mapping: mappings.MappingRequest | None,
+    name: str,
+    kind: str,
+    stored: Mapping[str, Any],
+) -> TableMapping:
+    """The mapping that was requested, else that of koffline's own column names.
+
+    name, kind: of the table's file. stored: types by column. Raises DataError if there
+    is none.
+    """
+    if mapping is not None:
+        return mappings.as_mapping(mapping)
+    by_names = mappings.own_mapping(stored)
+    if by_names is not None:
+        return by_names
+    options = (
+        f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the"
+        " last three)"
+    )
+    raise DataError(
+        f"{name} is a {kind} table with columns {listed(stored)}; say what they are,"
+        f" as in {options} (or --mapping FILE.yaml; in Python mapping=);"
+        f" {mappings.INSPECT}"
+    )
+
+
+def _stored_shape(described: Mapping[bytes, bytes]) -> tuple[int, ...] | None:
+    """The shape of one observation by a file's metadata, None if it is not there."""
+    text = described.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace")
+    sides = [
+        int(side) for side in text.split(",") if side.isdecimal() and len(side) < 10
+    ]
+    return tuple(sides) or None
+
+
+def _observation_type(roles: TableMapping, types: Mapping[str, Any]) -> Any:
+    """The polars type of an observation's numbers. types: by column, as stored."""
+    kinds = [
+        pl.Int16() if column in roles.encode else types[column]
+        for column in (*roles.observations, *roles.next_observations)
+    ]
+    # imputed means are not whole numbers
+    return values.number_type(kinds, bytes_stay=not roles.impute)
+
+
+def _computed_columns(
+    table: Table, spelled: Mapping[str, Mapping[str, str]]
+) -> list[pl.Expr]:
+    """The columns of a table as its roles name them: read from texts, computed by
+    formulas, and features of categories.
+
+    spelled: other spellings of categories, by column.
+    """
+    computed_names = {*table.origin, *(formula.text for formula in table.formulas)}
+    columns = []
+    for name in table.roles.columns:
+        if name in computed_names:
+            continue
+        if name in table.texts:
+            columns.append(values.as_read(name, table.texts[name]))
+        else:
+            columns.append(pl.col(name))
+    columns += [formula.value for formula in table.formulas]
+    for name, encoding in table.encodings.items():
+        columns += values.features(name, encoding, spelled[name])
+    return columns
 
 
 def _census(
@@ -269,17 +304,14 @@ def _census(
     roles: TableMapping,
     formulas: Sequence[Formula],
 ) -> TextCensus:
-    """What to count in the texts of a table; ``types`` are those in which columns are
-    read.
+    """What to count in the texts of a table.
+
+    By column: types in which columns are read, and in which they are stored, and ways
+    in which texts are read.
     """
     texts = {name for name in types if stored[name] == pl.String}
-    labels = {
-        *roles.action,
-        *roles.encode,
-        roles.episode,
-        roles.cluster,
-        roles.by,
-    } & texts - set(ways)
+    labels = {*roles.action, *roles.encode, roles.episode, roles.cluster, roles.by}
+    labels = (labels & texts) - set(ways)
     return TextCensus(
         numbers=[name for name in types if name in texts and types[name] == pl.Float64],
         read=list(ways),
@@ -289,45 +321,47 @@ def _census(
 
 
 def _describe(
-    table: Table, asked: SpaceRequest | None, described: FileDescription | None
+    table: Table,
+    action_space: SpaceRequest | None,
+    description: FileDescription | None,
 ) -> None:
     """Settle categories, action space and metadata; errors of the actions are
     problems.
+
+    action_space: as requested. description: of a file that koffline wrote.
     """
-    if described:
-        extra = described.metadata.extra
+    metadata = Metadata(gamma=table.roles.gamma)
+    declared = None
+    if description:
+        metadata = description.metadata
+        declared = description.action_space
+        extra = metadata.extra
     elif table.is_own:
         extra = {}
     else:
         extra = _features(table).to_extra()
-    names = table.roles.action
-    settled = tuple[str, ...]()
-    declared = described.action_space if described else None
+    notes = tuple[str, ...]()
+    action = table.roles.action[0]
     with table.problems.noted():
         if table.categories:
             extra = {**extra, ACTIONS: list(table.categories)}
             declared = Discrete(len(table.categories))
         # a few actions that determine the space like all of them
         if table.seen:
-            some = np.array(table.seen)
+            actions = np.array(table.seen)
         else:
-            some = np.zeros((1, table.widths.get(names[0], len(names))))
-        table.action_space, settled = settle_space(some, asked, declared, table.source)
+            actions = np.zeros((1, table.widths.get(action, len(table.roles.action))))
+        table.action_space, notes = settle_space(
+            actions, action_space, declared, table.source
+        )
         if table.categories and table.action_space != declared:
-            said = (
-                f"{names[0]} holds {len(table.categories)} actions, and another number"
-                " is asked"
-            )
             raise DataError(
-                f"{said}; leave that out, or name all of them (action_names)"
+                f"{action} holds {len(table.categories)} actions, and another number is"
+                " asked; leave that out, or name all of them (action_names)"
             )
-    if described:
-        before = described.metadata
-    else:
-        before = Metadata(gamma=table.roles.gamma)
-    metadata = replace(before, source=table.source, extra=extra)
+    metadata = replace(metadata, source=table.source, extra=extra)
     table.metadata = metadata.with_notes(
-        *settled, *_open_questions(table), *_notes_on_texts(table)
+        *notes, *_open_questions(table), *_notes_on_texts(table)
     )
 
 
@@ -341,30 +375,24 @@ def _notes_on_texts(table: Table) -> Iterator[str]:
 def _features(table: Table) -> Features:
     """Names of an observation's numbers; those of a list are named by position."""
     names = table.roles.observations
-    encodings = table.encodings
     if names[0] in table.widths:
         names = tuple(f"{names[0]}[{i}]" for i in range(table.widths[names[0]]))
-    return Features(
-        names,
-        {n: each for n, each in encodings.items() if set(each.names(n)) <= set(names)},
-    )
+    encodings = {
+        column: encoding
+        for column, encoding in table.encodings.items()
+        if set(encoding.names(column)) <= set(names)
+    }
+    return Features(names, encodings)
 
 
 def _open_questions(table: Table) -> list[str]:
     """Notes on what the mapping leaves open, and how it was decided."""
     roles = table.roles
-    time = table.roles.time or ""
     notes = list[str]()
-    kind = table.rows.schema.get(time)
-    way = table.texts.get(time)
-    if way == values.LOCAL or (
-        isinstance(kind, pl.Datetime) and kind.time_zone is None
-    ):
-        where = (
-            "where a local clock was set back, rows of that hour may be out of order"
-        )
+    if _has_local_times(table):
         notes.append(
-            f"times in {time} have no UTC offset and were read as UTC; {where}"
+            f"times in {roles.time} have no UTC offset and were read as UTC; where a"
+            " local clock was set back, rows of that hour may be out of order"
         )
     if table.is_own or table.is_open:
         return notes
@@ -407,6 +435,15 @@ def _open_questions(table: Table) -> list[str]:
     return notes
 
 
+def _has_local_times(table: Table) -> bool:
+    """Whether times are given without a UTC offset."""
+    time = table.roles.time or ""
+    if table.texts.get(time) == values.LOCAL:
+        return True
+    kind = table.rows.schema.get(time)
+    return isinstance(kind, pl.Datetime) and kind.time_zone is None
+
+
 def _order_of_actions(table: Table) -> list[str]:
     """A note if texts of actions were numbered in an order that other programs do not
     share.
@@ -414,98 +451,134 @@ def _order_of_actions(table: Table) -> list[str]:
     names = table.categories
     if table.roles.action_names or not all(isinstance(name, str) for name in names):
         return []
-    moved = [
-        name
-        for name, by_letters in zip(names, sorted(names), strict=True)
-        if name != by_letters
-    ]
-    if not moved:
+    if list(names) == sorted(names):
         return []
-    said = (
+    return [
         f"actions are numbered in natural order ({listed(names, 8)}), not in that of"
-        " letters"
-    )
-    return [f"{said}; for arrays in another order say action_names"]
+        " letters; for arrays in another order say action_names"
+    ]
 
 
-def _look_through(table: Table, in_pieces: bool) -> None:  # noqa: C901
+def _look_through(table: Table, in_pieces: bool) -> None:
     """Pass over all rows and fill in the table's statistics. Raises DataError.
 
     in_pieces: rows are read from the files; episodes are counted, and the census looks
     at texts.
     """
     roles = table.roles
+    time = roles.time
+    if roles.one_step:
+        time = None
+    # Rows in memory are put in the order of time before their links are counted.
+    held = table.rows.held if time is not None else None
+    look = table.census.look if in_pieces else None
     runs = []
     categories = set[Any]()
-    is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (
-        pl.String,
-        pl.Boolean,
-    )
-    time = None if roles.one_step else roles.time
-    flags = (roles.terminal, roles.truncated, roles.starts)
-    above = pl.DataFrame()  # the last row of the frames so far
-    for frame in table.rows.frames(look=table.census.look if in_pieces else None):
+    last_row = pl.DataFrame()  # of the frames so far
+    for frame in table.rows.frames(look=look):
         table.n_rows += frame.height
         if in_pieces and roles.episode is not None:
-            if time:
-                start = frame[time].to_physical()
-            else:
-                start = pl.repeat(0, frame.height, eager=True)
-            keys = pl.DataFrame(
-                [values.hashed(frame[roles.episode]), start.alias("start")]
-            )
-            by_run = keys.group_by(
-                pl.col("id").rle_id().alias("run"), maintain_order=True
-            )
-            runs.append(
-                by_run.agg(pl.first("id"), pl.len().alias("rows"), pl.min("start"))
-            )
+            runs.append(_runs_of_ids(frame, roles.episode, time))
         for column in frame:
             _look_at(table, column)
-        ended, cut, begun = (read_flags(frame, name, table.source) for name in flags)
-        set_rows = zip(flags, (ended, cut, begun), strict=True)
-        table.flagged |= {name for name, rows in set_rows if name and rows.any()}
-        table.cut_rows += int(cut.sum())
-        table.done_rows += int((ended & cut).sum())
-        if time is not None and frame.schema[time].is_numeric():
-            least: Any = frame[time].min()
-            table.earliest = min(table.earliest, least or 0.0)
-        if table.links is not None and (table.rows.held is None or time is None):
-            _add_links(table, pl.concat([above, frame]) if above.height else frame)
-            above = frame.tail(1)
-        actions = frame[roles.action[0]].drop_nulls()
-        if is_category and len(roles.action) == 1:
-            applied.gather(categories, actions)
-        elif len(roles.action) == 1 and actions.dtype.is_integer() and len(actions):
-            table.seen += [actions.min(), actions.max()]
+        _count_flags(table, frame)
+        if time is not None:
+            table.earliest = min(table.earliest, _least_number(frame[time]))
+        if table.links is not None and held is None:
+            _add_links(table, _below(last_row, frame))
+            last_row = frame.tail(1)
+        if len(roles.action) == 1:
+            _look_at_actions(table, frame[roles.action[0]], categories)
     if not table.n_rows:
         raise DataError(
             f"{table.source} has no rows; give a table with at least one transition"
         )
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
-    table.runs = pl.concat(runs) if runs else None
-    if table.links is not None and table.rows.held is not None and time is not None:
-        _add_links(table, table.rows.held.sort(time, maintain_order=True))
+    if runs:
+        table.runs = pl.concat(runs)
+    if table.links is not None and held is not None and time is not None:
+        _add_links(table, held.sort(time, maintain_order=True))
+    _settle_categories(table, categories)
+
+
+def _below(last_row: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows below the last one of the frames before, which the first frame has not."""
+    if last_row.height:
+        return pl.concat([last_row, frame])
+    return frame
+
+
+def _settle_categories(table: Table, categories: set[Any]) -> None:
+    """Fill in the values of a categorical action in their order, and how they are
+    spelled; errors of the names are problems. categories: the values of all rows.
+    """
+    roles = table.roles
     with table.problems.noted():
         meant = applied.action_spellings(categories, roles, table.source)
         if meant:
             table.spelled[roles.action[0]] = meant
-        categories = {meant.get(each, each) for each in categories}
-        table.categories = applied.ordered_actions(categories, roles, table.source)
+        labels = {meant.get(category, category) for category in categories}
+        table.categories = applied.ordered_actions(labels, roles, table.source)
+
+
+def _runs_of_ids(frame: pl.DataFrame, episode: str, time: str | None) -> pl.DataFrame:
+    """Consecutive rows with one id: the id hashed, their number, and their earliest
+    time (0 without times).
+    """
+    if time:
+        start = frame[time].to_physical()
+    else:
+        start = pl.repeat(0, frame.height, eager=True)
+    keys = pl.DataFrame([values.hashed(frame[episode]), start.alias("start")])
+    by_run = keys.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
+    return by_run.agg(pl.first("id"), pl.len().alias("rows"), pl.min("start"))
+
+
+def _least_number(times: pl.Series) -> float:
+    """The smallest of times that are numbers, 0 without any; infinity for dates."""
+    if not times.dtype.is_numeric():
+        return np.inf
+    least: Any = times.min()
+    return float(least or 0.0)
+
+
+def _count_flags(table: Table, frame: pl.DataFrame) -> None:
+    """Count rows with flags, and note which flags occur. Raises DataError for flags
+    that cannot be read.
+    """
+    roles = table.roles
+    ended = read_flags(frame, roles.terminal, table.source)
+    cut = read_flags(frame, roles.truncated, table.source)
+    begun = read_flags(frame, roles.starts, table.source)
+    pairs = ((roles.terminal, ended), (roles.truncated, cut), (roles.starts, begun))
+    for name, is_set in pairs:
+        if name and is_set.any():
+            table.flagged.add(name)
+    table.cut_rows += int(cut.sum())
+    table.done_rows += int((ended & cut).sum())
+
+
+def _look_at_actions(table: Table, column: pl.Series, categories: set[Any]) -> None:
+    """Add the values of a column of actions to ``categories`` if they are categories,
+    else the smallest and the largest whole number to ``table.seen``.
+    """
+    actions = column.drop_nulls()
+    if table.roles.action_names or actions.dtype in (pl.String, pl.Boolean):
+        applied.gather(categories, actions)
+    elif actions.dtype.is_integer() and len(actions):
+        table.seen += [actions.min(), actions.max()]
 
 
 def _add_links(table: Table, frame: pl.DataFrame) -> None:
-    """Count whether consecutive rows are linked by their next observations.
+    """Count in ``table.links`` whether consecutive rows are linked by their next observations.
 
-    Raises DataError for flags.
+    Raises DataError for flags that cannot be read.
     """
     assert table.links is not None, "called where next observations show the episodes"
     roles = table.roles
-    terminated, truncated = (
-        read_flags(frame, name, table.source).to_numpy()
-        for name in (roles.terminal, roles.truncated)
-    )
+    terminated = read_flags(frame, roles.terminal, table.source).to_numpy()
+    truncated = read_flags(frame, roles.truncated, table.source).to_numpy()
     table.links.add(terminated | truncated, truncated, links_of(frame, table))
 
 
@@ -527,10 +600,9 @@ def _states(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.n
     where one is missing.
     """
     if not frame.schema[columns[0]].is_nested():
+        kind = table.observation_type
         if any(table.missing[name] for name in columns):
             kind = pl.Float64
-        else:
-            kind = table.observation_type
         return frame.select(pl.col(columns).cast(kind)).to_numpy()
     lists = frame[columns[0]].cast(pl.List(pl.Float64))
     lengths = lists.list.len().drop_nulls()
@@ -538,16 +610,15 @@ def _states(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.n
     if (lengths != width).any():
         # a problem already, since lists must have one length
         return np.full((frame.height, 1), np.nan)
-    found = np.full((frame.height, width), np.nan)
-    found[lists.is_not_null().to_numpy()] = (
-        lists.drop_nulls().explode().to_numpy().reshape(-1, width)
-    )
-    return found
+    observations = np.full((frame.height, width), np.nan)
+    present = lists.drop_nulls().explode().to_numpy()
+    observations[lists.is_not_null().to_numpy()] = present.reshape(-1, width)
+    return observations
 
 
 def _look_at(table: Table, column: pl.Series) -> None:
-    """Count the missing values of a column; lists of different lengths are a
-    problem.
+    """Count the missing values of a column, and sum those of which the mean is imputed;
+    lists of different lengths are a problem.
     """
     name = column.name
     missing = column.null_count()
@@ -565,9 +636,12 @@ def _look_at(table: Table, column: pl.Series) -> None:
                     f"column {name} holds lists without numbers; leave it, or those"
                     " rows, out"
                 )
-            if table.widths.setdefault(name, length) != length:
-                said = f"holds lists of {table.widths[name]} and {length} numbers"
-                table.problems.add(f"column {name} {said}; give lists of one length")
+            width = table.widths.setdefault(name, length)
+            if width != length:
+                table.problems.add(
+                    f"column {name} holds lists of {width} and {length} numbers; give"
+                    " lists of one length"
+                )
         column = column.explode(empty_as_null=False)
         missing += column.null_count()
     if column.dtype.is_float():
@@ -575,21 +649,42 @@ def _look_at(table: Table, column: pl.Series) -> None:
     table.missing[name] += missing
 
 
-def _check_counts(table: Table) -> None:  # noqa: C901
+def _check_counts(table: Table) -> None:
     """Add problems: missing values, and questions that only the user can answer."""
+    _check_missing(table)
+    if table.is_own:
+        return
+    _check_episodes(table)
     roles = table.roles
-    problems = table.problems
-    spelled = {
-        **table.origin,
-        **{f.text: "reward" for f in table.formulas if f.text == roles.reward},
-    }
-    missing = {
-        spelled.get(name, name): count
-        for name, count in table.missing.items()
-        if count
-        and name not in {*roles.impute, *roles.next_observations}
-        and (name != roles.by or name in roles.needed)
-    }
+    flags = (roles.terminal, roles.truncated, roles.starts)
+    for formula in table.formulas if not table.problems.found else ():
+        is_flag = formula.text in flags
+        compares_texts = any(formula.columns.values())
+        if is_flag and compares_texts and formula.text not in table.flagged:
+            table.problems.add(
+                f"no row fulfils {formula.text}; check how the column writes it, or"
+                " leave the formula out"
+            )
+    for sentence in table.census.problems(roles):
+        table.problems.add(sentence)
+
+
+def _check_missing(table: Table) -> None:
+    """Add problems of columns whose missing values nothing replaces, and of means of no
+    value.
+    """
+    roles = table.roles
+    # Features count for the column that they encode, a formula for the reward.
+    spelled = dict(table.origin)
+    for formula in table.formulas:
+        if formula.text == roles.reward:
+            spelled[formula.text] = "reward"
+    replaced = {*roles.impute, *roles.next_observations}
+    missing: dict[str, int] = {}
+    for name, count in table.missing.items():
+        is_group = name == roles.by and name not in roles.needed
+        if count and name not in replaced and not is_group:
+            missing[spelled.get(name, name)] = count
     if missing:
         cut = "leave such rows out (COLUMN=cut), or mend them"
         if not table.stands_alone:
@@ -599,52 +694,44 @@ def _check_counts(table: Table) -> None:  # noqa: C901
         shown = f"values are missing ({shown}, of {counted(table.n_rows, 'row')})"
         if any(table.census.missing[name] for name in missing):
             shown = f"{shown}; in such columns NA, null and the like are missing values"
-        problems.add(
+        table.problems.add(
             f"{shown}; replace them (--impute COLUMN=mean, of categories zero), {cut}"
         )
     for name in table.means:
         if table.missing[name] == table.n_rows:
-            problems.add(
+            table.problems.add(
                 f"column {name} has no value to take the mean of; leave it out"
             )
-    if table.is_own:
-        return
-    is_told = table.stands_alone or table.flagged or table.links is not None
-    if roles.episode is None and roles.one_step is None and not is_told:
+
+
+def _check_episodes(table: Table) -> None:
+    """Add problems where nothing says which rows form an episode, or how episodes end,
+    or where episodes may begin anew in every file.
+    """
+    roles = table.roles
+    problems = table.problems
+    ends_are_known = table.stands_alone or table.flagged or table.links is not None
+    if roles.episode is None and roles.one_step is None and not ends_are_known:
         table.is_open = True
-        said = (
-            "no column says which rows belong together; name one (--episode), or say"
-            " that each row is an"
-        )
         problems.add(
-            f"{said} episode of one step (--one-step), or all are one record"
-            " (--one-record)"
+            "no column says which rows belong together; name one (--episode), or say"
+            " that each row is an episode of one step (--one-step), or all are one"
+            " record (--one-record)"
         )
     split = None
     if roles.episode is not None and roles.time is None and len(table.rows.files) > 1:
         split = split_ids(table.rows, roles.episode)
     if split is not None:
         count, example = split
-        said = (
+        problems.add(
             f"{counted(count, 'episode')} ({roles.episode} {example}, for example) have"
-            " rows in several files"
+            " rows in several files, with other episodes between them; where ids begin"
+            " anew in every file, make them different first; else name a time column"
+            " (--time)"
         )
-        remedy = (
-            "where ids begin anew in every file, make them different first; else name a"
-            " time column"
-        )
-        problems.add(f"{said}, with other episodes between them; {remedy} (--time)")
     has_last_rows = roles.episode is not None or roles.starts is not None
     if has_last_rows and roles.terminal is None and roles.last_row is None:
-        said = (
+        problems.add(
             "nothing says how episodes end; name a column (--terminal), or say what"
-            " every last row is"
+            " every last row is (--last-row terminal, or cut by the end of logging)"
         )
-        problems.add(f"{said} (--last-row terminal, or cut by the end of logging)")
-    for each in table.formulas if not problems.found else ():
-        is_flag = each.text in (roles.terminal, roles.truncated, roles.starts)
-        if is_flag and any(each.columns.values()) and each.text not in table.flagged:
-            said = "check how the column writes it, or leave the formula out"
-            problems.add(f"no row fulfils {each.text}; {said}")
-    for sentence in table.census.problems(roles):
-        problems.add(sentence)

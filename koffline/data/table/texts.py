@@ -78,6 +78,12 @@ def spelling_note(column: str, meant: Mapping[str, str]) -> str:
     )
 
 
+def _count_missing_words(column: pl.Series) -> int:
+    """How many texts are words for a missing value, with or without blanks around."""
+    is_word = is_missing_word(pl.col(column.name).str.strip_chars())
+    return int(column.to_frame().select(is_word).to_series().sum())
+
+
 @dataclass
 class TextCensus:
     """Counts of texts in the rows as they are stored, before anything is computed from
@@ -88,6 +94,10 @@ class TextCensus:
     read: columns of texts in which such words are missing values, and which are still
     texts.
     labels: columns of labels, in which such words are labels like others.
+    By column: how often such words are ``missing`` values, and how often they are
+    labels (``as_labels``); ``examples`` of its texts. By column and text of a formula:
+    those that were ``seen``, and another spelling of those that were not
+    (``spelled``).
     """
 
     numbers: Collection[str]
@@ -104,15 +114,10 @@ class TextCensus:
         """Count the texts of some rows."""
         for name in self.numbers:
             self.missing[name] += int(frame[name].is_nan().sum())
-        for columns, counts in (
-            (self.read, self.missing),
-            (self.labels, self.as_labels),
-        ):
-            for name in columns:
-                words = frame.select(
-                    is_missing_word(pl.col(name).str.strip_chars())
-                ).to_series()
-                counts[name] += int(words.sum())
+        for name in self.read:
+            self.missing[name] += _count_missing_words(frame[name])
+        for name in self.labels:
+            self.as_labels[name] += _count_missing_words(frame[name])
         for column, text in self._comparisons():
             self._look_for(frame, column, text)
 
@@ -131,19 +136,14 @@ class TextCensus:
             self.seen.add((column, text))
         if (column, text) not in self.spelled:
             alike = (texts.str.to_lowercase() == text.lower()) & ~is_equal
-            others = frame.select(texts.filter(alike).first()).item()
-            if others is not None:
-                self.spelled[column, text] = others
+            spelling = frame.select(texts.filter(alike).first()).item()
+            if spelling is not None:
+                self.spelled[column, text] = spelling
         shown = self.examples.setdefault(column, [])
         if len(shown) < _MOST_SHOWN:
-            there = frame.select(
-                texts.drop_nulls().unique(maintain_order=True)
-            ).to_series()
-            new = [
-                each
-                for each in there.str.head(_LONGEST).head(2 * _MOST_SHOWN)
-                if each not in shown
-            ]
+            distinct = frame.select(texts.drop_nulls().unique(maintain_order=True))
+            shortened = distinct.to_series().str.head(_LONGEST).head(2 * _MOST_SHOWN)
+            new = [example for example in shortened if example not in shown]
             shown.extend(new[: _MOST_SHOWN - len(shown)])
 
     def problems(self, roles: TableMapping) -> Iterator[str]:
@@ -151,21 +151,18 @@ class TextCensus:
         a reward has.
         """
         for formula in self.formulas:
-            for column in {column: None for column, _ in formula.comparisons}:
+            for column in dict.fromkeys(column for column, _ in formula.comparisons):
                 texts = [text for name, text in formula.comparisons if name == column]
                 absent = self._absent(column, texts)
                 wrong = [text for text in absent if (column, text) in self.spelled]
                 if formula.text == roles.reward and len(absent) == len(texts):
                     wrong = absent
                 if wrong:
-                    shown = listed(map(repr, wrong))
-                    said = (
-                        f"no row holds {shown} in {column}, with which {formula.text}"
-                        " compares it"
-                    )
-                    there = self._shown(column, wrong)
                     yield (
-                        f"{said}; it holds {there}: write one of these, or leave it out"
+                        f"no row holds {listed(map(repr, wrong))} in {column}, with"
+                        f" which {formula.text} compares it; it holds"
+                        f" {self._shown(column, wrong)}: write one of these, or leave"
+                        " it out"
                     )
 
     def notes(self) -> Iterator[str]:

@@ -26,8 +26,8 @@ FALSE = ("false", "f", "no", "n", "0", "0.0")
 # reach from 1677 to 2262.
 _TIME = (
     r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})"
-    r"(?:[T"
-    r" ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
+    r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?"
+    r"(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
 )
 
 
@@ -37,13 +37,12 @@ def _instants(texts: pl.Expr) -> pl.Expr:
     """
     clock = pl.field("clock").fill_null("00:00")
     second = pl.field("second").fill_null(":00")
-    told = pl.concat_str(
+    whole = pl.concat_str(
         pl.field("date"), pl.lit("T"), clock, second, pl.field("zone")
-    ).alias("told")
-    whole = (
-        texts.str.extract_groups(_TIME).struct.with_fields(told).struct.field("told")
-    )
-    return whole.str.to_datetime(
+    ).alias("whole")
+    groups = texts.str.extract_groups(_TIME)
+    instants = groups.struct.with_fields(whole).struct.field("whole")
+    return instants.str.to_datetime(
         "%Y-%m-%dT%H:%M:%S%.f%#z", time_unit="ns", strict=False
     )
 
@@ -149,7 +148,8 @@ def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:
 
 
 def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
-    """Yes/no, 0/1, or texts such as true and false, as booleans.
+    """Yes/no, 0/1, or texts such as true and false, as booleans (N,); all false without
+    a column.
 
     Raises DataError for anything else.
     """
@@ -158,23 +158,22 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
     column = frame[name]
     if column.dtype == pl.Boolean:
         return column.fill_null(False)  # missing values are refused elsewhere
+    compare = ""
     if column.dtype == pl.String:
         lower = column.str.strip_chars().str.to_lowercase()
         yes = lower.is_in(TRUE)
         no = lower.is_in(FALSE)
+        compare = f", or compare: \"{name} == '…'\""
     else:
         number = column.cast(pl.Float64)
         yes = number == 1
         no = number == 0
     wrong = ~(yes | no) & column.is_not_null()
     if wrong.any():
-        if column.dtype == pl.String:
-            compare = f", or compare: \"{name} == '…'\""
-        else:
-            compare = ""
-        said = f"holds {column[int(wrong.arg_max() or 0)]!r}, neither yes nor no"
+        value = column[int(wrong.arg_max() or 0)]
         raise DataError(
-            f"{source}: column {name} {said}; give true and false, or 1 and 0{compare}"
+            f"{source}: column {name} holds {value!r}, neither yes nor no; give true"
+            f" and false, or 1 and 0{compare}"
         )
     return yes.fill_null(False)
 
@@ -200,9 +199,11 @@ def features(
 
 
 _MOST_LISTED = 20
-ID_NAME = re.compile(  # ends in a word for an id: user_id, userId, customer
-    r"(?:^|[_."
-    r" -])(?i:id|uid|guid|uuid|user|customer|patient|client|visitor|subscriber)$|[a-z]I[dD]$"
+# A name that ends in a word for an id: user_id, userId, customer.
+ID_NAME = re.compile(
+    r"(?:^|[_. -])"
+    r"(?i:id|uid|guid|uuid|user|customer|patient|client|visitor|subscriber)$"
+    r"|[a-z]I[dD]$"
 )
 
 
@@ -240,18 +241,23 @@ class Problems:
 
     def refuse(self) -> None:
         """Raise DataError if there are problems."""
+        if not self.found:
+            return
         if len(self.found) == 1:
-            verb = self.found[0].startswith(("has ", "is ", "lacks "))
-            raise DataError(f"{self.source}{' ' if verb else ': '}{self.found[0]}")
-        if self.found:
-            shown = [
-                f"({i}) {said}" for i, said in enumerate(self.found[:_MOST_LISTED], 1)
-            ]
-            more = len(self.found) - len(shown)
-            shown += [f"and {more} more"] if more else []
-            raise DataError(
-                f"{self.source} has {len(self.found)} problems: {'; '.join(shown)}"
-            )
+            problem = self.found[0]
+            if problem.startswith(("has ", "is ", "lacks ")):
+                raise DataError(f"{self.source} {problem}")
+            raise DataError(f"{self.source}: {problem}")
+        shown = [
+            f"({number}) {problem}"
+            for number, problem in enumerate(self.found[:_MOST_LISTED], 1)
+        ]
+        n_hidden = len(self.found) - len(shown)
+        if n_hidden:
+            shown.append(f"and {n_hidden} more")
+        raise DataError(
+            f"{self.source} has {len(self.found)} problems: {'; '.join(shown)}"
+        )
 
 
 def is_pattern(name: str) -> bool:
@@ -270,7 +276,8 @@ def hashed(ids: pl.Series) -> pl.Series:
 
 
 _FEW = 0.01  # share of the steps: fewer gaps are only a note
-_PARTS = 16  # bins per octave: steps of about equal length share a bin
+# bins per octave of the steps' lengths: steps of about equal length share a bin
+_PARTS = 16
 # bins from the usual step of a regular log to a gap
 _LONGER = int(np.ceil(np.log2(1.5) * _PARTS))
 # Tukey's "far out": this many interquartile ranges above the third quartile (of the
@@ -280,7 +287,7 @@ _PER_SECOND = {"ms": 1e3, "us": 1e6, "ns": 1e9}
 # days as whole numbers: 20241027
 _FIRST_DAY = 19_000_101
 _LAST_DAY = 20_991_231
-# episodes, and share of them, that begin after the first step
+# Episodes, and the share of them, that begin after the first step: fewer are no note.
 _FEW_LATE = 5
 _LATE = 0.1
 
@@ -294,7 +301,9 @@ def _wide(numbers: pl.Series) -> pl.Series:
     """
     if not numbers.dtype.is_integer():
         return numbers
-    return numbers.cast(pl.Float64 if numbers.dtype == pl.UInt64 else pl.Int64)
+    if numbers.dtype == pl.UInt64:
+        return numbers.cast(pl.Float64)
+    return numbers.cast(pl.Int64)
 
 
 def _are_days(times: pl.Series) -> bool:
@@ -320,12 +329,13 @@ class StepLengths:
     unit: float | None = None
 
     def add(self, times: pl.Series, inside: pl.Series) -> None:
-        """Add times in order; ``inside``: whether a row continues the episode of the
-        row before.
+        """Add times (N,) in order; ``inside``: (N,) whether a row continues the episode
+        of the row before.
         """
         if _are_days(times):
             days = times.cast(pl.String).str.to_date("%Y%m%d", strict=False)
-            times = times if days.null_count() else days
+            if not days.null_count():
+                times = days
         if times.dtype == pl.Date:
             self.unit = 86_400.0
         elif times.dtype.is_temporal():
@@ -335,13 +345,11 @@ class StepLengths:
         steps = steps.filter(
             inside & (steps["length"] > 0) & steps["length"].is_finite()
         )
-        by_length = steps.group_by(
-            (pl.col("length").log(2) * _PARTS).round().cast(pl.Int64).alias("bin")
-        )
-        found = by_length.agg(
+        bins = (pl.col("length").log(2) * _PARTS).round().cast(pl.Int64)
+        by_length = steps.group_by(bins.alias("bin")).agg(
             pl.len(), pl.first("before"), pl.first("length").alias("example")
         )
-        for length, count, before, example in found.iter_rows():
+        for length, count, before, example in by_length.iter_rows():
             self.counts[length] += count
             self.first.setdefault(length, (str(before), example))
 
@@ -354,50 +362,68 @@ class StepLengths:
         """
         if not self.counts:
             return []
-        lengths, number = np.array(sorted(self.counts.items())).T
-        share = np.cumsum(number) / number.sum()
+        # Lengths are bins of the logarithm from here on: `_PARTS` more are twice as long.
+        lengths, numbers = np.array(sorted(self.counts.items())).T
+        n_steps = numbers.sum()
+        share = np.cumsum(numbers) / n_steps
         low, middle, high = (
-            int(lengths[np.searchsorted(share, part)]) for part in (0.25, 0.5, 0.75)
+            int(lengths[np.searchsorted(share, quartile)])
+            for quartile in (0.25, 0.5, 0.75)
         )
-        near = {
-            part: self.counts[middle + part] for part in range(-_LONGER, _PARTS + 4)
-        }
-        valley, place = min(
-            (sum(near[p + i] for i in (-1, 0, 1)) / 3, p) for p in range(4, _LONGER + 3)
-        )
-        double = sum(near[part] for part in range(_PARTS - 3, _PARTS + 4)) / 7
-        within = sum(near[part] for part in range(-_LONGER, _LONGER))
-        is_even = self.counts[middle] > number.sum() / 2
-        is_jittered = within > 0.75 * number.sum() and double > 3 + 1.5 * valley
-        far = high + max(_FAR * (high - low), _LONGER) + 1  # above it
+        valley = self._valley_above(middle)
+        is_even = self.counts[middle] > n_steps / 2
+        is_regular = is_even or valley is not None
         bound: float
         if is_even:
             bound = middle + _LONGER
-        elif is_jittered:
-            bound = middle + place
+        elif valley is not None:
+            bound = valley
         else:
-            bound = far
-        gaps = lengths[lengths >= bound]
-        many = number[lengths >= bound]
+            bound = high + max(_FAR * (high - low), _LONGER) + 1
+        is_gap = lengths >= bound
+        gaps = lengths[is_gap]
+        gap_numbers = numbers[is_gap]
         if not len(gaps):
             return []
-        where, length = self.first[int(gaps[0])]
-        said = counted(int(many.sum()), "step", "is", "are")
-        # rows, at all of them
-        lost = float((np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0) @ many)
-        rows = f", about {lost / (lost + number.sum()):.1%} of the steps may be missing"
-        if many.sum() < _FEW * number.sum():
+        head = GAPS
+        if gap_numbers.sum() < _FEW * n_steps:
             head = "few " + GAPS
-        else:
-            head = GAPS
-        usual = self._shown(self.first[middle][1])
-        found = self._shown(length)
+        rows = ""
+        if is_regular:
+            # rows that all gaps together hide: a gap of three steps hides two
+            hidden = np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0
+            n_lost = float(hidden @ gap_numbers)
+            missing = n_lost / (n_lost + n_steps)
+            rows = f", about {missing:.1%} of the steps may be missing"
+        steps = counted(int(gap_numbers.sum()), "step", "is", "are")
+        before, longer = self.first[int(gaps[0])]
+        _, usual = self.first[middle]
         return [
-            f"{head}{said} longer than others (for example {found} before {where};"
-            f" usually {usual}){rows if is_even or is_jittered else ''}; where rows are"
+            f"{head}{steps} longer than others (for example {self._shown(longer)}"
+            f" before {before}; usually {self._shown(usual)}){rows}; where rows are"
             " missing, the row before is joined to a state that it did not lead to;"
             " give what follows another episode id"
         ]
+
+    def _valley_above(self, middle: int) -> int | None:
+        """The bin between the usual length and a cluster at twice that length; None if
+        lengths do not cluster there, or if most are not near the usual one.
+
+        middle: the bin of the median length.
+        """
+        near = {
+            part: self.counts[middle + part] for part in range(-_LONGER, _PARTS + 4)
+        }
+        # mean numbers of steps of three bins in the valley, and of seven around double
+        depth, place = min(
+            (sum(near[part + i] for i in (-1, 0, 1)) / 3, part)
+            for part in range(4, _LONGER + 3)
+        )
+        double = sum(near[part] for part in range(_PARTS - 3, _PARTS + 4)) / 7
+        within = sum(near[part] for part in range(-_LONGER, _LONGER))
+        if within > 0.75 * self.counts.total() and double > 3 + 1.5 * depth:
+            return middle + place
+        return None
 
     def _shown(self, length: float) -> str:
         if self.unit is None:
@@ -427,14 +453,16 @@ class TableCounts:
     firsts: Counter[int] = field(default_factory=Counter)
 
     def sentences(self, is_timed: bool) -> Iterator[str]:
-        """Yield notes for people, in the order of the changes."""
+        """Yield notes for people, in the order of the changes. is_timed: whether the
+        mapping names a time.
+        """
         if self.repeated:
             yield f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped"
-        for (column, how), count in sorted(self.imputed.items()):
+        for (column, method), count in sorted(self.imputed.items()):
             missing = counted(
                 count, "missing value", f"in {column} was", f"in {column} were"
             )
-            yield f"{missing} replaced ({how})"
+            yield f"{missing} replaced ({method})"
         if self.ended:
             lost = counted(self.ended, "row", "was", "were")
             yield (
@@ -450,35 +478,27 @@ class TableCounts:
         if self.reordered and is_timed:
             yield "the rows of each episode were put together and in time order"
         elif self.reordered:
-            said = (
-                "rows of several episodes are mixed; without a time column the table's"
-                " order was taken"
-            )
             yield (
-                f"{ORDER}{said}; name it (--time), or sort the table by episode and"
-                " time"
+                f"{ORDER}rows of several episodes are mixed; without a time column the"
+                " table's order was taken; name it (--time), or sort the table by"
+                " episode and time"
             )
         if self.left_out is not None:
-            lost = (
-                f"; {counted(self.left_out, 'row', 'was', 'were')} left out:"
-                f" {UNFOLLOWED} in this table"
-            )
-            yield "next observations were taken from the rows that follow" + (
-                lost if self.left_out else ""
-            )
+            lost = ""
+            if self.left_out:
+                rows = counted(self.left_out, "row", "was", "were")
+                lost = f"; {rows} left out: {UNFOLLOWED} in this table"
+            yield f"next observations were taken from the rows that follow{lost}"
         if self.cut:
             ending = counted(self.cut, "episode", "that ends", "that end")
-            yield (
-                f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked"
-                " as truncated"
-            )
+            verb = "was" if self.cut == 1 else "were"
+            yield f"{ending} without a flag {verb} marked as truncated"
         first = min(self.firsts, default=2)
         total = self.firsts.total()
         late = total - self.firsts[first]
         if first in (0, 1) and late >= max(_FEW_LATE, _LATE * total):
-            said = f"{late} of {total} episodes begin after the first step"
             yield (
-                f"{STARTS}{said}: the value is that of such states too; leave these out"
-                " if it should not be"
+                f"{STARTS}{late} of {total} episodes begin after the first step: the"
+                " value is that of such states too; leave these out if it should not be"
             )
         yield from self.steps.sentences()
