@@ -26,7 +26,7 @@ _LAST_DAY = (datetime.date.max - datetime.date(1970, 1, 1)).days
 # Half of Python's longest length of time, in days: the difference of two lengths can
 # then be shown, too.
 _MOST_DAYS = datetime.timedelta.max.days // 2
-# numbers of nanoseconds reach less far than the calendar
+# Numbers of nanoseconds in 64 bits reach less far than the calendar.
 _LEAST = -(2**63)
 _MOST = 2**63 - 1
 _PER_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -68,9 +68,8 @@ def _is_known(kind: Any) -> bool:
     types = pa.types
     if types.is_struct(kind):
         names = [field.name for field in kind]
-        return len(set(names)) == len(names) > 0 and all(
-            _is_known(field.type) for field in kind
-        )
+        has_names = len(set(names)) == len(names) > 0
+        return has_names and all(_is_known(field.type) for field in kind)
     if types.is_fixed_size_list(kind):
         return kind.list_size > 0 and _is_known(kind.value_type)
     if types.is_list(kind) or types.is_large_list(kind):
@@ -134,10 +133,10 @@ def frame_of_batch(batch: Any, file: str) -> pl.DataFrame:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            reason = one_line(error)
-            said = f"{file}: column {name} is damaged ({reason})"
             raise UnreadableColumn(
-                f"{said}; export the file again, or leave the column out", name
+                f"{file}: column {name} is damaged ({one_line(error)}); export the file"
+                " again, or leave the column out",
+                name,
             ) from None
         columns.append(_plain(column))
     # Without the fields' metadata: polars would make its own types of them.
@@ -173,24 +172,20 @@ def check_times(frame: pl.DataFrame, file: str) -> None:
     for name, kind in frame.schema.items():
         for values in _leaves(frame[name]):
             outside = _outside_of_calendar(values)
-            if outside is not None:
-                if values.dtype == pl.Date:
-                    unit = "days"
-                else:
-                    unit = getattr(values.dtype, "time_unit", "ns")
-                if isinstance(values.dtype, pl.Duration):
-                    what = "a duration"
-                else:
-                    what = "a time"
-                if isinstance(values.dtype, pl.Duration):
-                    origin = ""
-                else:
-                    origin = " since 1970"
-                said = f"holds {what} that no calendar has, {outside} {unit}{origin}"
-                remedy = "check its unit, mend it, or leave the column out"
-                raise UnreadableColumn(
-                    f"{file}: column {name} ({kind}) {said}; {remedy}", name
-                )
+            if outside is None:
+                continue
+            unit = getattr(values.dtype, "time_unit", "ns")
+            if values.dtype == pl.Date:
+                unit = "days"
+            if isinstance(values.dtype, pl.Duration):
+                wrong = f"a duration that no calendar has, {outside} {unit}"
+            else:
+                wrong = f"a time that no calendar has, {outside} {unit} since 1970"
+            raise UnreadableColumn(
+                f"{file}: column {name} ({kind}) holds {wrong}; check its unit, mend"
+                " it, or leave the column out",
+                name,
+            )
 
 
 def _leaves(column: pl.Series) -> Iterator[pl.Series]:
@@ -200,8 +195,8 @@ def _leaves(column: pl.Series) -> Iterator[pl.Series]:
         if _holds_times(kind):
             yield from _leaves(column.drop_nulls().explode(empty_as_null=False))
     elif isinstance(kind, pl.Struct):
-        for each in kind.fields:
-            yield from _leaves(column.struct.field(each.name))
+        for field in kind.fields:
+            yield from _leaves(column.struct.field(field.name))
     elif kind.is_temporal():
         yield column
 
@@ -210,7 +205,7 @@ def _holds_times(kind: Any) -> bool:
     if isinstance(kind, (pl.List, pl.Array)):
         return _holds_times(kind.inner)
     if isinstance(kind, pl.Struct):
-        return any(_holds_times(each.dtype) for each in kind.fields)
+        return any(_holds_times(field.dtype) for field in kind.fields)
     return bool(kind.is_temporal())
 
 
@@ -237,11 +232,9 @@ def _range_of(kind: Any) -> tuple[int, int]:
     per_day = _DAY * _PER_SECOND[kind.time_unit]
     if isinstance(kind, pl.Duration):
         return max(-_MOST_DAYS * per_day, _LEAST), min(_MOST_DAYS * per_day, _MOST)
-    # a zone moves a clock by less than a day
-    if kind.time_zone is None:
-        zone_days = 0
-    else:
-        zone_days = 1
+    zone_days = 0
+    if kind.time_zone is not None:
+        zone_days = 1  # a zone moves a clock by less than a day
     first = (_FIRST_DAY + zone_days) * per_day
     end = (_LAST_DAY + 1 - zone_days) * per_day
     return max(first, _LEAST), min(end, _MOST)

@@ -59,14 +59,14 @@ def meaning(column: Profile) -> Flag | None:
     """What a column of two values means by its name; None for other columns."""
     if column.role != IGNORED or column.reason or column.values.dtype.is_nested():
         return None
-    found = flag_of(column.name)
+    by_name = flag_of(column.name)
     # a discount is 0 where the world ended
-    if found is Flag.GOES_ON and column.values.dtype.is_numeric():
+    if by_name is Flag.GOES_ON and column.values.dtype.is_numeric():
         if (column.distinct == 2 and column.low == 0) or column.is_flag:
-            return found
+            return by_name
         return None
     if column.is_flag:
-        return found
+        return by_name
     return None
 
 
@@ -83,51 +83,47 @@ def written(column: Profile, is_set: bool) -> str:
     """How a mapping says that a flag is set, or that it is not."""
     if is_set:
         return column.name
-    if column.name.isidentifier():
-        name = column.name
-    else:
-        name = f"`{column.name}`"
     if column.values.dtype.is_numeric():
-        return f"{name} == 0"
+        return f"{column.formula_name} == 0"
     unset = column.values.filter(~set_rows(column)).drop_nulls()
+    text = str(unset[0])
     if unset.dtype == pl.Boolean:
-        text = str(unset[0]).lower()
-    else:
-        text = str(unset[0])
-    return f"{name} == {text!r}"
+        text = text.lower()
+    return f"{column.formula_name} == {text!r}"
 
 
 def find_ends(
     columns: Sequence[tuple[Profile, Flag]], steps: Steps, unlinked: np.ndarray | None
 ) -> Ends:
-    """Settle which flags are the ends, cuts and starts of a mapping.
+    """Settle which flags are the ends, cuts and starts of a mapping, and give their
+    columns these roles.
 
-    unlinked: (N,) whether a row's next observation is not the observation of the row
-    below, if that is known.
+    columns: flags with what their names mean. unlinked: (N,) whether a row's next
+    observation is not the observation of the row below, if that is known.
     """
-    found = Ends()
-    flags: dict[Flag, list[EndFlag]] = {each: [] for each in Flag}
-    for column, says in columns:
-        flag = EndFlag(column, says, set_rows(column), written(column, True))
-        if (
-            says in ENDS
-            and (end := _oriented(flag, steps, unlinked, found)) is not None
-        ):
-            kind = Flag.TERMINAL if says is Flag.GOES_ON else says
-            flags[kind].append(end)
-        elif says not in ENDS:
-            flags[says].append(flag)
-    _settle_terminal(flags, found)
-    _settle_cuts(flags, found)
-    _settle_bounds(flags, steps, found)
-    for role, flag in found.roles.items():
+    settled = Ends()
+    flags: dict[Flag, list[EndFlag]] = {meaning: [] for meaning in Flag}
+    for column, by_name in columns:
+        flag = EndFlag(column, by_name, set_rows(column), written(column, True))
+        if by_name not in ENDS:
+            flags[by_name].append(flag)
+            continue
+        end = _oriented(flag, steps, unlinked, settled)
+        if end is None:
+            continue
+        # Where the world does not go on, it ended.
+        kind = Flag.TERMINAL if by_name is Flag.GOES_ON else by_name
+        flags[kind].append(end)
+    _settle_terminal(flags, settled)
+    _settle_cuts(flags, settled)
+    _settle_bounds(flags, steps, settled)
+    for role, flag in settled.roles.items():
         flag.column.role = role
+        flag.column.formula = ""
         if flag.text != flag.name:
             flag.column.formula = flag.text
-        else:
-            flag.column.formula = ""
         flag.column.reason = _reason(flag)
-    return found
+    return settled
 
 
 def _reason(flag: EndFlag) -> str:
@@ -136,43 +132,38 @@ def _reason(flag: EndFlag) -> str:
     return f"its name; set in {int(flag.is_set.sum())} of {len(flag.is_set)} rows"
 
 
-def _ignore(flag: EndFlag, reason: str) -> None:
-    flag.column.role = IGNORED
-    flag.column.reason = reason
-
-
 def _oriented(
-    flag: EndFlag, steps: Steps, unlinked: np.ndarray | None, found: Ends
+    flag: EndFlag, steps: Steps, unlinked: np.ndarray | None, settled: Ends
 ) -> EndFlag | None:
     """The flag with ``is_set`` at ends, as its name says unless the rows say otherwise;
-    None: a question.
+    None if it is no flag, or a question.
+
+    unlinked: as for `find_ends`. Problems and questions are added to ``settled``.
     """
+    ends = flag.is_set
     if flag.meaning is Flag.GOES_ON:
-        by_name = ~flag.is_set
-    else:
-        by_name = flag.is_set
-    ends = by_name
-    other = ~by_name
+        ends = ~flag.is_set
     fits = _fits(ends, steps, unlinked)
-    fits_other = _fits(other, steps, unlinked)
-    share = f"{by_name.mean():.0%} of the rows"
-    if fits is False and fits_other is True:
-        ends = other
+    other_fits = _fits(~ends, steps, unlinked)
+    share = f"{ends.mean():.0%} of the rows"
+    if fits is False and other_fits is True:
+        ends = ~ends
         text = written(flag.column, bool((ends == flag.is_set).all()))
-        found.problems.append(
+        settled.problems.append(
             f"{flag.name}: by its name it would mark ends in {share}, which go on; its"
             f" other value marks ends: taken as terminal: {text}"
         )
     elif fits is False and not says_end(flag.name):
-        found.no_flags.append(flag.column)
+        settled.no_flags.append(flag.column)
         return None
     elif fits is not True and ends.any() and not ends.all() and ends.mean() > _MOST:
-        answers = [
+        settled.questions.setdefault("terminal", []).extend(
             {"terminal": written(flag.column, is_set)} for is_set in (False, True)
-        ]
-        found.questions.setdefault("terminal", []).extend(answers)
-        found.problems.append(f"{flag.name}: by its name it would mark ends in {share}")
-        _ignore(flag, "which of its values marks ends is not clear")
+        )
+        settled.problems.append(
+            f"{flag.name}: by its name it would mark ends in {share}"
+        )
+        flag.column.leave_out("which of its values marks ends is not clear")
         return None
     is_set = bool((ends == flag.is_set).all())
     return EndFlag(flag.column, flag.meaning, ends, written(flag.column, is_set))
@@ -194,37 +185,39 @@ def _fits(ends: np.ndarray, steps: Steps, unlinked: np.ndarray | None) -> bool |
     return None
 
 
-def _settle_terminal(flags: Mapping[Flag, list[EndFlag]], found: Ends) -> None:
+def _settle_terminal(flags: Mapping[Flag, list[EndFlag]], settled: Ends) -> None:
     """Choose the flag of terminations: the narrowest; what is set at every end of an
     episode is a cut.
     """
     strong = flags[Flag.TERMINAL]
     done = flags[Flag.DONE]
     outcomes = flags[Flag.OUTCOME]
-    strong.sort(key=lambda each: each.text != each.name)  # plain flags before formulas
+    strong.sort(key=lambda flag: flag.text != flag.name)  # plain flags before formulas
     ranked = [*strong, *done, *outcomes]
-    if not ranked or "terminal" in found.questions:
-        for each in ranked:
-            _ignore(each, "another flag is asked about")
+    if not ranked or "terminal" in settled.questions:
+        for flag in ranked:
+            flag.column.leave_out("another flag is asked about")
         return
     chosen = ranked[0]
-    found.roles["terminal"] = chosen
+    settled.roles["terminal"] = chosen
     if flags[Flag.CUT]:
         cut = flags[Flag.CUT][0].is_set
     else:
         cut = np.zeros_like(chosen.is_set)
     for other in ranked[1:]:
         if (other.is_set == chosen.is_set).all():
-            _ignore(other, f"it says the same as {chosen.text}")
+            other.column.leave_out(f"it says the same as {chosen.text}")
         elif (chosen.is_set <= other.is_set).all() and other.meaning is Flag.DONE:
-            _settle_every_end(other, chosen, cut, flags, found)
+            _settle_every_end(other, chosen, cut, flags, settled)
         elif other.meaning is Flag.GOES_ON:
-            found.no_flags.append(other.column)
+            settled.no_flags.append(other.column)
         else:
-            _ask(chosen, other, found)
-    if "terminal" in found.questions:
-        found.roles.pop("terminal", None)
-        _ignore(chosen, "which of several flags says that the world ended is asked")
+            _ask(chosen, other, settled)
+    if "terminal" in settled.questions:
+        settled.roles.pop("terminal", None)
+        chosen.column.leave_out(
+            "which of several flags says that the world ended is asked"
+        )
 
 
 def _settle_every_end(
@@ -232,74 +225,70 @@ def _settle_every_end(
     chosen: EndFlag,
     cut: np.ndarray,
     flags: Mapping[Flag, list[EndFlag]],
-    found: Ends,
+    settled: Ends,
 ) -> None:
     """Use a flag of all ends of episodes as the flag of cuts, unless another flag tells
     these.
     """
     beyond = every.is_set & ~chosen.is_set
     if not flags[Flag.CUT]:
-        found.roles["truncated"] = every
+        settled.roles["truncated"] = every
     elif (beyond <= cut).all():
-        _ignore(every, f"an end by {chosen.text} or {flags[Flag.CUT][0].text}")
+        every.column.leave_out(f"an end by {chosen.text} or {flags[Flag.CUT][0].text}")
     else:
-        _ask(chosen, every, found)
+        _ask(chosen, every, settled)
 
 
-def _ask(chosen: EndFlag, other: EndFlag, found: Ends) -> None:
+def _ask(chosen: EndFlag, other: EndFlag, settled: Ends) -> None:
     answers: list[Mapping[str, Any]] = [
         {"terminal": chosen.text},
         {"terminal": other.text},
     ]
-    known = found.questions.setdefault("terminal", [])
-    known += [each for each in answers if each not in known]
-    found.problems.append(
+    known = settled.questions.setdefault("terminal", [])
+    known += [answer for answer in answers if answer not in known]
+    settled.problems.append(
         f"{chosen.name} and {other.name} mark ends in different rows; say which marks"
         " that the world ended"
     )
-    _ignore(other, f"it marks other ends than {chosen.text}")
+    other.column.leave_out(f"it marks other ends than {chosen.text}")
 
 
-def _settle_cuts(flags: Mapping[Flag, list[EndFlag]], found: Ends) -> None:
-    for i, each in enumerate(flags[Flag.CUT]):
-        if i == 0:
-            found.roles["truncated"] = each
-        else:
-            _ignore(each, f"{flags[Flag.CUT][0].name} says what was cut")
+def _settle_cuts(flags: Mapping[Flag, list[EndFlag]], settled: Ends) -> None:
+    """Take the first flag of cuts."""
+    cuts = flags[Flag.CUT]
+    if cuts:
+        settled.roles["truncated"] = cuts[0]
+    for flag in cuts[1:]:
+        flag.column.leave_out(f"{cuts[0].name} says what was cut")
 
 
 def _settle_bounds(
-    flags: Mapping[Flag, list[EndFlag]], steps: Steps, found: Ends
+    flags: Mapping[Flag, list[EndFlag]], steps: Steps, settled: Ends
 ) -> None:
     """Use flags of first and of last rows where no ids tell episodes apart."""
-    for each in flags[Flag.START]:
-        is_new = not steps.has_ids and "starts" not in found.roles
-        if is_new and each.is_set.any() and each.is_set.mean() <= _MOST:
-            found.roles["starts"] = each
+    for flag in flags[Flag.START]:
+        is_new = not steps.has_ids and "starts" not in settled.roles
+        if is_new and flag.is_set.any() and flag.is_set.mean() <= _MOST:
+            settled.roles["starts"] = flag
+        elif steps.has_ids:
+            flag.column.leave_out("first rows of episodes")
         else:
-            _ignore(
-                each,
-                (
-                    "first rows of episodes"
-                    if steps.has_ids
-                    else "it marks no beginnings of episodes"
-                ),
-            )
-    for each in flags[Flag.LAST]:
-        terminal = found.roles.get("terminal")
-        if steps.has_ids or "starts" in found.roles or each.is_set.mean() > _MOST:
-            _ignore(each, "last rows of episodes")
-        elif terminal is None and "terminal" not in found.questions:
-            found.questions["terminal"] = [
-                {"terminal": each.text},
-                {"truncated": each.text},
+            flag.column.leave_out("it marks no beginnings of episodes")
+    for flag in flags[Flag.LAST]:
+        terminal = settled.roles.get("terminal")
+        if steps.has_ids or "starts" in settled.roles or flag.is_set.mean() > _MOST:
+            flag.column.leave_out("last rows of episodes")
+        elif terminal is None and "terminal" not in settled.questions:
+            settled.questions["terminal"] = [
+                {"terminal": flag.text},
+                {"truncated": flag.text},
             ]
-            _ignore(each, "last rows of episodes; why they end is asked")
+            flag.column.leave_out("last rows of episodes; why they end is asked")
         elif (
             terminal is not None
-            and "truncated" not in found.roles
-            and (each.is_set & ~terminal.is_set).any()
+            and "truncated" not in settled.roles
+            and (flag.is_set & ~terminal.is_set).any()
         ):
-            found.roles["truncated"] = each
+            settled.roles["truncated"] = flag
         else:
-            _ignore(each, "last rows of episodes")
+            flag.column.leave_out("last rows of episodes")

@@ -29,14 +29,12 @@ from koffline.data.table.values import FALSE, ID_NAME, is_pattern
 from koffline.errors import counted
 
 MOST_ONE_HOT = 50  # at most so many categories become features by default
-_SHARED = (
-    0.2  # share of rows: if more share their guessed time with others, it is no time
-)
+# share of rows: if more share their guessed time with others, it is no time
+_SHARED = 0.2
 _ID = "an id by its name"
 _NONE = 1000  # rank of a name without a word of the role
-_FEWEST_COUNTED = (
-    5  # episodes with two rows or more: fewer do not show that a column counts rows
-)
+# episodes with two rows or more: fewer do not show that a column counts rows
+_FEWEST_COUNTED = 5
 
 _FLAGGED = "give true and false, or 1 and 0"
 # By role: words in names, the likeliest first; whether values suit; what to do where
@@ -134,11 +132,9 @@ def rank(column: Profile, role: str) -> int:
         return _NONE
     if role == "time" and whole in _COUNTERS.split():
         return len(words)
-    if whole in words or (
-        role == "behavior_log_probability" and whole.endswith(tuple(words))
-    ):
-        if whole in words:
-            return words.index(whole)
+    if whole in words:
+        return words.index(whole)
+    if role == "behavior_log_probability" and whole.endswith(tuple(words)):
         return 0
     return min(
         (words.index(part) for part in name_parts if part in words and len(part) > 1),
@@ -149,108 +145,135 @@ def rank(column: Profile, role: str) -> int:
 def guess_roles(columns: Sequence[Profile]) -> Guess:
     """Set the role of each column, with a reason, from its name and values."""
     _set_aside(columns)
-    flagged = [(each, said) for each in columns if (said := meaning(each)) is not None]
-    for each, _ in flagged:
-        each.reason = "a flag by its name"
-    _by_names(columns, has_ends=any(said in ENDS for _, said in flagged))
+    flagged: list[tuple[Profile, Flag]] = []
+    for column in columns:
+        by_name = meaning(column)
+        if by_name is not None:
+            flagged.append((column, by_name))
+    for column, _ in flagged:
+        column.reason = "a flag by its name"
+    end_flags = [column for column, by_name in flagged if by_name in ENDS]
+    _by_names(columns, has_ends=bool(end_flags))
     _settle_lists(columns)
-    for each in columns:
-        if not each.reason:
-            each.role, each.reason = _as_observation(each)
-    _settle_episodes(columns, [each for each, said in flagged if said in ENDS])
+    for column in columns:
+        if not column.reason:
+            column.role, column.reason = _as_observation(column)
+    _settle_episodes(columns, end_flags)
     _settle_times(columns)
     steps = _steps(columns, flagged)
     ends = find_ends(flagged, steps, _unlinked(columns, steps))
-    for each in ends.no_flags:
-        each.role, each.reason = _as_observation(each)
+    for column in ends.no_flags:
+        column.role, column.reason = _as_observation(column)
     if not steps.has_ids:
+        # Now it is settled which of the flags are ends.
         steps = _steps(columns, flagged)
     _settle_starts(columns)
     _leave_out_names_of_episodes(columns, steps)
     return Guess(steps, ends)
 
 
+def _by_role(columns: Sequence[Profile]) -> dict[str, Profile]:
+    """The last column of each role."""
+    return {column.role: column for column in columns}
+
+
 def _set_aside(columns: Sequence[Profile]) -> None:
     """Give a reason to columns that no role fits, and to next observations by their
     names.
     """
-    names = [each.name for each in columns]
-    for each in columns:
-        kind = each.unread_kind
-        base = earlier_name(each.name, names)
-        if not each.name or is_pattern(each.name):
-            each.reason = "its name; rename it"
+    names = [column.name for column in columns]
+    for column in columns:
+        kind = column.unread_kind
+        base = earlier_name(column.name, names)
+        if not column.name or is_pattern(column.name):
+            column.reason = "its name; rename it"
         elif kind:
-            each.reason = f"it holds {kind}, which are not read"
-        elif not each.distinct:
-            each.reason = "no value in it"
+            column.reason = f"it holds {kind}, which are not read"
+        elif not column.distinct:
+            column.reason = "no value in it"
         elif base is not None:
-            each.role = "next_observations"
-            each.partner = base
-            each.reason = f"{base} one step later, by its name"
+            column.role = "next_observations"
+            column.partner = base
+            column.reason = f"{base} one step later, by its name"
 
 
 def _by_names(columns: Sequence[Profile], has_ends: bool) -> None:
     """Give each role to the column whose name says it most clearly, if its values
-    suit.
+    suit. has_ends: whether flags of ends are there.
     """
-    for role, (words, suits, remedy) in _ROLES.items():
-        free = [each for each in columns if not each.reason]
-        named = sorted(
-            (each for each in free if rank(each, role) < _NONE),
-            key=lambda each: rank(each, role),
-        )
-        if role == "action":
-            likely = [each for each in named if each.width is not None or suits(each)]
-        else:
-            likely = [
-                each
-                for each in named
-                if not each.values.dtype.is_nested() and suits(each)
-            ]
+    for role, (words, _, remedy) in _ROLES.items():
+        free = [column for column in columns if not column.reason]
+        named = [column for column in free if rank(column, role) < _NONE]
+        named.sort(key=lambda column: rank(column, role))
+        likely = [column for column in named if _suits(column, role)]
         if role == "time":
             likely += [
-                each
-                for each in free
-                if each.is_time and each.distinct > 1 and each not in likely
+                column
+                for column in free
+                if column.is_time and column.distinct > 1 and column not in likely
             ]
-        for each in likely[:1]:
-            if role == "time" and each.is_time:
-                said = "its values are times"
-            else:
-                said = "its name"
-            each.role = role
-            each.reason = f"{said}; {counted(each.distinct, 'value')}"
+        if likely:
+            chosen = likely[0]
+            why = "its name"
+            if role == "time" and chosen.is_time:
+                why = "its values are times"
+            chosen.role = role
+            chosen.reason = f"{why}; {counted(chosen.distinct, 'value')}"
         is_answered = bool(likely) or (role == "terminal" and has_ends)
-        for each in named if remedy and not is_answered else ():
-            # "step 7" is meant as a time, "Monday" is a category
-            if each.name.lower() in words.split() and (
-                role != "time" or each.has_digits
-            ):
-                each.reason = f"its name says {role}, its values do not: {remedy}"
-                each.problem = f"{each.problem}; {each.reason}".removeprefix("; ")
-        # a vector of actions: action_0, action_1
-        for each in likely[1:] if role == "action" else ():
-            stem, first = (re.sub(r"\d+$", "", one.name) for one in (each, likely[0]))
-            if stem and first == stem != each.name:
-                each.role = role
-                each.reason = f"beside {likely[0].name}"
+        if remedy and not is_answered:
+            for column in named:
+                is_meant = role != "time" or column.has_digits
+                # "step 7" is meant as a time, "Monday" is a category
+                if is_meant and column.name.lower() in words.split():
+                    _report_values(column, role, remedy)
+        if role == "action":
+            _add_components(likely)
+
+
+def _suits(column: Profile, role: str) -> bool:
+    """Whether the values of a column suit a role; of the roles here, an action alone may
+    be a list of numbers.
+    """
+    if role == "action" and column.width is not None:
+        return True
+    if role != "action" and column.values.dtype.is_nested():
+        return False
+    return _ROLES[role][1](column)
+
+
+def _report_values(column: Profile, role: str, remedy: str) -> None:
+    """Say that a column has the name of a role, but not its values."""
+    column.reason = f"its name says {role}, its values do not: {remedy}"
+    if column.problem:
+        column.problem = f"{column.problem}; {column.reason}"
+    else:
+        column.problem = column.reason
+
+
+def _add_components(actions: Sequence[Profile]) -> None:
+    """Give the role of the first action to the others of the same stem: action_0,
+    action_1 are one vector.
+    """
+    for column in actions[1:]:
+        stem = re.sub(r"\d+$", "", column.name)
+        first_stem = re.sub(r"\d+$", "", actions[0].name)
+        if stem and first_stem == stem != column.name:
+            column.role = "action"
+            column.reason = f"beside {actions[0].name}"
 
 
 def _settle_lists(columns: Sequence[Profile]) -> None:
-    """Columns of lists without a role: the one that is called a state comes first among
-    them.
+    """Give the role of observations to lists without a role, unless their names say
+    that they are about actions.
     """
-    lists = [
-        each for each in columns if each.values.dtype.is_nested() and not each.reason
-    ]
-    for each in lists:
-        words = set(parts(each.name))
-        if "action" in words or "actions" in words or "act" in words:
-            each.reason = "a list, and by its name about actions"
+    for column in columns:
+        if column.reason or not column.values.dtype.is_nested():
+            continue
+        if {"action", "actions", "act"}.intersection(parts(column.name)):
+            column.reason = "a list, and by its name about actions"
         else:
-            each.role = "observations"
-            each.reason = "a list of numbers"
+            column.role = "observations"
+            column.reason = "a list of numbers"
 
 
 def the_list(columns: Sequence[Profile]) -> Profile | None:
@@ -258,81 +281,96 @@ def the_list(columns: Sequence[Profile]) -> Profile | None:
     None if there is none.
     """
     lists = [
-        each
-        for each in columns
-        if each.role == "observations" and each.values.dtype.is_nested()
+        column
+        for column in columns
+        if column.role == "observations" and column.values.dtype.is_nested()
     ]
-    called = [each for each in lists if STATE_WORDS.intersection(parts(each.name))]
-    return next(iter(called or lists), None)
+    states = [
+        column for column in lists if STATE_WORDS.intersection(parts(column.name))
+    ]
+    return next(iter(states or lists), None)
 
 
 def _settle_episodes(columns: Sequence[Profile], flags: Sequence[Profile]) -> None:
     """Take ids inside the guessed episodes if these share times or end often; what is
-    shared is no time.
+    shared is no time. flags: of ends.
     """
-    chosen = {each.role: each for each in columns}
+    chosen = _by_role(columns)
     whole = chosen.get("episode")
     if whole is None:
         return
-    marked = [chosen["time"], *flags[:1]] if "time" in chosen else flags[:1]
-    texts = [each.values.to_physical().cast(pl.String) for each in marked]
-    marks = [each.str.to_lowercase().replace(FALSE, None) for each in texts]
-    inner = [
-        each
-        for each in columns
-        if each.reason.startswith(_ID) and _ROLES["episode"][1](each)
-        if pl.DataFrame([each.values, whole.values]).n_unique() == each.distinct
-        if any(
-            _are_shared(whole, mark) and not _are_shared(each, mark) for mark in marks
-        )
-    ]
-    for each in sorted(inner, key=lambda each: each.distinct)[-1:]:
+    marked = [*flags[:1]]
+    if "time" in chosen:
+        marked.insert(0, chosen["time"])
+    texts = [column.values.to_physical().cast(pl.String) for column in marked]
+    # A flag that is not set marks nothing.
+    marks = [text.str.to_lowercase().replace(FALSE, None) for text in texts]
+    inner = [column for column in columns if _is_inside(column, whole, marks)]
+    if inner:
+        # the finest; of several the last
+        finest = sorted(inner, key=lambda column: column.distinct)[-1]
         whole.role = "cluster"
-        whole.reason = f"each has several {each.name}"
-        each.role = "episode"
-        each.reason = f"each has one {whole.name}"
-        whole = each
+        whole.reason = f"each has several {finest.name}"
+        finest.role = "episode"
+        finest.reason = f"each has one {whole.name}"
+        whole = finest
     time = chosen.get("time")
     if time is not None and not time.is_time and _are_shared(whole, time.values):
         time.role = "observations"
         time.reason = "numbers; rows of an episode share them, so they are no time"
 
 
+def _is_inside(column: Profile, whole: Profile, marks: Sequence[pl.Series]) -> bool:
+    """Whether a column holds ids of parts of the guessed episodes ``whole``, which do
+    not share one of the ``marks`` (N,) that whole episodes share.
+    """
+    if not column.reason.startswith(_ID) or not _suits(column, "episode"):
+        return False
+    pairs = pl.DataFrame([column.values, whole.values])
+    if pairs.n_unique() != column.distinct:
+        return False
+    return any(
+        _are_shared(whole, mark) and not _are_shared(column, mark) for mark in marks
+    )
+
+
 def _settle_times(columns: Sequence[Profile]) -> None:
     """Without a time, take a column that counts the rows of every episode."""
-    chosen = {each.role: each for each in columns}
+    chosen = _by_role(columns)
     if "time" in chosen or "episode" not in chosen:
         return
-    ids = chosen["episode"].values
-    for each in columns:
-        is_free = each.role == "observations" or each.reason.startswith(_ID)
-        if not (
-            is_free
-            and each.values.dtype.is_integer()
-            and each.distinct > 1
-            and not each.missing
-        ):
-            continue
-        rows = pl.DataFrame({"id": ids, "count": each.values})
-        spans = rows.group_by("id").agg(
-            pl.len().alias("rows"),
-            pl.col("count").n_unique().alias("different"),
-            (pl.col("count").max() - pl.col("count").min()).alias("span"),
-            pl.col("count").min().alias("first"),
-        )
-        counts = spans.filter(
-            (pl.col("different") == pl.col("rows"))
-            & (pl.col("span") == pl.col("rows") - 1)
-        )
-        long = int((spans["rows"] > 1).sum())
-        if (
-            counts.height == spans.height
-            and long >= _FEWEST_COUNTED
-            and spans["first"].n_unique() == 1
-        ):
-            each.role = "time"
-            each.reason = "it counts the rows of each episode"
+    for column in columns:
+        is_free = column.role == "observations" or column.reason.startswith(_ID)
+        if is_free and _counts_rows(column, chosen["episode"].values):
+            column.role = "time"
+            column.reason = "it counts the rows of each episode"
             return
+
+
+def _counts_rows(column: Profile, ids: pl.Series) -> bool:
+    """Whether a column counts the rows of every episode, from the same number on.
+
+    ids: (N,) of the rows' episodes.
+    """
+    is_whole = column.values.dtype.is_integer()
+    if not is_whole or column.distinct <= 1 or column.missing:
+        return False
+    rows = pl.DataFrame({"id": ids, "count": column.values})
+    count = pl.col("count")
+    spans = rows.group_by("id").agg(
+        pl.len().alias("rows"),
+        count.n_unique().alias("different"),
+        (count.max() - count.min()).alias("span"),
+        count.min().alias("first"),
+    )
+    counting = spans.filter(
+        (pl.col("different") == pl.col("rows")) & (pl.col("span") == pl.col("rows") - 1)
+    )
+    n_long = int((spans["rows"] > 1).sum())
+    has_one_start = spans["first"].n_unique() == 1
+    return (
+        counting.height == spans.height and n_long >= _FEWEST_COUNTED and has_one_start
+    )
 
 
 def _settle_starts(columns: Sequence[Profile]) -> None:
@@ -341,34 +379,24 @@ def _settle_starts(columns: Sequence[Profile]) -> None:
 
     A time orders the rows of an episode, and without ids those of the whole table.
     """
-    chosen = {each.role: each for each in columns}
+    chosen = _by_role(columns)
     time = chosen.get("time")
     if time is None or "episode" in chosen:
         return
     if "starts" in chosen:
-        time.role = IGNORED
-        time.reason = (
-            f"rows are in the table's order, since {chosen['starts'].name} tells"
-            " episodes"
-        )
+        starts = chosen["starts"].name
+        time.leave_out(f"rows are in the table's order, since {starts} tells episodes")
         return
-    if (
-        not time.values.dtype.is_integer()
-        or time.missing
-        or time.distinct == time.present
-    ):
+    is_whole = time.values.dtype.is_integer()
+    if not is_whole or time.missing or time.distinct == time.present:
         return
     first = int(time.low)
     counts = time.values.cast(pl.Int64).to_numpy()
     is_start = counts == first
     goes_on = np.append(False, np.diff(counts) == 1)
     if is_start[0] and (is_start | goes_on).all() and is_start.sum() >= _FEWEST_COUNTED:
-        if time.name.isidentifier():
-            name = time.name
-        else:
-            name = f"`{time.name}`"
         time.role = "starts"
-        time.formula = f"{name} == {first}"
+        time.formula = f"{time.formula_name} == {first}"
         time.reason = "it counts the steps of each episode"
 
 
@@ -382,20 +410,25 @@ def _steps(
     columns: Sequence[Profile], flagged: Sequence[tuple[Profile, Flag]]
 ) -> Steps:
     """The order of the rows by episode and time; without ids, by flags, as settled or
-    by their names.
+    by their names. flagged: flags with what their names mean.
     """
-    chosen = {each.role: each for each in columns}
+    chosen = _by_role(columns)
     if "episode" in chosen:
-        times = chosen["time"].values if "time" in chosen else None
+        times = None
+        if "time" in chosen:
+            times = chosen["time"].values
         return Steps.of_ids(chosen["episode"].values, times)
     ends = np.zeros(len(columns[0].values), dtype=np.bool_)
-    for each, said in flagged:
-        is_set = set_rows(each)
-        if said is Flag.GOES_ON or (each.role == "terminal" and each.formula):
+    for column, by_name in flagged:
+        is_set = set_rows(column)
+        is_negated = column.role == "terminal" and column.formula
+        if by_name is Flag.GOES_ON or is_negated:
             is_set = ~is_set
-        if said is Flag.START:
+        if by_name is Flag.START:
+            # the row above a start is an end
             is_set = np.append(is_set[1:], True)
-        if is_set.mean() <= _SHARED or each.role in ("terminal", "truncated", "starts"):
+        is_settled = column.role in ("terminal", "truncated", "starts")
+        if is_settled or is_set.mean() <= _SHARED:
             ends |= is_set
     return Steps.of_flags(ends)
 
@@ -404,21 +437,20 @@ def _unlinked(columns: Sequence[Profile], steps: Steps) -> np.ndarray | None:
     """Whether (N,) a row's next observation is not the observation of the row below, if
     that is known.
     """
-    by_name = {each.name: each for each in columns}
-    following = [
-        each
-        for each in columns
-        if each.role == "next_observations" and each.partner in by_name
-    ]
-    pairs = [(by_name[each.partner], each) for each in following]
-    matrices = [(as_matrix(now), as_matrix(later)) for now, later in pairs]
-    known = [
-        (now, later) for now, later in matrices if now is not None and later is not None
-    ]
-    if steps.has_ids or not known or len(known[0][0]) < 2:
+    by_name = {column.name: column for column in columns}
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    for column in columns:
+        if column.role != "next_observations" or column.partner not in by_name:
+            continue
+        now = as_matrix(by_name[column.partner])
+        later = as_matrix(column)
+        if now is not None and later is not None:
+            pairs.append((now, later))
+    n_rows = len(columns[0].values)
+    if steps.has_ids or not pairs or n_rows < 2:
         return None
-    linked = np.ones(len(known[0][0]) - 1, dtype=np.bool_)
-    for now, later in known:
+    linked = np.ones(n_rows - 1, dtype=np.bool_)
+    for now, later in pairs:
         linked &= rows_are_linked(now, later)
     return np.append(~linked, True)
 
@@ -428,63 +460,59 @@ def as_matrix(column: Profile) -> np.ndarray | None:
     other columns.
     """
     if column.is_number:
-        return (
-            column.values.cast(pl.Float64).fill_null(np.nan).to_numpy().reshape(-1, 1)
-        )
+        numbers = column.values.cast(pl.Float64).fill_null(np.nan).to_numpy()
+        return numbers.reshape(-1, 1)
     if column.width is None:
         return None
-    found = np.full((len(column.values), column.width), np.nan)
-    there = column.values.is_not_null()
-    numbers = column.values.filter(there).explode(empty_as_null=False).cast(pl.Float64)
-    found[there.to_numpy()] = numbers.to_numpy().reshape(-1, column.width)
-    return found
+    matrix = np.full((len(column.values), column.width), np.nan)
+    present = column.values.is_not_null()
+    lists = column.values.filter(present).explode(empty_as_null=False)
+    numbers = lists.cast(pl.Float64).to_numpy()
+    matrix[present.to_numpy()] = numbers.reshape(-1, column.width)
+    return matrix
 
 
 def _leave_out_names_of_episodes(columns: Sequence[Profile], steps: Steps) -> None:
     """A text or number that names the episode once more is no observation."""
-    ids = next((each for each in columns if each.role == "episode"), None)
+    ids = next((column for column in columns if column.role == "episode"), None)
     if ids is None or not steps.has_ids:
         return
-    for each in columns:
-        is_name = each.values.dtype == pl.String or rank(each, "episode") < _NONE
-        if each.role != "observations" or not is_name or each.distinct != ids.distinct:
+    for column in columns:
+        if column.role != "observations" or column.distinct != ids.distinct:
             continue
-        if (
-            pl.DataFrame([each.values.alias("a"), ids.values.alias("b")]).n_unique()
-            == ids.distinct
-        ):
-            each.role = IGNORED
-            each.reason = f"it names the episodes, as {ids.name} does"
+        is_text = column.values.dtype == pl.String
+        if not is_text and rank(column, "episode") == _NONE:
+            continue
+        pairs = pl.DataFrame([column.values.alias("a"), ids.values.alias("b")])
+        if pairs.n_unique() == ids.distinct:
+            column.leave_out(f"it names the episodes, as {ids.name} does")
 
 
-def _as_observation(each: Profile) -> tuple[str, str]:
+def _as_observation(column: Profile) -> tuple[str, str]:
     """Role (observation or ignored) and reason for a column whose name does not tell
     its role.
     """
-    if each.distinct == 1:
+    if column.distinct == 1:
         return IGNORED, "the same value in every row"
-    if each.is_time:
+    if column.is_time:
         return IGNORED, "times; export what matters of them as numbers"
-    is_counted = (
-        each.values.dtype.is_numeric() and (each.values == each.values.floor()).all()
-    )
-    if ID_NAME.search(each.name) and (is_counted or each.has_digits):
-        return IGNORED, f"{_ID}; {counted(each.distinct, 'value')}"
-    if each.values.dtype == pl.String:
-        if each.distinct > min(MOST_ONE_HOT, each.present // 2):
-            return (
-                IGNORED,
-                (
-                    f"{each.distinct} different texts; encode it (one-hot, ordinal) if"
-                    " they matter"
-                ),
+    values = column.values
+    has_whole_numbers = values.dtype.is_numeric() and (values == values.floor()).all()
+    if ID_NAME.search(column.name) and (has_whole_numbers or column.has_digits):
+        return IGNORED, f"{_ID}; {counted(column.distinct, 'value')}"
+    if values.dtype == pl.String:
+        if column.distinct > min(MOST_ONE_HOT, column.present // 2):
+            reason = (
+                f"{column.distinct} different texts; encode it (one-hot, ordinal) if"
+                " they matter"
             )
-        return "observations", counted(each.distinct, "categor").replace(
-            "categors", "categories"
-        )
-    is_whole = each.values.dtype.is_integer() and each.distinct == each.present
-    if is_whole and each.present > 2 and each.high - each.low == each.present - 1:
+            return IGNORED, reason
+        categories = counted(column.distinct, "categor")
+        return "observations", categories.replace("categors", "categories")
+    is_different = values.dtype.is_integer() and column.distinct == column.present
+    has_range = is_different and column.present > 2
+    if has_range and column.high - column.low == column.present - 1:
         return IGNORED, "it counts the rows"
-    if is_whole and each.present > 20 and rank(each, "episode") < _NONE:
+    if is_different and column.present > 20 and rank(column, "episode") < _NONE:
         return IGNORED, "a different value in every row"
     return "observations", "numbers"

@@ -106,7 +106,7 @@ class Inspection:
     def ask(self, key: str, answers: Iterable[Mapping[str, Any]]) -> None:
         """Leave a key open. answers: what to write instead, each with one key."""
         known = self.open.setdefault(key, [])
-        known += [each for each in answers if each not in known]
+        known += [answer for answer in answers if answer not in known]
         self.mapping[key] = as_question(known)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Inspection:
             "reason",
         )
         columns = [
-            {name: getattr(each, name) for name in names} for each in self.columns
+            {name: getattr(column, name) for name in names} for column in self.columns
         ]
         return {**vars(self), "columns": columns}
 
@@ -137,56 +137,49 @@ class Inspection:
                 "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma"
                 " 0.99"
             ),
-            *(f"# problem: {printable(each)}" for each in self.problems),
+            *(f"# problem: {printable(problem)}" for problem in self.problems),
         ]
         for key in TableMapping.model_fields:
             if key in self.mapping:
-                if key in self.open:
-                    lines.append(f"# {key} is open; write one of these lines instead:")
-                    lines += [
-                        f"#   {printable(as_line(answer))}" for answer in self.open[key]
-                    ]
-                elif key in _CHOICES:
-                    lines.append(f"# {key}: {_CHOICES[key]}")
-                dumped = yaml.safe_dump(
-                    {key: self.mapping[key]}, allow_unicode=True, sort_keys=False
-                )
-                if not dumped.replace("\n", "").isprintable():
-                    dumped = yaml.safe_dump({key: self.mapping[key]}, sort_keys=False)
-                lines.append(dumped.rstrip("\n"))
+                lines += self._lines_of(key)
             elif key in ("action", "reward"):
                 lines.append(f"{key}:  # which column? No name says so")
-        ignored = [
-            f"{each.name} ({each.reason})"
-            for each in self.columns
-            if each.role == IGNORED
-        ]
-        lines += [_QUESTION] * self.is_open + [
-            f"# ignored: {printable(each)}" for each in ignored
-        ]
+        if self.is_open:
+            lines.append(_QUESTION)
+        for column in self.columns:
+            if column.role == IGNORED:
+                shown = printable(f"{column.name} ({column.reason})")
+                lines.append(f"# ignored: {shown}")
         return "\n".join(lines) + "\n"
 
+    def _lines_of(self, key: str) -> list[str]:
+        """A key of the mapping and its value, below a comment on its alternatives."""
+        lines = []
+        if key in self.open:
+            lines.append(f"# {key} is open; write one of these lines instead:")
+            for answer in self.open[key]:
+                lines.append(f"#   {printable(as_line(answer))}")
+        elif key in _CHOICES:
+            lines.append(f"# {key}: {_CHOICES[key]}")
+        value = {key: self.mapping[key]}
+        dumped = yaml.safe_dump(value, allow_unicode=True, sort_keys=False)
+        if not dumped.replace("\n", "").isprintable():
+            dumped = yaml.safe_dump(value, sort_keys=False)
+        lines.append(dumped.rstrip("\n"))
+        return lines
 
-def inspect_table(source: Location, rows: int = 100_000) -> Inspection:  # noqa: C901
+
+def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
     """Look at the first rows of a table and guess a mapping.
 
-    Raises DataError, also if none is needed.
+    rows: the most to look at. Raises DataError, also for files that need no mapping.
     """
     name = os.fspath(source)
-    has_roles = is_log_source(name)
-    if not has_roles:
-        kind, files = find_tables(name, is_table=True)
-        stored = dict(header_of(files[0], kind).fields)
-        has_roles = kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()
-    if has_roles or own_mapping(stored):
-        said = f"{name} needs no mapping: its keys say what the columns are"
-        raise DataError(
-            f"{said}; koffline data info and koffline data validate look into it"
-        )
+    kind, files, stored = _table_without_roles(name)
     readable = {
-        n: kind
-        for n, kind in stored.items()
-        if n and not is_pattern(n) and kind != pl.Unknown
+        column: column_type
+        for column, column_type in stored.items()
+        if column and not is_pattern(column) and column_type != pl.Unknown
     }
     held, unreadable = _first_rows(name, kind, files, readable, rows)
     if not held.height:
@@ -195,55 +188,97 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:  # noqa:
         )
     empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
     columns = [
-        profiles.profile(held.get_column(n, default=empty.alias(n)), kind != CSV)
-        for n in stored
+        profiles.profile(
+            held.get_column(column, default=empty.alias(column)), is_typed=kind != CSV
+        )
+        for column in stored
     ]
     guess = guess_roles(columns)
-    found = Inspection(name, held.height, columns)
-    problems = found.problems
-    problems += unreadable
-    numbers = (
-        pl.Series(list(stored)).str.replace(",", ".").cast(pl.Float64, strict=False)
-    )
-    if kind == CSV and not numbers.has_nulls() and not all(map(str.isdecimal, stored)):
-        problems.append(
+    inspection = Inspection(name, held.height, columns)
+    inspection.problems += unreadable
+    if kind == CSV and _are_values(list(stored)):
+        inspection.problems.append(
             f"the first line holds numbers ({listed(stored, 3)}); write column names"
             " above it"
         )
-    for each in columns:
-        if each.problem:
-            problems.append(f"{each.name}: {each.problem}")
-        if each.kind == profiles.DECIMAL_COMMA:
-            found.mapping["decimal_comma"] = True
-        if each.role == "time" and (rule := each.time_rule()):
-            found.notes.append(f"times in {each.name}: {rule}")
-    problems += guess.ends.problems
+    _describe_columns(inspection)
+    inspection.problems += guess.ends.problems
     for key, answers in guess.ends.questions.items():
-        found.ask(key, answers)
+        inspection.ask(key, answers)
     if guess.steps.has_ids:
-        _check_ends(found, guess)
-    _check_later(found, guess)
-    _check_states(found)
-    _settle_lists(found)
-    _settle_costs(found)
-    _propose(found, held, guess)
-    _settle_observations(found)
-    found.is_open = not {"episode", "starts"} & found.mapping.keys()
+        _check_ends(inspection, guess)
+    _check_later(inspection, guess)
+    _check_states(inspection)
+    _settle_lists(inspection)
+    _settle_costs(inspection)
+    _propose(inspection, held, guess)
+    _settle_observations(inspection)
+    inspection.is_open = not {"episode", "starts"} & inspection.mapping.keys()
+    if _has_all_roles(inspection):
+        _survey(inspection, rows)
+    return inspection
+
+
+def _table_without_roles(name: str) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    """The kind of a table, its files, and the stored types by column.
+
+    Raises DataError if it needs no mapping, since its keys are those of a log.
+    """
+    has_roles = is_log_source(name)
+    if not has_roles:
+        kind, files = find_tables(name, is_table=True)
+        stored = dict(header_of(files[0], kind).fields)
+        has_roles = kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()
+    if has_roles or own_mapping(stored):
+        raise DataError(
+            f"{name} needs no mapping: its keys say what the columns are; koffline data"
+            " info and koffline data validate look into it"
+        )
+    return kind, files, stored
+
+
+def _are_values(names: list[str]) -> bool:
+    """Whether the names of a table's columns are numbers, and so probably a first row;
+    whole numbers alone may count the columns.
+    """
+    numbers = pl.Series(names).str.replace(",", ".").cast(pl.Float64, strict=False)
+    return not numbers.has_nulls() and not all(map(str.isdecimal, names))
+
+
+def _describe_columns(inspection: Inspection) -> None:
+    """Add what the profiles say of the values: problems, decimal commas, and how times
+    are read.
+    """
+    for column in inspection.columns:
+        if column.problem:
+            inspection.problems.append(f"{column.name}: {column.problem}")
+        if column.kind == profiles.DECIMAL_COMMA:
+            inspection.mapping["decimal_comma"] = True
+        if column.role == "time" and (rule := column.time_rule()):
+            inspection.notes.append(f"times in {column.name}: {rule}")
+
+
+def _has_all_roles(inspection: Inspection) -> bool:
+    """Whether the mapping has what every mapping must have; what it lacks is a
+    problem.
+    """
     missing = [
-        key for key in ("observations", "action", "reward") if key not in found.mapping
+        key
+        for key in ("observations", "action", "reward")
+        if key not in inspection.mapping
     ]
-    problems += [
-        f"no column looks like {key}; name one in the mapping" for key in missing
-    ]
+    for key in missing:
+        inspection.problems.append(
+            f"no column looks like {key}; name one in the mapping"
+        )
     if "observations" in missing:
-        problems += [
-            f"{each.name}: {each.reason}; {_unnested(each)}"
-            for each in columns
-            if each.is_struct
-        ]
-    if not missing:
-        _survey(found, rows)
-    return found
+        for column in inspection.columns:
+            if column.is_struct:
+                inspection.problems.append(
+                    f"{column.name}: {column.reason}; write each field as a column of"
+                    f" its own (in polars: frame.unnest({column.name!r}))"
+                )
+    return not missing
 
 
 def _first_rows(
@@ -269,319 +304,351 @@ def _first_rows(
             return held, unreadable
 
 
-def _unnested(each: Profile) -> str:
-    return (
-        "write each field as a column of its own (in polars:"
-        f" frame.unnest({each.name!r}))"
-    )
-
-
-def _check_ends(found: Inspection, guess: Guess) -> None:
+def _check_ends(inspection: Inspection, guess: Guess) -> None:
     """Find columns with values that occur in last rows of episodes only: they may mark
-    terminations.
+    terminations, and are left out.
 
     If no flag tells what the last rows are, this is a question, with these columns
     among the answers.
     """
     steps = guess.steps
-    if 2 * len(steps.lengths) > found.rows:
+    if 2 * len(steps.lengths) > inspection.rows:
         return
-    has_flag = "terminal" in guess.ends.roles or "terminal" in found.open
+    has_flag = "terminal" in guess.ends.roles or "terminal" in inspection.open
     is_last = pl.Series(steps.last_rows)
-    for each in found.columns:
-        several = each.distinct + bool(each.missing)  # an empty cell is a value, too
-        is_state = has_flag and each.is_number and not each.is_flag
-        if each.role != "observations" or not 2 <= several <= _FEW_VALUES or is_state:
+    for column in inspection.columns:
+        if has_flag and column.is_number and not column.is_flag:
             continue
-        if each.values.dtype.is_nested():
+        values = _values_of_ends(column, is_last)
+        if not values:
             continue
-        seen = (
-            pl.DataFrame({"value": each.values, "last": is_last})
-            .drop_nulls()
-            .group_by("value")
-        )
-        ends = seen.agg(pl.len(), pl.col("last").all()).filter(
-            pl.col("last") & (pl.col("len") >= _BY_CHANCE)
-        )
-        if not 0 < ends.height < several:
-            continue
-        values = ends["value"].sort().to_list()
-        told = _written_end(each, values)
-        each.role = IGNORED
-        each.reason = f"{listed(map(repr, values))}: in last rows of episodes alone"
-        said = (
-            "left out, as if it came of the action; if not, add it to the observations"
-        )
+        end = _written_end(column, values)
+        shown = listed(map(repr, values))
+        column.leave_out(f"{shown}: in last rows of episodes alone")
+        if has_flag:
+            remedy = (
+                "left out, as if it came of the action; if not, add it to the"
+                " observations"
+            )
+        elif end == column.name:
+            remedy = f"if the world ended there, say terminal: {end}"
+        else:
+            remedy = f'if the world ended there, say terminal: "{end}"'
         if not has_flag:
-            shown = told if told == each.name else f'"{told}"'
-            said = f"if the world ended there, say terminal: {shown}"
-            found.ask("last_row", [{"terminal": told}])
-        found.problems.append(f"{each.name}: {each.reason}; {said}")
+            inspection.ask("last_row", [{"terminal": end}])
+        inspection.problems.append(f"{column.name}: {column.reason}; {remedy}")
 
 
-def _written_end(each: Profile, values: list[Any]) -> str:
+def _values_of_ends(column: Profile, is_last: pl.Series) -> list[Any]:
+    """The values of an observation that occur in last rows of episodes alone; none if
+    that may be chance. is_last: (N,) whether a row is the last one of its episode.
+    """
+    n_values = column.distinct
+    if column.missing:
+        n_values += 1  # an empty cell is a value, too
+    if column.role != "observations" or not 2 <= n_values <= _FEW_VALUES:
+        return []
+    if column.values.dtype.is_nested():
+        return []
+    rows = pl.DataFrame({"value": column.values, "last": is_last}).drop_nulls()
+    counts = rows.group_by("value").agg(pl.len(), pl.col("last").all())
+    ends = counts.filter(pl.col("last") & (pl.col("len") >= _BY_CHANCE))
+    if ends.height == n_values:
+        return []
+    return ends["value"].sort().to_list()
+
+
+def _written_end(column: Profile, values: list[Any]) -> str:
     """The flag or formula that is true where a column has one of the values."""
-    if each.is_flag and not each.missing and str(values[0]).lower() in TRUE:
-        return each.name
-    if each.name.isidentifier():
-        name = each.name
-    else:
-        name = f"`{each.name}`"
-    is_text = each.missing or each.values.dtype == pl.Boolean
-    if each.values.dtype.is_numeric() and not each.missing:
-        is_text = False
-    tests = [f"{name} == {(str(end).lower() if is_text else end)!r}" for end in values]
+    if column.is_flag and not column.missing and str(values[0]).lower() in TRUE:
+        return column.name
+    # Where a value is missing, a comparison with a number would be missing, too.
+    if column.missing or column.values.dtype == pl.Boolean:
+        values = [str(end).lower() for end in values]
+    tests = [f"{column.formula_name} == {end!r}" for end in values]
     if len(tests) == 1:
         return tests[0]
     return f"max({', '.join(tests)})"
 
 
-def _check_later(found: Inspection, guess: Guess) -> None:
+def _check_later(inspection: Inspection, guess: Guess) -> None:
     """Leave out features that depend on what happens later; ask about those that may be
     known before.
     """
-    doubtful = []
-    has_list = the_list(found.columns) is not None
-    for later in find_later(found.columns, guess.steps):
-        each = later.column
-        if has_list and each.width is None:  # it is left out beside the list
+    has_list = the_list(inspection.columns) is not None
+    for later in find_later(inspection.columns, guess.steps):
+        column = later.column
+        if has_list and column.width is None:  # it is left out beside the list
             continue
-        each.role = IGNORED
-        each.reason = later.reason
+        column.leave_out(later.reason)
         if later.is_sure:
-            found.problems.append(
-                f"{each.name}: {later.reason}: left out, since it is not known before"
+            inspection.problems.append(
+                f"{column.name}: {later.reason}: left out, since it is not known before"
             )
         else:
-            doubtful.append(each.name)
-            asked = "say whether it is known before the action"
-            found.problems.append(f"{each.name}: {later.reason}; {asked}")
-    found.doubtful += doubtful
+            inspection.doubtful.append(column.name)
+            inspection.problems.append(
+                f"{column.name}: {later.reason}; say whether it is known before the"
+                " action"
+            )
 
 
-def _settle_lists(found: Inspection) -> None:
+def _settle_lists(inspection: Inspection) -> None:
     """A list is the whole observation: leave out other columns, and all but one
     list.
     """
-    chosen = the_list(found.columns)
+    chosen = the_list(inspection.columns)
     if chosen is None:
         return
-    for each in found.columns:
-        if each.role == "observations" and each is not chosen:
-            each.role = IGNORED
-            each.reason = f"the list {chosen.name} stands alone as the observation"
-    found.doubtful = [name for name in found.doubtful if name == chosen.name]
+    for column in inspection.columns:
+        if column.role == "observations" and column is not chosen:
+            column.leave_out(f"the list {chosen.name} stands alone as the observation")
+    inspection.doubtful = [name for name in inspection.doubtful if name == chosen.name]
 
 
-def _settle_costs(found: Inspection) -> None:
+def _settle_costs(inspection: Inspection) -> None:
     """Without a column of rewards, ask whether a column of costs is the reward with the
     other sign.
     """
-    if any(each.role == "reward" for each in found.columns):
+    if any(column.role == "reward" for column in inspection.columns):
         return
-    for each in found.columns:
+    for column in inspection.columns:
         is_cost = (
-            set(_COSTS).intersection(parts(each.name))
-            and each.values.dtype.is_numeric()
+            set(_COSTS).intersection(parts(column.name))
+            and column.values.dtype.is_numeric()
         )
-        if is_cost and each.role in ("observations", IGNORED) and each.distinct:
-            if each.name.isidentifier():
-                name = each.name
-            else:
-                name = f"`{each.name}`"
-            each.role = IGNORED
-            each.reason = "a cost by its name; whether it is the reward is asked"
-            found.ask("reward", [{"reward": f"-{name}"}, {"reward": each.name}])
+        is_free = column.role in ("observations", IGNORED)
+        if is_cost and is_free and column.distinct:
+            column.leave_out("a cost by its name; whether it is the reward is asked")
+            inspection.ask(
+                "reward",
+                [{"reward": f"-{column.formula_name}"}, {"reward": column.name}],
+            )
 
 
-def _settle_observations(found: Inspection) -> None:
+def _settle_observations(inspection: Inspection) -> None:
     """Ask which observations are right if some may depend on what happens later."""
-    if found.doubtful:
-        known = found.mapping.get("observations", [])
-        order = [
-            each.name
-            for each in found.columns
-            if each.name in (*known, *found.doubtful)
-        ]
-        answers = [{"observations": names} for names in (known, order) if names]
-        found.ask("observations", answers)
+    if not inspection.doubtful:
+        return
+    known = inspection.mapping.get("observations", [])
+    with_doubtful = [
+        column.name
+        for column in inspection.columns
+        if column.name in (*known, *inspection.doubtful)
+    ]
+    inspection.ask(
+        "observations",
+        [{"observations": names} for names in (known, with_doubtful) if names],
+    )
 
 
-def _check_states(found: Inspection) -> None:
+def _check_states(inspection: Inspection) -> None:
     """Leave out features whose values each occur with one action only: they may be
     results of the action.
     """
     actions = [
-        each
-        for each in found.columns
-        if each.role == "action" and each.distinct > 1 and each.width is None
+        column
+        for column in inspection.columns
+        if column.role == "action" and column.distinct > 1 and column.width is None
     ]
-    for each in found.columns if len(actions) == 1 else ():
-        if (
-            each.role == "observations"
-            and 2 <= each.distinct <= found.rows // 10
-            and each.width is None
-        ):
-            both = pl.DataFrame(
-                [each.values, actions[0].values.cast(pl.String)]
-            ).drop_nulls()
-            if both.n_unique() == both[each.name].n_unique():
-                name = actions[0].name
-                each.role = IGNORED
-                each.reason = f"each value goes with one {name} only"
-                said = f"add it to the observations if it was known before the {name}"
-                found.problems.append(
-                    f"{each.name}: {each.reason}: left out, as if it came of it; {said}"
-                )
+    if len(actions) != 1:
+        return
+    action = actions[0]
+    for column in inspection.columns:
+        if column.role != "observations" or column.width is not None:
+            continue
+        if not 2 <= column.distinct <= inspection.rows // 10:
+            continue
+        pairs = pl.DataFrame(
+            [column.values, action.values.cast(pl.String)]
+        ).drop_nulls()
+        if pairs.n_unique() != pairs[column.name].n_unique():
+            continue
+        column.leave_out(f"each value goes with one {action.name} only")
+        inspection.problems.append(
+            f"{column.name}: {column.reason}: left out, as if it came of it; add it to"
+            f" the observations if it was known before the {action.name}"
+        )
 
 
-def _propose(found: Inspection, held: pl.DataFrame, guess: Guess) -> None:  # noqa: C901
+def _propose(inspection: Inspection, held: pl.DataFrame, guess: Guess) -> None:
     """Fill in the mapping: roles, encodings, missing values, ends of episodes, repeated
-    rows.
+    rows. held: the inspected rows.
     """
-    mapping = found.mapping
-    for each in found.columns:
-        if each.role in _SEVERAL:
-            mapping.setdefault(each.role, []).append(each.name)
-        elif each.role != IGNORED and each.role not in mapping:
-            mapping[each.role] = each.formula or each.name
-        if each.role == "observations" and each.values.dtype == pl.String:
-            mapping.setdefault("encode", {})[each.name] = "one-hot"
-        if each.role == "action" and each.is_choice and each.width is None:
-            values = each.values.drop_nulls().unique().to_list()
-            meant = one_spelling(values)
-            values = list({meant.get(value, value) for value in values})
-            is_text = each.values.dtype == pl.String
-            if is_text:
-                mapping["action_names"] = in_natural_order(values)
-            else:
-                mapping["action_names"] = sorted(values)
-            for alike in doubtful_spellings(values):
-                said = (
-                    f"{each.name}: {listed(map(repr, alike))} are one action, or"
-                    " several?"
-                )
-                found.problems.append(
-                    f"{said} If one, keep one of them in action_names"
-                )
+    mapping = inspection.mapping
+    for column in inspection.columns:
+        if column.role in _SEVERAL:
+            mapping.setdefault(column.role, []).append(column.name)
+        elif column.role != IGNORED and column.role not in mapping:
+            mapping[column.role] = column.formula or column.name
+        if column.role == "observations" and column.values.dtype == pl.String:
+            mapping.setdefault("encode", {})[column.name] = "one-hot"
+        if column.role == "action" and column.is_choice and column.width is None:
+            _propose_action_names(inspection, column)
+    _propose_next_observations(inspection)
+    _propose_imputation(inspection)
+    if {"episode", "starts"} & mapping.keys() and "terminal" not in mapping:
+        _propose_last_rows(inspection, guess)
+    _propose_duplicates(inspection, held)
+
+
+def _propose_action_names(inspection: Inspection, column: Profile) -> None:
+    """List the values of a discrete action in their order; spellings that may be one
+    action are a problem.
+    """
+    values = column.values.drop_nulls().unique().to_list()
+    meant = one_spelling(values)
+    values = list({meant.get(value, value) for value in values})
+    if column.values.dtype == pl.String:
+        inspection.mapping["action_names"] = in_natural_order(values)
+    else:
+        inspection.mapping["action_names"] = sorted(values)
+    for alike in doubtful_spellings(values):
+        inspection.problems.append(
+            f"{column.name}: {listed(map(repr, alike))} are one action, or several? If"
+            " one, keep one of them in action_names"
+        )
+
+
+def _propose_next_observations(inspection: Inspection) -> None:
+    """Name the next observations in the order of the observations, if each observation
+    has one; else none.
+    """
+    mapping = inspection.mapping
     mapping.pop("next_observations", None)
     following = {
-        each.partner: each.name
-        for each in found.columns
-        if each.role == "next_observations"
+        column.partner: column.name
+        for column in inspection.columns
+        if column.role == "next_observations"
     }
     if following and following.keys() == set(mapping.get("observations", [])):
         mapping["next_observations"] = [
             following[name] for name in mapping["observations"]
         ]
-    for each in found.columns:
-        if each.role == "next_observations" and each.name not in mapping.get(
-            "next_observations", []
-        ):
-            each.role = IGNORED
-            each.reason = "only some observations have a next one"
-    used = [each for each in found.columns if each.role != IGNORED]
-    for each in used:
-        # an episode's last state may have none
-        if each.missing and each.role != "next_observations":
-            found.problems.append(
-                f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing"
-            )
-            if (
-                each.role in ("episode", "time", "terminal", "truncated")
-                or each.values.dtype.is_nested()
-            ):
-                continue
-            if each.name in mapping.get("encode", {}):
-                how = "zero"
-            else:
-                how = "mean"
-            if "observations" in each.role:
-                mapping.setdefault("impute", {})[each.name] = how
-            else:
-                mapping.setdefault("impute", {})[each.name] = CUT
-    if {"episode", "starts"} & mapping.keys() and "terminal" not in mapping:
-        _propose_last_rows(found, guess)
-    repeated = held.height - int(
-        held.select(each.name for each in used).hash_rows(0).n_unique()
-    )
-    said = (
-        f"{counted(repeated, 'row', 'repeats', 'repeat')} another in all columns that"
-        " have a role"
-    )
-    if repeated and {"episode", "time"} <= mapping.keys():
-        found.problems.append(said)
-        mapping["drop_duplicates"] = "exact"
-    elif repeated and "episode" in mapping:
+    for column in inspection.columns:
+        if column.role != "next_observations":
+            continue
+        if column.name not in mapping.get("next_observations", []):
+            column.leave_out("only some observations have a next one")
+
+
+def _propose_imputation(inspection: Inspection) -> None:
+    """Say what replaces missing values, by column; they are problems, except those of
+    next observations: an episode's last state may have none.
+    """
+    mapping = inspection.mapping
+    for column in inspection.columns:
+        if not column.missing or column.role in (IGNORED, "next_observations"):
+            continue
+        missing = counted(column.missing, "value", "is", "are")
+        inspection.problems.append(f"{column.name}: {missing} missing")
+        cannot_be_imputed = ("episode", "time", "terminal", "truncated")
+        if column.role in cannot_be_imputed or column.values.dtype.is_nested():
+            continue
+        if column.role != "observations":
+            method = CUT
+        elif column.name in mapping.get("encode", {}):
+            method = "zero"
+        else:
+            method = "mean"
+        mapping.setdefault("impute", {})[column.name] = method
+
+
+def _propose_duplicates(inspection: Inspection, held: pl.DataFrame) -> None:
+    """Drop rows that repeat another in all columns with a role; without times, equal
+    rows may be different steps. held: the inspected rows.
+    """
+    used = [column.name for column in inspection.columns if column.role != IGNORED]
+    n_repeated = held.height - int(held.select(used).hash_rows(0).n_unique())
+    if not n_repeated:
+        return
+    rows = counted(n_repeated, "row", "repeats", "repeat")
+    sentence = f"{rows} another in all columns that have a role"
+    if {"episode", "time"} <= inspection.mapping.keys():
+        inspection.problems.append(sentence)
+        inspection.mapping["drop_duplicates"] = "exact"
+    elif "episode" in inspection.mapping:
         # without episodes, equal rows are plausible
-        found.notes.append(said)
+        inspection.notes.append(sentence)
 
 
-def _propose_last_rows(found: Inspection, guess: Guess) -> None:
+def _propose_last_rows(inspection: Inspection, guess: Guess) -> None:
     """Say what last rows are if the rows tell, else ask.
 
     They are cut if a flag of cuts is set in all of them, or if nearly all episodes are
     equally long, so that a limit cut them, and no column has values of its own there.
     """
     lengths = guess.steps.lengths
-    time = next((each for each in found.columns if each.role == "time"), None)
-    if time is not None:
-        ids = next(each.values for each in found.columns if each.role == "episode")
+    by_role = {column.role: column for column in reversed(inspection.columns)}
+    if "time" in by_role:
+        # Repeated rows do not count.
         rows = pl.DataFrame(
-            {"id": ids, "time": time.values}
-        ).unique()  # without repeated rows
+            {"id": by_role["episode"].values, "time": by_role["time"].values}
+        ).unique()
         lengths = rows.group_by("id").len()["len"].to_numpy()
     cut = guess.ends.roles.get("truncated")
     is_all_cut = cut is not None and bool(cut.is_set[guess.steps.last_rows].all())
     usual = np.bincount(lengths).argmax()
     is_limit = (lengths == usual).mean() >= _ONE_LENGTH
-    if "last_row" not in found.open and (is_all_cut or is_limit):
-        found.mapping["last_row"] = CUT
+    if "last_row" not in inspection.open and (is_all_cut or is_limit):
+        inspection.mapping["last_row"] = CUT
     else:
-        found.ask("last_row", [{"last_row": CUT}, {"last_row": "terminal"}])
+        inspection.ask("last_row", [{"last_row": CUT}, {"last_row": "terminal"}])
 
 
-def _survey(found: Inspection, rows: int) -> None:
-    """Collect the problems and notes of reading the log with this mapping."""
-    problems = Problems(found.source)
-    said = list[str]()
+def _survey(inspection: Inspection, rows: int) -> None:
+    """Collect the problems and notes of reading the log with this mapping.
+
+    rows: the most to read. If rewards of rows without an action would be lost, the
+    mapping is changed so that they are moved, and the log is read again.
+    """
+    problems = Problems(inspection.source)
+    notes = list[str]()
     signs: list[str] = []
-    answered = {**found.mapping}
-    for (
-        key,
-        answers,
-    ) in found.open.items():  # as if one was chosen, to see what else is wrong
-        del answered[key]
-        answered |= next((dict(each) for each in answers if key in each), {})
     with problems.noted():
-        mapping = TableMapping(**answered)
-        table = prepare_table(found.source, mapping, None, in_memory=True, first=rows)
+        mapping = TableMapping(**_answered(inspection))
+        table = prepare_table(
+            inspection.source, mapping, None, in_memory=True, first=rows
+        )
         assert table.rows.held is not None, "asked for"
-        found.is_open = table.is_open
+        inspection.is_open = table.is_open
         with problems.noted():
-            read = assemble(table.rows.held, table)
-            if read is not None:
+            raw_log = assemble(table.rows.held, table)
+            if raw_log is not None:
                 # the log's own checks: infinities, probabilities above 1
-                log = read.transitions()
+                log = raw_log.transitions()
                 # else the rows depend on an answer that the user has to give
-                if not found.open:
+                if not inspection.open:
                     signs = [symptom.text for symptom in symptoms_of(log)]
+        # Each of them alone, not the sentence with all that was raised.
         problems.found = table.problems.found or problems.found
         if table.unearned.question and mapping.reward_row is None:
-            found.mapping["reward_row"] = PREVIOUS
-            said.append(table.unearned.question)
-            _survey(found, rows)
+            inspection.mapping["reward_row"] = PREVIOUS
+            _survey(inspection, rows)
             return
         if table.lost_rewards.question:
             problems.add(table.lost_rewards.question)
-        said += table.noted.notes
-    if "last_row" in found.open:
-        said = [
-            note for note in said if not any(words in note for words in _OF_LAST_ROWS)
+        notes += table.noted.notes
+    if "last_row" in inspection.open:
+        notes = [
+            note for note in notes if not any(words in note for words in _OF_LAST_ROWS)
         ]
-    found.notes += [note for note in said if not note.startswith((ORDER, SHARED))]
-    found.problems += (
-        problems.found
-        + [note for note in said if note.startswith((ORDER, SHARED))]
-        + signs
-    )
+    cautions = (ORDER, SHARED)
+    inspection.notes += [note for note in notes if not note.startswith(cautions)]
+    inspection.problems += problems.found
+    inspection.problems += [note for note in notes if note.startswith(cautions)]
+    inspection.problems += signs
+
+
+def _answered(inspection: Inspection) -> dict[str, Any]:
+    """The mapping as if the first answer was chosen where a key is open, to see what
+    else is wrong; a key whose answers are other keys is left out.
+    """
+    answered = dict(inspection.mapping)
+    for key, answers in inspection.open.items():
+        del answered[key]
+        for answer in answers:
+            if key in answer:
+                answered |= answer
+                break
+    return answered

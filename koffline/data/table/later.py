@@ -58,17 +58,19 @@ def find_later(columns: Sequence[Profile], steps: Steps) -> list[Later]:
 
     Those that are next observations get this role, and their partner.
     """
-    if len(steps.pairs[0]) < _FEWEST_PAIRS:
+    rows, _ = steps.pairs
+    if len(rows) < _FEWEST_PAIRS:
         return []
-    found = _next_values(columns, steps)
-    known = {each.column.name for each in found}
+    dependent = _next_values(columns, steps)
+    known = {later.column.name for later in dependent}
     rewards = _rewards(columns)
     outcomes = list(_outcomes(columns, steps))
-    for each in columns:
-        if each.role == "observations" and each.name not in known:
-            later = _later(each, rewards, outcomes, steps)
-            found += [later] if later is not None else []
-    return found
+    for column in columns:
+        if column.role == "observations" and column.name not in known:
+            later = _later(column, rewards, outcomes, steps)
+            if later is not None:
+                dependent.append(later)
+    return dependent
 
 
 def _later(
@@ -78,7 +80,7 @@ def _later(
     steps: Steps,
 ) -> Later | None:
     """Say so if a column sums up what follows in its episode, or goes with how the
-    episode went.
+    episode went. rewards: (N,), in the order of the table.
     """
     values = _coded(column)
     if values is None:
@@ -92,8 +94,11 @@ def _later(
 
 
 def _rewards(columns: Sequence[Profile]) -> np.ndarray | None:
-    reward = next((each for each in columns if each.role == "reward"), None)
-    values = None if reward is None else as_matrix(reward)
+    """Rewards (N,) in the order of the table, 0 where missing; None without numbers."""
+    reward = next((column for column in columns if column.role == "reward"), None)
+    if reward is None:
+        return None
+    values = as_matrix(reward)
     if values is None:
         return None
     return np.nan_to_num(values[:, 0])
@@ -104,58 +109,62 @@ def _coded(column: Profile) -> np.ndarray | None:
     cannot be compared.
     """
     if column.values.dtype == pl.String:
+        # floats hold whole numbers below 2^52 exactly
         hashed = column.values.hash(0).to_numpy() % 2**52
-        return np.where(
-            column.values.is_null().to_numpy(), np.nan, hashed.astype(np.float64)
-        ).reshape(-1, 1)
+        is_missing = column.values.is_null().to_numpy()
+        codes = np.where(is_missing, np.nan, hashed.astype(np.float64))
+        return codes.reshape(-1, 1)
     return as_matrix(column)
 
 
 def _next_values(columns: Sequence[Profile], steps: Steps) -> list[Later]:
     """Columns that equal another column one row later, in nearly all rows in which that
     one changes.
+
+    Those whose names say so become next observations, and are not among them.
     """
-    by_name = {
-        each.name: each
-        for each in columns
-        if each.role in ("observations", "action", "reward")
-    }
-    coded = [
-        _Numbers(each, values)
-        for each in by_name.values()
-        if (values := _coded(each)) is not None
-    ]
-    found: list[Later] = []
+    coded = _coded_columns(columns)[:_MOST_COLUMNS]
+    dependent: list[Later] = []
     partners: list[tuple[Profile, Profile]] = []
-    for now, later in _candidates(coded[:_MOST_COLUMNS], steps):
+    for now, later in _candidates(coded, steps):
         if later.column.role != "observations" or is_earlier(now.column.name):
             continue
         if not _is_shifted(now, later, steps):
             continue
+        reason = f"it is {now.column.name} one row later"
         if now.column.role != "observations":
-            found.append(
-                Later(
-                    later.column, f"it is {now.column.name} one row later", is_sure=True
-                )
-            )
+            dependent.append(Later(later.column, reason, is_sure=True))
         elif is_later(later.column.name):
             partners.append((now.column, later.column))
         elif not _begins_empty(now, steps):
-            reason = (
-                f"it is {now.column.name} one row later, or {now.column.name} is its"
-                " value of before"
-            )
-            found.append(Later(later.column, reason, is_sure=False))
+            reason = f"{reason}, or {now.column.name} is its value of before"
+            dependent.append(Later(later.column, reason, is_sure=False))
     for column, next_column in partners:
         if next_column.role == "observations":
             next_column.role = "next_observations"
             next_column.partner = column.name
             next_column.reason = f"{column.name} one row later, in nearly all rows"
+    # What is sure comes last, and replaces what is not.
     by_column: dict[str, Later] = {}
-    for each in sorted(found, key=lambda each: each.is_sure):
-        if each.column.role == "observations":
-            by_column[each.column.name] = each
+    for finding in sorted(dependent, key=lambda finding: finding.is_sure):
+        if finding.column.role == "observations":
+            by_column[finding.column.name] = finding
     return list(by_column.values())
+
+
+def _coded_columns(columns: Sequence[Profile]) -> list[_Numbers]:
+    """Observations, actions and the reward as numbers, those that can be compared."""
+    by_name = {
+        column.name: column
+        for column in columns
+        if column.role in ("observations", "action", "reward")
+    }
+    coded = []
+    for column in by_name.values():
+        values = _coded(column)
+        if values is not None:
+            coded.append(_Numbers(column, values))
+    return coded
 
 
 def _candidates(
@@ -169,39 +178,40 @@ def _candidates(
     rows = rows[probed]
     following = following[probed]
     by_width: dict[int, list[_Numbers]] = {}
-    for each in columns:
-        by_width.setdefault(each.values.shape[1], []).append(each)
-    for several in by_width.values():
+    for column in columns:
+        by_width.setdefault(column.values.shape[1], []).append(column)
+    for of_one_width in by_width.values():
         # (k, P, d)
-        next_values = np.stack([each.values[following] for each in several])
-        for later in several:
+        next_values = np.stack([column.values[following] for column in of_one_width])
+        for later in of_one_width:
             share = _equal(later.values[rows], next_values).mean(axis=1)
             for place in np.flatnonzero(share >= _NEARLY_ALL - 0.05):
-                if several[place] is not later:
-                    yield several[place], later
+                now = of_one_width[place]
+                if now is not later:
+                    yield now, later
 
 
-def _equal(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _equal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Whether (…, P) rows of (…, P, d) are equal up to rounding."""
-    return np.isclose(values, others, rtol=1e-5, atol=1e-7).all(axis=-1)
+    return np.isclose(left, right, rtol=1e-5, atol=1e-7).all(axis=-1)
 
 
 def _is_shifted(now: _Numbers, later: _Numbers, steps: Steps) -> bool:
     """Whether ``later`` equals ``now`` one row later, and is no function of ``now``."""
     rows, following = steps.pairs
-    equal = _equal(later.values[rows], now.values[following])
+    is_equal = _equal(later.values[rows], now.values[following])
     changes = ~_equal(now.values[rows], now.values[following])
-    if (
-        changes.sum() < _FEWEST_CHANGES
-        or min(equal.mean(), equal[changes].mean()) < _NEARLY_ALL
-    ):
+    if changes.sum() < _FEWEST_CHANGES:
         return False
-    steps_taken = now.values[following] - now.values[rows]
-    if np.isclose(steps_taken, steps_taken[0], rtol=1e-6, atol=1e-9).all():
+    if min(is_equal.mean(), is_equal[changes].mean()) < _NEARLY_ALL:
+        return False
+    differences = now.values[following] - now.values[rows]
+    if np.isclose(differences, differences[0], rtol=1e-6, atol=1e-9).all():
         return False  # a counter: its next value is known
     pairs = np.unique(np.hstack([now.values, later.values]), axis=0)
     n_values = len(np.unique(now.values, axis=0))
-    return not (len(pairs) == n_values and n_values <= len(now.values) / 5)
+    is_function = len(pairs) == n_values and n_values <= len(now.values) / 5
+    return not is_function
 
 
 def _begins_empty(now: _Numbers, steps: Steps) -> bool:
@@ -214,20 +224,18 @@ def _begins_empty(now: _Numbers, steps: Steps) -> bool:
     if np.isnan(firsts).all(axis=1).mean() >= _NEARLY_ALL:
         return True
     usual = np.median(firsts, axis=0)
-    is_usual = np.isclose(firsts, usual, equal_nan=True).all(axis=1).mean()
-    elsewhere = (
-        np.isclose(now.values[~steps.first_rows], usual, equal_nan=True)
-        .all(axis=1)
-        .mean()
-    )
-    return bool(is_usual >= _NEARLY_ALL and elsewhere < 0.5)
+    inside = now.values[~steps.first_rows]
+    is_usual = np.isclose(firsts, usual, equal_nan=True).all(axis=1)
+    is_usual_inside = np.isclose(inside, usual, equal_nan=True).all(axis=1)
+    return bool(is_usual.mean() >= _NEARLY_ALL and is_usual_inside.mean() < 0.5)
 
 
 def _to_go(values: np.ndarray, rewards: np.ndarray, steps: Steps) -> str:
-    """Why a column is a sum of the rewards that follow, or of the rows that follow;
-    empty if it is none.
+    """Why a column (N,) is a sum of the rewards (N,) that follow, or of the rows that
+    follow; empty if it is none.
     """
-    for amounts, name in ((rewards, "rewards"), (np.ones_like(rewards), "rows")):
+    amounts_by_name = {"rewards": rewards, "rows": np.ones_like(rewards)}
+    for name, amounts in amounts_by_name.items():
         if name == "rows" and len(np.unique(steps.lengths)) < 2:
             # where all episodes are equally long, the rows that are left are known
             continue
@@ -242,26 +250,33 @@ def _sums_what_follows(
 ) -> bool:
     """Whether x(t) = a(t) + γ x(t + 1), or x(t) = a(t + 1) + γ x(t + 1), with one γ,
     and ends accordingly.
+
+    values: x, (N,). amounts: a, (N,). inclusive: whether the row's own amount counts,
+    as in the first equation.
     """
     rows, following = steps.pairs
-    spent = amounts[rows] if inclusive else amounts[following]
+    last = steps.order[steps.is_last]
+    if inclusive:
+        spent = amounts[rows]
+        final = amounts[last]
+    else:
+        spent = amounts[following]
+        final = np.zeros(len(last))
     active = np.flatnonzero(spent != 0.0)
     if len(active) < _FEWEST_PAIRS or np.nanstd(values) == 0.0:
         return False
     left = values[rows] - spent
     after = values[following]
     squares = float(np.nansum(after**2))
-    if squares:
-        discount = float(np.nansum(left * after)) / squares
-    else:
-        discount = 0.0
+    if not squares:
+        return False
+    # least squares of left = γ · after
+    discount = float(np.nansum(left * after)) / squares
     if not 0.1 < discount < 1.001:
         return False
-    scale = _CLOSE * float(np.abs(spent[active]).mean())
-    fits = np.abs(left - discount * after) <= scale
-    last = steps.order[steps.is_last]
-    final = amounts[last] if inclusive else np.zeros(len(last))
-    ends = np.abs(values[last] - final) <= scale
+    tolerance = _CLOSE * float(np.abs(spent[active]).mean())
+    fits = np.abs(left - discount * after) <= tolerance
+    ends = np.abs(values[last] - final) <= tolerance
     return bool(fits[active].mean() >= _NEARLY_ALL and ends.mean() >= _NEARLY_ALL)
 
 
@@ -285,72 +300,64 @@ def _outcome(
     if len(lengths) < _FEWEST_EPISODES or lengths.mean() < 2.0:
         return None
     rows, following = steps.pairs
+    # A few rows first: most columns change there already.
     for probed in (slice(_PROBED), slice(None)):
-        if not np.array_equal(
-            coded[rows[probed]], coded[following[probed]], equal_nan=True
-        ):
+        now = coded[rows[probed]]
+        later = coded[following[probed]]
+        if not np.array_equal(now, later, equal_nan=True):
             return None
     values = coded[steps.order[steps.firsts]]
-    several = len(np.unique(values, axis=0))
-    if several < 2:
+    n_values = len(np.unique(values, axis=0))
+    if n_values < 2:
         return None
-    is_amount = column.is_number
     for outcome in outcomes:
         known = outcome.values
-        name = outcome.name
-        if (
-            is_amount
-            and np.isclose(values[:, 0], known, rtol=1e-3, atol=1e-6).mean()
-            >= _NEARLY_ALL
-        ):
-            return Later(column, f"in every episode it is {name}", is_sure=True)
-        if several <= _MOST_VALUES and _separates(values, known):
-            return Later(
-                column, f"it goes with {name}: known only at the end?", is_sure=False
-            )
-        if is_amount and several > 2 and np.isfinite(values).all():
+        if column.is_number:
+            is_same = np.isclose(values[:, 0], known, rtol=1e-3, atol=1e-6)
+            if is_same.mean() >= _NEARLY_ALL:
+                reason = f"in every episode it is {outcome.name}"
+                return Later(column, reason, is_sure=True)
+        if n_values <= _MOST_VALUES and _separates(values, known):
+            reason = f"it goes with {outcome.name}: known only at the end?"
+            return Later(column, reason, is_sure=False)
+        if column.is_number and n_values > 2 and np.isfinite(values).all():
             correlation = abs(float(np.corrcoef(values[:, 0], known)[0, 1]))
             if correlation >= _CORRELATED:
-                said = (
-                    f"it goes with {name} (correlation {correlation:.2f}): known only"
-                    " at the end?"
+                reason = (
+                    f"it goes with {outcome.name} (correlation {correlation:.2f}):"
+                    " known only at the end?"
                 )
-                return Later(column, said, is_sure=False)
+                return Later(column, reason, is_sure=False)
     return None
 
 
 def _outcomes(columns: Sequence[Profile], steps: Steps) -> Iterator[_Outcome]:
-    """What is known at the end of each episode."""
-    lengths = steps.lengths
-    episodes = steps.episodes
+    """Yield what is known at the end of each episode, if it differs between them."""
     firsts = steps.firsts
     rewards = _rewards(columns)
-    found: list[tuple[str, np.ndarray]] = [
-        ("its number of rows", lengths.astype(float))
-    ]
+    outcomes = [_Outcome("its number of rows", steps.lengths.astype(float))]
     if rewards is not None:
         ordered = rewards[steps.order]
-        found.append(("its last reward", ordered[steps.is_last]))
-        found.append(("its sum of rewards", np.add.reduceat(ordered, firsts)))
-        age = np.arange(len(ordered)) - firsts[episodes]
+        outcomes.append(_Outcome("its last reward", ordered[steps.is_last]))
+        sums = np.add.reduceat(ordered, firsts)
+        outcomes.append(_Outcome("its sum of rewards", sums))
+        age = np.arange(len(ordered)) - firsts[steps.episodes]
         for discount in _DISCOUNTS:
-            found.append(
-                (
-                    f"its return (γ = {discount})",
-                    np.add.reduceat(ordered * discount**age, firsts),
-                )
-            )
-    flag = next((each for each in columns if each.role == "terminal"), None)
+            returns = np.add.reduceat(ordered * discount**age, firsts)
+            outcomes.append(_Outcome(f"its return (γ = {discount})", returns))
+    flag = next((column for column in columns if column.role == "terminal"), None)
     if flag is not None:
         last = set_rows(flag)[steps.order[steps.is_last]]
-        found.append((f"its last {flag.name}", last.astype(float)))
-    for name, outcomes in found:
-        if np.isfinite(outcomes).all() and np.ptp(outcomes) > 0.0:
-            yield _Outcome(name, outcomes)
+        outcomes.append(_Outcome(f"its last {flag.name}", last.astype(float)))
+    for outcome in outcomes:
+        if np.isfinite(outcome.values).all() and np.ptp(outcome.values) > 0.0:
+            yield outcome
 
 
 def _separates(values: np.ndarray, outcomes: np.ndarray) -> bool:
-    """Whether episodes with different values have outcomes in different ranges."""
+    """Whether episodes with different values (E, d) have outcomes (E,) in different
+    ranges.
+    """
     _, group = np.unique(values, axis=0, return_inverse=True)
     group = group.reshape(-1)
     counts = np.bincount(group)

@@ -34,6 +34,11 @@ Columns = Mapping[str, Any]  # names and types
 _Frames = Iterator[pl.DataFrame]
 
 
+def _no_sizes(columns: Columns, itemsize: int) -> tuple[int, int]:
+    """What a format declares of columns if it does not tell sizes."""
+    return 0, 0
+
+
 @dataclass(frozen=True)
 class Reader:
     """An open file of a table: names and types of its columns, and its metadata
@@ -47,10 +52,7 @@ class Reader:
     fields: list[tuple[str, Any]]
     frames: Callable[[Columns, int], _Frames]
     described: Mapping[bytes, bytes] = field(default_factory=dict)
-    declared: Callable[[Columns, int], tuple[int, int]] = lambda columns, itemsize: (
-        0,
-        0,
-    )
+    declared: Callable[[Columns, int], tuple[int, int]] = _no_sizes
 
 
 @contextlib.contextmanager
@@ -63,27 +65,24 @@ def table_reader(name: str, kind: str, as_texts: bool = False) -> Iterator[Reade
         if kind == CSV:
             yield _csv_reader(name, as_texts)
         elif kind == NPZ:
-            archive = stack.enter_context(
-                open_npz(stack.enter_context(remote.local_file(name)))
-            )
+            path = stack.enter_context(remote.local_file(name))
+            archive = stack.enter_context(open_npz(path))
             headers: dict[str, Any] = {}
-            for each in filter(archive.__contains__, archive.datasets):
+            for key in filter(archive.__contains__, archive.datasets):
                 with contextlib.suppress(Refused):  # it cannot be read
-                    headers[each] = archive.dataset(each)
+                    headers[key] = archive.dataset(key)
             yield _arrays_reader(archive.arrays(_columns(headers, name)))
         elif kind == HDF5:
-            file = stack.enter_context(
-                open_hdf5(stack.enter_context(remote.local_file(name)))
-            )
-            datasets = {each: file.raw[each] for each in file.datasets}
+            path = stack.enter_context(remote.local_file(name))
+            file = stack.enter_context(open_hdf5(path))
+            datasets = {key: file.raw[key] for key in file.datasets}
             yield _arrays_reader(file.slices(_columns(datasets, name)))
         else:
             source = stack.enter_context(open_bytes(name))
-            yield (
-                _parquet_reader(name, source)
-                if kind == PARQUET
-                else _arrow_reader(name, source)
-            )
+            if kind == PARQUET:
+                yield _parquet_reader(name, source)
+            else:
+                yield _arrow_reader(name, source)
 
 
 @contextlib.contextmanager
@@ -101,16 +100,16 @@ def faults(name: str, kind: str) -> Iterator[None]:
             pl.exceptions.PolarsError,
             ValueError,
         ) as error:
+            # polars' advice on its own options helps nobody here
             reason = " ".join(str(error).partition("You might want")[0].split())[:300]
             if "utf" in reason.lower():
                 raise DataError(
                     f"{name} is not UTF-8 text; save it as UTF-8 (or as Parquet)"
                 ) from None
-            reason = (
+            raise DataError(
                 f"{name} is a truncated or corrupt {kind} file ({reason}); copy or"
                 " export it again"
-            )
-            raise DataError(reason) from None
+            ) from None
 
 
 def open_bytes(name: str) -> Any:
@@ -132,14 +131,12 @@ def width_of(kind: Any) -> int:
     any other value.
     """
     kind = getattr(kind, "inner", kind)
-    if kind.is_numeric():
-        found = re.search(r"\d+", str(kind))
-    else:
-        found = None
-    if found and not kind.is_decimal():
-        return int(found.group()) // 8
     if kind == pl.Boolean:
         return 1
+    if kind.is_numeric() and not kind.is_decimal():
+        bits = re.search(r"\d+", str(kind))
+        if bits is not None:
+            return int(bits.group()) // 8
     return 8
 
 
@@ -151,17 +148,14 @@ _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 def _csv_reader(name: str, as_texts: bool) -> Reader:
     """A CSV file as described by its first line; names are stripped of blanks.
 
-    Raises DataError.
+    as_texts: numbers stay texts, whatever type is requested. Raises DataError.
     """
     with open_bytes(name) as file:
-        mark = file.read(4)
-        file.seek(0)
-        codec = next(
-            (codec for start, codec in _CODECS.items() if mark.startswith(start)), None
-        )
-        head = (pa.CompressedInputStream(file, codec) if codec else file).read(
-            _MOST_HEADER
-        )
+        codec = _codec_of(file)
+        stream = file
+        if codec is not None:
+            stream = pa.CompressedInputStream(file, codec)
+        head = stream.read(_MOST_HEADER)
     line = head.partition(b"\n")[0].partition(b"\r")[0]
     if not head.strip():
         raise DataError(f"{name} is empty; copy or export it again")
@@ -182,14 +176,26 @@ def _csv_reader(name: str, as_texts: bool) -> Reader:
     else:
         end = "\n"
     header = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
-    names = [each.strip() for each in header]
+    names = [cell.strip() for cell in header]
     options = {
         "separator": delimiter,
         "eol_char": end,
         "with_column_names": lambda _: names,
     }
     frames = partial(_csv_frames, name, names, options, as_texts)
-    return Reader([(each, pl.String()) for each in names], frames)
+    return Reader([(column, pl.String()) for column in names], frames)
+
+
+def _codec_of(file: Any) -> str | None:
+    """The compression of an open file by its first bytes; the file is then at its
+    beginning.
+    """
+    mark = file.read(4)
+    file.seek(0)
+    for start, codec in _CODECS.items():
+        if mark.startswith(start):
+            return codec
+    return None
 
 
 def _csv_frames(
@@ -200,14 +206,17 @@ def _csv_frames(
     columns: Columns,
     rows: int,
 ) -> _Frames:
-    """Frames with the requested types; if some numbers cannot be parsed, the rest is
-    read as texts.
+    """Frames of at most ``rows`` rows with the requested types; if some numbers cannot
+    be parsed, the rest is read as texts.
+
+    name: of the file. names: all its columns. options: how polars reads it. as_texts:
+    numbers stay texts. columns: the requested ones, with types.
 
     Only an empty field is missing here; whether a word such as NA is depends on what
     the column is.
 
     With numbers, all columns are read, so that rows with more fields than the header
-    are found.
+    are found. Raises DataError for such rows, and for quote marks that are not closed.
     """
     done = 0
     with remote.local_file(name) as path:
@@ -224,31 +233,30 @@ def _csv_frames(
             scan = scan.with_columns(pl.when(texts != "").then(texts))
             if pl.Float64 not in columns.values():
                 scan = scan.select(list(columns))
+            batches = scan.slice(done).collect_batches(
+                chunk_size=rows, engine="streaming"
+            )
             try:
-                for whole in scan.slice(done).collect_batches(
-                    chunk_size=rows, engine="streaming"
-                ):
-                    done += whole.height
-                    if whole.to_series(
-                        0
-                    ).null_count():  # polars takes empty lines for rows
-                        whole = whole.filter(~pl.all_horizontal(pl.all().is_null()))
-                    yield from whole.select(list(columns)).iter_slices(rows)
+                for frame in batches:
+                    done += frame.height
+                    # polars takes empty lines for rows
+                    if frame.to_series(0).null_count():
+                        frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+                    yield from frame.select(list(columns)).iter_slices(rows)
                 return
             except pl.exceptions.ComputeError as error:
                 if "more fields" in str(error):
-                    found = (
-                        "has a row of more fields than the first line, its header"
-                        f" ({listed(names, 8)})"
-                    )
                     raise DataError(
-                        f"{name} {found}; check its separators and quotes"
+                        f"{name} has a row of more fields than the first line, its"
+                        f" header ({listed(names, 8)}); check its separators and quotes"
                     ) from None
                 if "could not parse" not in str(error):
                     raise
                 if not types:  # as text, only this can fail
-                    found = "has a quote mark that is not closed, or a blank before one"
-                    raise DataError(f"{name} {found}; mend that row") from None
+                    raise DataError(
+                        f"{name} has a quote mark that is not closed, or a blank before"
+                        " one; mend that row"
+                    ) from None
 
 
 def unpacked_bytes(name: str) -> int:
@@ -260,13 +268,9 @@ def unpacked_bytes(name: str) -> int:
     """
     size = remote.size(name)
     with open_bytes(name) as file:
-        mark = file.read(4)
-        codec = next(
-            (codec for start, codec in _CODECS.items() if mark.startswith(start)), None
-        )
+        codec = _codec_of(file)
         if codec is None:
             return size
-        file.seek(0)
         # it closes the file when it is no longer used
         stream = pa.CompressedInputStream(file, codec)
         unpacked = len(stream.read(_MOST_HEADER))
@@ -278,11 +282,12 @@ def unpacked_bytes(name: str) -> int:
 
 
 def _parquet_reader(name: str, source: Any) -> Reader:
+    """A Parquet file, open as ``source``; its texts are read as dictionaries."""
     import pyarrow.parquet
 
     metadata = pyarrow.parquet.read_metadata(source)
     schema = metadata.schema.to_arrow_schema()
-    fields = [(each.name, polars_type(each.type)) for each in schema]
+    fields = [(field.name, polars_type(field.type)) for field in schema]
     # texts as dictionaries: what repeats in the file does not multiply before it is
     # looked at
     texts = [name for name, kind in fields if kind in (pl.String, pl.Binary)]
@@ -306,42 +311,45 @@ def _parquet_reader(name: str, source: Any) -> Reader:
 
 
 def _parquet_sizes(
-    opened: Any, found: Columns, columns: Columns, itemsize: int
+    opened: Any, types: Columns, columns: Columns, itemsize: int
 ) -> tuple[int, int]:
     """Bytes of the columns in memory, and of the largest lists that a row group may
     hold in one row.
+
+    types: of all columns of the file, ``opened`` by pyarrow. itemsize: bytes that a
+    number takes at least. Raises Refused for row groups whose columns differ in length.
     """
     metadata = opened.metadata
-    kinds = {name: found[name] for name in columns}
-    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    # the numbers of a list lie one or two levels below it
-    tops = ((path, path.rsplit(".", 1)[0], path.rsplit(".", 2)[0]) for path in paths)
-    leaves = {
-        i: name for i, names in enumerate(tops) for name in names if name in kinds
-    }
-    total = at_once = 0
+    kinds = {name: types[name] for name in columns}
+    names_of_leaves: dict[int, str] = {}
+    for i in range(metadata.num_columns):
+        path = metadata.schema.column(i).path
+        # the numbers of a list lie one or two levels below it
+        for name in (path, path.rsplit(".", 1)[0], path.rsplit(".", 2)[0]):
+            if name in kinds:
+                names_of_leaves[i] = name
+    total = 0
+    at_once = 0
     for number in range(metadata.num_row_groups):
         # Arrow ends the process where `group.column` meets damaged statistics, and
         # raises here.
         next(opened.iter_batches(1, [number], list(kinds), use_threads=False), None)
         group = metadata.row_group(number)
         nested = 0
-        for i, name in leaves.items():
+        for i, name in names_of_leaves.items():
             chunk = group.column(i)
             kind = kinds[name]
             size = chunk.num_values * max(itemsize, width_of(kind))
             if kind.is_nested():
                 nested += size
             elif chunk.num_values != group.num_rows:
-                said = (
+                raise Refused(
                     f"column {name} has {chunk.num_values} values in {group.num_rows}"
-                    " rows"
+                    " rows; it is damaged: export it again"
                 )
-                raise Refused(f"{said}; it is damaged: export it again")
-            total += max(
-                size,
-                chunk.total_uncompressed_size if kind in (pl.String, pl.Binary) else 0,
-            )
+            if kind in (pl.String, pl.Binary):
+                size = max(size, chunk.total_uncompressed_size)
+            total += size
         at_once = max(at_once, nested)
     return total, at_once
 
@@ -361,17 +369,17 @@ def _arrow_reader(name: str, source: Any) -> Reader:
         indices = sorted(schema.get_field_index(name) for name in columns)
         options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
         with opening(source, options=options) as opened:
-            count = getattr(opened, "num_record_batches", None)
-            for whole in (
-                opened if count is None else map(opened.get_batch, range(count))
-            ):
-                for start in range(0, whole.num_rows, rows):
-                    yield frame_of_batch(
-                        whole.select(list(columns)).slice(start, rows), name
-                    )
+            batches = opened
+            # A file has its batches by number, a stream is read to its end.
+            if hasattr(opened, "num_record_batches"):
+                batches = map(opened.get_batch, range(opened.num_record_batches))
+            for batch in batches:
+                for start in range(0, batch.num_rows, rows):
+                    piece = batch.select(list(columns)).slice(start, rows)
+                    yield frame_of_batch(piece, name)
 
     return Reader(
-        [(each.name, polars_type(each.type)) for each in schema],
+        [(field.name, polars_type(field.type)) for field in schema],
         frames,
         schema.metadata or {},
     )
@@ -384,7 +392,9 @@ def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
 
     def series(name: str, rows: slice) -> pl.Series:
         array = arrays[name][rows]
-        return pl.Series(name, array.reshape(-1) if array.shape[1:] == (1,) else array)
+        if array.shape[1:] == (1,):
+            array = array.reshape(-1)
+        return pl.Series(name, array)
 
     def frames(columns: Columns, rows: int) -> _Frames:
         for start in range(0, len(arrays[next(iter(columns))]), rows):
@@ -393,11 +403,10 @@ def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
             )
 
     def declared(columns: Columns, itemsize: int) -> tuple[int, int]:
-        chosen = [arrays[name] for name in columns]
-        return (
-            sum(array.size * max(itemsize, array.dtype.itemsize) for array in chosen),
-            0,
-        )
+        total = 0
+        for name in columns:
+            total += arrays[name].size * max(itemsize, arrays[name].dtype.itemsize)
+        return total, 0
 
     return Reader(
         [(name, series(name, slice(0)).dtype) for name in arrays],
@@ -412,35 +421,41 @@ _EPISODE_GROUP = re.compile(
 )
 
 
-def _columns(found: Mapping[str, Any], name: str) -> list[str]:
-    """Arrays with one row per transition: those with the most frequent number of rows.
+def _columns(arrays: Mapping[str, Any], name: str) -> list[str]:
+    """The keys of arrays with one row per transition: those with the most frequent
+    number of rows. name: of the file.
 
     Raises DataError if there are none, or if episodes are groups of their own.
     """
-    groups = sorted(
-        {match.group(1) for each in found if (match := _EPISODE_GROUP.match(each))},
-        key=natural_key,
-    )
+    matches = map(_EPISODE_GROUP.match, arrays)
+    groups: set[str] = {match.group(1) for match in matches if match is not None}
     if len(groups) > 1:
-        said = (
-            f"{name} holds one group of arrays per episode ({listed(groups, 3)}), which"
-            " is not read"
+        shown = listed(sorted(groups, key=natural_key), 3)
+        raise DataError(
+            f"{name} holds one group of arrays per episode ({shown}), which is not"
+            " read; join the arrays of all groups into one per key, with the group's"
+            " number as episode_ids"
         )
-        remedy = (
-            "join the arrays of all groups into one per key, with the group's number as"
-            " episode_ids"
-        )
-        raise DataError(f"{said}; {remedy}")
     # Minari's, d3rlpy's
-    is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)
-    kept = {
-        each: array.shape[0]
-        for each, array in found.items()
-        if len(array.shape or ()) in (1, 2) and 0 not in array.shape
-        if array.dtype.kind in "biuf"
-        or (array.dtype.kind == "U" and len(array.shape) == 1)
+    is_other = any(key.startswith(("episode_0/", "num_episodes")) for key in arrays)
+    n_rows = {
+        key: array.shape[0] for key, array in arrays.items() if _may_be_column(array)
     }
-    rows, count = Counter(kept.values()).most_common(1)[0] if kept else (0, 0)
+    rows = 0
+    count = 0
+    if n_rows:
+        rows, count = Counter(n_rows.values()).most_common(1)[0]
     if count < 3 or is_other:
         raise DataError(f"{name} {NO_TABLE}")
-    return [each for each, its_rows in kept.items() if its_rows == rows]
+    return [key for key, number in n_rows.items() if number == rows]
+
+
+def _may_be_column(array: Any) -> bool:
+    """Whether an array holds one number, one text or one list of numbers in each
+    row.
+    """
+    sides = len(array.shape or ())
+    if sides not in (1, 2) or 0 in array.shape:
+        return False
+    is_text = array.dtype.kind == "U" and sides == 1
+    return array.dtype.kind in "biuf" or is_text

@@ -54,21 +54,24 @@ def read_table(
     table = prepare_table(os.fspath(source), mapping, action_space, in_memory=True)
     assert table.rows.held is not None, "asked for"
     with faults(table.source, table.rows.kind):
-        (found,) = _assembled(table, [table.rows.held])
-    return replace(found, metadata=table.noted)
+        (raw_log,) = _assembled(table, [table.rows.held])
+    return replace(raw_log, metadata=table.noted)
 
 
 def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]:
     """Columns of all pieces in which rows are left.
 
-    Raises DataError if there are none.
+    Raises DataError if there are none, or if rewards were lost that the mapping does
+    not say what to do with.
     """
     any_row = False
     table.lost_rewards = LostRewards()
     table.unearned = UnearnedRewards()
-    for found in filter(None, (assemble(frame, table) for frame in frames)):
-        any_row = True
-        yield found
+    for frame in frames:
+        piece = assemble(frame, table)
+        if piece is not None:
+            any_row = True
+            yield piece
     if not any_row:
         raise DataError(
             f"{table.source}: no row has a next state; name --next-observations or"
@@ -128,8 +131,8 @@ class TableStream:
         else:
             pieces = _gathered_pieces
         with faults(table.source, table.rows.kind):
-            for found in _assembled(table, pieces(table, self._piece_rows)):
-                yield found.transitions()
+            for piece in _assembled(table, pieces(table, self._piece_rows)):
+                yield piece.transitions()
 
 
 def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
@@ -137,14 +140,16 @@ def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     episode begins.
     """
     waiting = pl.DataFrame(schema=table.rows.schema)
-    cut = taken = 0
+    cut = 0  # the last row of `waiting` at which an episode begins
+    taken = 0  # bytes
     for frame in table.rows.frames(again=True):
         above = max(waiting.height - 1, 0)
         taken += frame_bytes(frame, table.rows.itemsize)
         check_room(taken, _SPLIT)
         waiting = waiting.vstack(frame)
         starts = _starts(waiting[above:], table)
-        cut = above + int(starts[-1]) if len(starts) else cut
+        if len(starts):
+            cut = above + int(starts[-1])
         if waiting.height >= piece_rows and cut:
             yield waiting[:cut]
             waiting = waiting[cut:]
@@ -155,7 +160,7 @@ def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
 
 
 def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
-    """Rows, except the first, at which an episode begins.
+    """Numbers of the rows, except the first, at which an episode begins.
 
     Without an episode column, raises DataError if rows are not in time order, because
     then nothing tells which rows belong together.
@@ -166,14 +171,13 @@ def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
     if roles.episode is not None:
         column = frame[roles.episode]
         return np.flatnonzero((column != column.shift()).fill_null(False).to_numpy())
-    if (
-        roles.time is not None
-        and (frame[roles.time] <= frame[roles.time].shift()).any()
-    ):
-        said = "times do not rise from row to row and no episode column is named"
-        raise DataError(
-            f"{table.source}: {said}; name it (--episode), or sort the table"
-        )
+    if roles.time is not None:
+        times = frame[roles.time]
+        if (times <= times.shift()).any():
+            raise DataError(
+                f"{table.source}: times do not rise from row to row and no episode"
+                " column is named; name it (--episode), or sort the table"
+            )
     return np.flatnonzero(begins_episode(frame, table))
 
 
@@ -183,18 +187,7 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     A part holds as many whole episodes as fit into ``piece_rows`` (at least one).
     Raises DataError if files cannot be written.
     """
-    assert table.runs is not None, "called after a census"
-    limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
-    # the part that holds the episode's last row; parts have at most `limit` rows,
-    # except for long episodes
-    part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
-    rows = pl.col("rows").cast(pl.Int64).sum()
-    runs = table.runs.with_row_index().sort("start", maintain_order=True)
-    sizes = runs.group_by("id", maintain_order=True).agg(
-        rows, pl.first("start", "index")
-    )
-    sizes = sizes if table.is_dated else sizes.sort("index")
-    parts = sizes.select("id", part=part)
+    parts = _parts_of_episodes(table, piece_rows)
     try:
         with remote.temporary_folder() as folder:
             paths = [folder / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
@@ -202,22 +195,41 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
             for path in paths:
                 check_room(path.stat().st_size, _SPLIT)
                 with pa.ipc.open_stream(str(path)) as opened:
-                    yield pl.DataFrame(opened.read_all()).cast(
-                        pl.Schema(table.rows.schema)
-                    )
+                    rows = pl.DataFrame(opened.read_all())
+                    yield rows.cast(pl.Schema(table.rows.schema))
                 path.unlink()
     except OSError as error:
-        said = (
-            f"{table.source} cannot be sorted into temporary files"
-            f" ({error.strerror or error})"
-        )
         raise DataError(
-            f"{said}; check the disk, or set TMPDIR to a folder with room"
+            f"{table.source} cannot be sorted into temporary files"
+            f" ({error.strerror or error}); check the disk, or set TMPDIR to a folder"
+            " with room"
         ) from None
 
 
+def _parts_of_episodes(table: Table, piece_rows: int) -> pl.DataFrame:
+    """The number of the temporary file (``part``) of each episode (``id``, hashed), in
+    the order of the episodes.
+    """
+    assert table.runs is not None, "called after a census"
+    limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
+    n_rows = pl.col("rows").cast(pl.Int64).sum()
+    runs = table.runs.with_row_index().sort("start", maintain_order=True)
+    episodes = runs.group_by("id", maintain_order=True).agg(
+        n_rows, pl.first("start", "index")
+    )
+    if not table.is_dated:
+        episodes = episodes.sort("index")
+    # the part that holds the episode's last row; parts have at most `limit` rows,
+    # except for long episodes
+    part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
+    return episodes.select("id", part=part)
+
+
 def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
-    """Append each row to its part's file; rows keep their order within a part."""
+    """Append each row to its part's file; rows keep their order within a part.
+
+    parts: as from `_parts_of_episodes`.
+    """
 
     def to_arrow(frame: pl.DataFrame) -> Any:
         return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -229,10 +241,8 @@ def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
         ]
         for frame in table.rows.frames(again=True):
             ids = pl.DataFrame([hashed(frame[table.roles.episode or ""])])
-            part = ids.join(parts, on="id", how="left", maintain_order="left")[
-                "part"
-            ].alias(_PART)
-            by_part = frame.with_columns(part).partition_by(
+            numbered = ids.join(parts, on="id", how="left", maintain_order="left")
+            by_part = frame.with_columns(numbered["part"].alias(_PART)).partition_by(
                 _PART, include_key=False, as_dict=True
             )
             for (number,), rows in by_part.items():
@@ -255,7 +265,8 @@ def write_table(log: Transitions, path: Path, format: str, force: bool = False) 
     import pyarrow.csv
     import pyarrow.parquet
 
-    log = without_late_ends(log) if format == "csv" else log
+    if format == "csv":
+        log = without_late_ends(log)
     shape = log.observation_shape
     columns = {}
     metadata = {"koffline": describe_log(log)}
@@ -272,11 +283,10 @@ def write_table(log: Transitions, path: Path, format: str, force: bool = False) 
             # a float32 is written to CSV as the shortest text of its own, which is
             # another number as float64
             array = array.astype(np.float64)
-        if array.ndim == 1 or (as_lists and key != "actions"):
-            if array.ndim == 1:
-                columns[key] = array
-            else:
-                columns[key] = array.reshape(len(array), -1)
+        if array.ndim == 1:
+            columns[key] = array
+        elif as_lists and key != "actions":
+            columns[key] = array.reshape(len(array), -1)
         else:
             columns.update({f"{key}_{i}": column for i, column in enumerate(array.T)})
     table = pl.DataFrame(columns).to_arrow().replace_schema_metadata(metadata)

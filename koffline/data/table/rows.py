@@ -56,36 +56,38 @@ def header_of(name: str, kind: str) -> Reader:
 
     Raises DataError for too many columns or repeated names.
     """
-    with table_reader(name, kind) as found:
-        if len(found.fields) > _MOST_COLUMNS:
-            said = f"{name} has {len(found.fields)} columns, more than {_MOST_COLUMNS}"
+    with table_reader(name, kind) as reader:
+        fields = reader.fields
+        if len(fields) > _MOST_COLUMNS:
             raise DataError(
-                f"{said}; store observations as one column of lists, or export fewer"
-                " columns"
+                f"{name} has {len(fields)} columns, more than {_MOST_COLUMNS}; store"
+                " observations as one column of lists, or export fewer columns"
             )
-        if not found.fields:
+        if not fields:
             raise DataError(
                 f"{name} has no columns; export the table again with a header"
             )
-        counts = Counter(each for each, _ in found.fields)
-        twice = [each for each, count in counts.items() if count > 1]
-        if twice:
+        counts = Counter(column for column, _ in fields)
+        repeated = [column for column, count in counts.items() if count > 1]
+        if repeated:
             raise DataError(
-                f"{name} has more than one column named {listed(twice)}; rename them"
+                f"{name} has more than one column named {listed(repeated)}; rename them"
             )
-        return found
+        return reader
 
 
 def check_room(total: int, remedy: str = _SHORTER, at_once: int = 0) -> None:
     """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded
-    together, do not fit.
+    together, do not fit. remedy: what to do then.
     """
     needed = max(total * COPIES, at_once)
     allowed = memory_allowance()
     if needed > allowed:
-        what = f"its rows need {shown_bytes(needed)} of memory to be read"
-        remedy += ", or allow more bytes (KOFFLINE_MAX_BYTES)"
-        raise Refused(f"{what}, allowed are {shown_bytes(allowed)}; {remedy}")
+        raise Refused(
+            f"its rows need {shown_bytes(needed)} of memory to be read, allowed are"
+            f" {shown_bytes(allowed)}; {remedy}, or allow more bytes"
+            " (KOFFLINE_MAX_BYTES)"
+        )
 
 
 def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
@@ -96,18 +98,15 @@ def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
     for column in frame:
         kind: Any = column.dtype
         items = len(column)
-        if kind.is_nested():
-            if kind == pl.List:
-                items = int(column.list.len().sum())
-            else:
-                items = items * getattr(kind, "size", 1)
+        if kind == pl.List:
+            items = int(column.list.len().sum())
+        elif kind.is_nested():
+            items = items * getattr(kind, "size", 1)
         total += items * max(itemsize, width_of(kind))
-        if kind in (pl.String, pl.Binary):
-            total += int(
-                (
-                    column.str.len_bytes() if kind == pl.String else column.bin.size()
-                ).sum()
-            )
+        if kind == pl.String:
+            total += int(column.str.len_bytes().sum())
+        elif kind == pl.Binary:
+            total += int(column.bin.size().sum())
     return total
 
 
@@ -135,37 +134,32 @@ class TableRows:
     def schema(self) -> Mapping[str, Any]:
         """Types of the columns of each frame."""
         if self.held is None:
-            empty = pl.DataFrame(schema=dict(self.types))
+            rows = pl.DataFrame(schema=dict(self.types))
         else:
-            empty = self.held
+            rows = self.held
         if self.computed:
-            return empty.clear().select(self.computed).schema
-        return empty.schema
+            return rows.clear().select(self.computed).schema
+        return rows.schema
 
     def only(self, columns: Sequence[str]) -> TableRows:
         """The same rows with these columns only, as stored."""
-        if self.held is None:
-            held = None
-        else:
-            held = self.held.select(columns)
-        return replace(
-            self,
-            types={name: self.types[name] for name in columns},
-            computed=(),
-            held=held,
-        )
+        held = self.held
+        if held is not None:
+            held = held.select(columns)
+        types = {name: self.types[name] for name in columns}
+        return replace(self, types=types, computed=(), held=held)
 
     def computing(self, columns: Sequence[pl.Expr]) -> TableRows:
         """The same rows with these computed columns.
 
         Raises Refused if they do not fit into memory.
         """
-        found = replace(self, computed=columns)
+        rows = replace(self, computed=columns)
         if self.held is None:
-            return found
-        widths = [max(self.itemsize, width_of(kind)) for kind in found.schema.values()]
+            return rows
+        widths = [max(self.itemsize, width_of(kind)) for kind in rows.schema.values()]
         check_room(self.held.height * sum(widths))
-        return replace(found, computed=(), held=self.held.select(columns))
+        return replace(rows, computed=(), held=self.held.select(columns))
 
     def frames(
         self, again: bool = False, look: Callable[[pl.DataFrame], None] | None = None
@@ -184,12 +178,10 @@ class TableRows:
             check_room(frame_bytes(frame, self.itemsize))
             total += frame_bytes(frame)
             if total > max(memory_allowance(), size * EXPANSION):
-                found = (
-                    f"its rows take more than {shown_bytes(total)}, the file"
-                    f" {shown_bytes(size)}"
-                )
                 raise Refused(
-                    f"{found}; it is damaged or made to fill disks: export it again"
+                    f"its rows take more than {shown_bytes(total)}, the file"
+                    f" {shown_bytes(size)}; it is damaged or made to fill disks: export"
+                    " it again"
                 )
             if look is not None:
                 look(frame)
@@ -209,9 +201,8 @@ class TableRows:
         """
         wanted = dict(self.types)
         together = 0
-        reference: Mapping[str, Any] | None = (
-            None  # types of the first file that has rows
-        )
+        # types of the first file that has rows
+        reference: Mapping[str, Any] | None = None
         for file in self.files:
             above = 0
             with table_reader(
@@ -226,22 +217,25 @@ class TableRows:
                     )
                 if not sized:
                     total, at_once = opened.declared(wanted, self.itemsize)
-                    if whole and file == self.files[0]:
-                        self._announce(file, total)
-                    together += total if whole else 0
-                    check_room(together, _IN_PIECES if whole else _SHORTER, at_once)
+                    if not whole:
+                        check_room(0, _SHORTER, at_once)
+                    else:
+                        if file == self.files[0]:
+                            self._announce(file, total)
+                        together += total
+                        check_room(together, _IN_PIECES, at_once)
                 for frame in opened.frames(wanted, self.batch_rows):
                     check_times(frame, file)
-                    if frame.height:
-                        if reference is None:
-                            reference = present
-                        elif not above:
-                            _check_same_kinds(wanted, present, reference, file)
-                        yield (
-                            frame
-                            if dict(frame.schema) == wanted
-                            else self._fitted(frame, file, above)
-                        )
+                    if not frame.height:
+                        continue
+                    if reference is None:
+                        reference = present
+                    elif not above:
+                        _check_same_kinds(wanted, present, reference, file)
+                    if dict(frame.schema) == wanted:
+                        yield frame
+                    else:
+                        yield self._fitted(frame, file, above)
                     above += frame.height
 
     def _announce(self, first: str, declared: int) -> None:
@@ -252,13 +246,14 @@ class TableRows:
         """
         if self.kind == NPZ:  # its arrays were announced when the archive was opened
             return
-        sizes = sum(map(remote.size, self.files))
+        size = sum(map(remote.size, self.files))
         of_first = declared or unpacked_bytes(first)
-        needed = of_first * sizes // max(1, remote.size(first))
+        needed = of_first * size // max(1, remote.size(first))
+        shown = first
+        if len(self.files) > 1:
+            shown = f"{first} …"
         if needed * COPIES <= memory_allowance():  # else the refusal says it
-            announce_large(
-                first if len(self.files) == 1 else f"{first} …", sizes, needed, COPIES
-            )
+            announce_large(shown, size, needed, COPIES)
 
     def _fitted(self, frame: pl.DataFrame, file: str, above: int) -> pl.DataFrame:
         """The frame in the first file's types; ``above``: rows before it in the file.
@@ -270,38 +265,39 @@ class TableRows:
             column = frame[name]
             if column.dtype == pl.String and kind == pl.Float64:
                 column = self._numbers(column, file, above)
-            # no type holds all values of both
+            # Where no type holds all values of both, the column keeps its own.
             with contextlib.suppress(pl.exceptions.PolarsError):
                 both = [pl.DataFrame(schema={name: kind}), column.to_frame()]
                 column = pl.concat(both, how="vertical_relaxed")[name]
             if column.dtype != kind:
-                found_types = f"is {frame[name].dtype}, in the first file {kind}"
                 raise DataError(
-                    f"{file}: column {name} {found_types}; write all files with one"
-                    " type"
+                    f"{file}: column {name} is {frame[name].dtype}, in the first file"
+                    f" {kind}; write all files with one type"
                 )
             columns.append(column)
         return pl.DataFrame(columns)
 
     def _numbers(self, column: pl.Series, file: str, above: int) -> pl.Series:
-        """A column of texts as floats, NaN where a word says that a value is missing.
+        """A column of texts as floats, NaN where a word says that a value is missing;
+        ``above``: rows before it in the file.
 
         Raises DataError.
         """
         name = column.name
         way = self.number_ways.get(name, NUMBERS)
-        is_word = (
-            column.to_frame()
-            .select(is_missing_word(pl.col(name).str.strip_chars()))
-            .to_series()
-        )
-        numbers = column.to_frame().select(as_read(name, way)).to_series()
+        frame = column.to_frame()
+        is_word = frame.select(
+            is_missing_word(pl.col(name).str.strip_chars())
+        ).to_series()
+        numbers = frame.select(as_read(name, way)).to_series()
         wrong = numbers.is_null() & column.is_not_null() & ~is_word
         if wrong.any():
             place = int(wrong.arg_max() or 0)
             text = column[place][:_MOST_SHOWN]
-            said = f"is not all numbers: row {above + place + 1} holds {text!r}"
-            raise DataError(f"{file}: column {name} {said}; {self._remedy(name, text)}")
+            raise DataError(
+                f"{file}: column {name} is not all numbers: row {above + place + 1}"
+                f" holds {text!r}; {self._remedy(name, text)}"
+            )
         return pl.select(
             pl.when(is_word).then(np.nan).otherwise(numbers).alias(name)
         ).to_series()
@@ -328,7 +324,7 @@ def _check_same_kinds(
     file: str,
 ) -> None:
     """Raise DataError if a column of a file holds another kind of values than in the
-    first file.
+    first file. types, reference: by column, of this file and of the first one.
 
     polars would cast dates to numbers and numbers to dates without loss, and change
     their meaning.
@@ -337,9 +333,9 @@ def _check_same_kinds(
         kind = _kind_of_values(types[name])
         first = _kind_of_values(reference[name])
         if kind != first and _NOTHING not in (kind, first):
-            found_types = f"is {types[name]}, in the first file {reference[name]}"
             raise DataError(
-                f"{file}: column {name} {found_types}; write all files with one type"
+                f"{file}: column {name} is {types[name]}, in the first file"
+                f" {reference[name]}; write all files with one type"
             )
 
 
@@ -370,12 +366,15 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
     rows = replace(rows, batch_rows=max(1, min(BATCH_ROWS, most // row_bytes)))
     if not hold:
         return rows
+    remedy = _IN_PIECES
+    if first is not None:
+        remedy = "look at fewer rows"
     frames = [pl.DataFrame(schema=dict(rows.types))]
     count = 0
     taken = 0
     for frame in rows.stored(sized=first is not None, whole=True):
         taken += frame_bytes(frame, rows.itemsize)
-        check_room(taken, _IN_PIECES if first is None else "look at fewer rows")
+        check_room(taken, remedy)
         frames.append(frame)
         count += frame.height
         if first is not None and count >= first:
@@ -389,32 +388,28 @@ def split_ids(rows: TableRows, episode: str) -> tuple[int, str] | None:
 
     None if there are none, or if the rows of episodes are mixed within a file. Ids that
     begin anew in every file look like this: the parts of one id are then different
-    episodes.
+    episodes. episode: the column of ids.
     """
+    types = {episode: rows.types[episode]}
     seen = set[Any]()
     last: Any = None
     apart = dict[Any, None]()
     for file in rows.files:
-        part = replace(
-            rows,
-            files=(file,),
-            types={episode: rows.types[episode]},
-            computed=(),
-            held=None,
-        )
-        ids = pl.concat(
-            [frame[episode] for frame in part.frames()] or [pl.Series(episode, [])]
-        )
-        runs = ids.rle().struct.field("value").to_list()
+        part = replace(rows, files=(file,), types=types, computed=(), held=None)
+        frames = [frame[episode] for frame in part.frames()]
+        if not frames:
+            continue
+        runs = pl.concat(frames).rle().struct.field("value").to_list()
         if len(set(runs)) < len(runs):
             return None
-        apart |= dict.fromkeys(
-            each for i, each in enumerate(runs) if each in seen and (i or each != last)
-        )
+        for i, run in enumerate(runs):
+            goes_on = i == 0 and run == last  # the file before ends with this episode
+            if run in seen and not goes_on:
+                apart[run] = None
         seen.update(runs)
-        last = runs[-1] if runs else last
+        last = runs[-1]
     if apart:
-        return (len(apart), str(next(iter(apart))))
+        return len(apart), str(next(iter(apart)))
     return None
 
 
@@ -429,29 +424,38 @@ def shared_ids(
     """
     stored = dict(header_of(rows.files[0], rows.kind).fields)
     for name, kind in stored.items():
-        if (
-            name in used
-            or not ID_NAME.search(name)
-            or not (kind.is_numeric() or kind == pl.String)
-        ):
+        if name in used or not ID_NAME.search(name):
             continue
-        types = {each: stored[each] for each in (name, episode or name)}
-        seen = []
-        left = count
-        for frame in replace(rows, types=types, computed=(), held=None).frames():
-            seen.append(frame.head(left).select(pl.all().hash()).unique())
-            left = left - frame.height
-            if left <= 0:
-                break
-        pairs = pl.concat(seen).unique()
-        distinct = pairs[name].n_unique()
-        units = pairs[episode].n_unique() if episode else count
-        if 1 < distinct <= units / 2 and (not episode or units == len(pairs)):
-            said = (
-                f"{units} {'episodes' if episode else 'rows'} share {distinct} values"
-                f" of {name}"
-            )
+        if not kind.is_numeric() and kind != pl.String:
+            continue
+        types = {name: kind}
+        if episode:
+            types[episode] = stored[episode]
+        pairs = _distinct_rows(
+            replace(rows, types=types, computed=(), held=None), count
+        )
+        n_values = pairs[name].n_unique()
+        n_units = count
+        units = f"{n_units} rows"
+        if episode:
+            n_units = pairs[episode].n_unique()
+            units = f"{n_units} episodes"
+            if n_units != len(pairs):
+                continue
+        if 1 < n_values <= n_units / 2:
             yield (
-                f"{SHARED}{said}, taken as independent; if one {name}'s are not, name"
-                f" it (--cluster {name})"
+                f"{SHARED}{units} share {n_values} values of {name}, taken as"
+                f" independent; if one {name}'s are not, name it (--cluster {name})"
             )
+
+
+def _distinct_rows(rows: TableRows, count: int) -> pl.DataFrame:
+    """Hashes of the values in the first ``count`` rows, each row once."""
+    frames = []
+    left = count
+    for frame in rows.frames():
+        frames.append(frame.head(left).select(pl.all().hash()).unique())
+        left = left - frame.height
+        if left <= 0:
+            break
+    return pl.concat(frames).unique()
