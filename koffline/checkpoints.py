@@ -50,8 +50,8 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
     """The state at `path`; None if there is none.
 
-    Raises ConfigError if the file is damaged, ForeignCheckpoint if it belongs to
-    another run.
+    fingerprint: of the run's data and settings. Raises ConfigError if the file is
+    damaged, ForeignCheckpoint if it belongs to another run.
     """
     if not path.exists():
         return None
@@ -73,6 +73,9 @@ def save(
     """Write the checkpoint of a stack of runs after ``steps``, and remove all but the
     last ``keep``.
 
+    fingerprint: of the data and settings, which `newest` compares. state: tensors and
+    plain values.
+
     Raises ConfigError if writing fails; earlier checkpoints are then kept.
     """
     path = folder / f"step_{steps:09d}.pt"
@@ -86,20 +89,20 @@ def save(
             intact = f"{before[-1]} before it is intact"
         else:
             intact = "there is none before it"
-        said = str(error).partition(";")[0]
+        reason = str(error).partition(";")[0]
         raise ConfigError(
-            f"checkpoint {said}; {intact}: free the disk, then --resume"
+            f"checkpoint {reason}; {intact}: free the disk, then --resume"
         ) from error
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a stack, the oldest first."""
-    found = [
-        (int(match[1]), path)
-        for path in folder.glob("*")
-        if (match := _NAME.fullmatch(path.name))
-    ]
-    return [path for _, path in sorted(found)]
+    steps_of = {}
+    for path in folder.glob("*"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            steps_of[path] = int(match[1])
+    return sorted(steps_of, key=lambda path: (steps_of[path], path))
 
 
 def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
@@ -109,8 +112,8 @@ def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
     ConfigError, and changes no file, if a checkpoint belongs to another run or none can
     be read.
     """
-    found = checkpoints(folder)[::-1]
-    for path in found:
+    newest_first = checkpoints(folder)[::-1]
+    for path in newest_first:
         try:
             return read_checkpoint(path, _FORMAT + fingerprint)
         except ForeignCheckpoint:
@@ -121,9 +124,9 @@ def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
                 " is one",
                 path,
             )
-    if found:
+    if newest_first:
         raise ConfigError(
-            f"checkpoint {found[0]} is damaged and no older one can be read; the run"
+            f"checkpoint {newest_first[0]} is damaged and no older one can be read; the run"
             " cannot go on, its files stay as they are: train again into another --out"
         )
     return None
@@ -141,9 +144,9 @@ def state_of(part: Any) -> Any:
     if isinstance(part, np.ndarray | Tensor):
         return torch.as_tensor(part).clone()
     if isinstance(part, tuple):
-        return [state_of(each) for each in part]
+        return [state_of(element) for element in part]
     if isinstance(part, dict):
-        return {name: state_of(each) for name, each in part.items()}
+        return {name: state_of(element) for name, element in part.items()}
     if hasattr(part, "kept"):
         return {name: state_of(getattr(part, name)) for name in part.kept}
     return copy.deepcopy(part)
@@ -162,7 +165,7 @@ def restored(part: Any, state: Any) -> Any:
     elif isinstance(part, tuple):
         return tuple(map(restored, part, state))
     elif isinstance(part, dict):
-        return {name: restored(part.get(name), each) for name, each in state.items()}
+        return {name: restored(part.get(name), kept) for name, kept in state.items()}
     elif hasattr(part, "kept"):
         for name in part.kept:
             setattr(part, name, restored(getattr(part, name), state[name]))

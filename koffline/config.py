@@ -33,9 +33,8 @@ ANY_GAMMA = 0.5  # where a gamma has to be given and makes no difference
 MOST_UNITS = 65_536
 MOST_LAYERS = 64
 MOST_DRAWS = 100_000
-_KEPT_NUMBERS = (
-    6  # per parameter: weight, target, gradient, Adam's two averages and its scratch
-)
+# per parameter: weight, target, gradient, Adam's two averages and its scratch
+_KEPT_NUMBERS = 6
 _FLOAT = 4  # bytes
 
 
@@ -211,17 +210,17 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
         for key, value in layer.items()
         if value is not None
     }
-    made = read_section(EvaluationSettings, merged)
-    check_networks_fit(made)
-    if made.device != "cpu":
+    settings = read_section(EvaluationSettings, merged)
+    check_networks_fit(settings)
+    if settings.device != "cpu":
         import torch
 
         if not torch.cuda.is_available():
             raise ConfigError(
-                f"device is '{made.device}', but torch sees no CUDA device here;"
+                f"device is '{settings.device}', but torch sees no CUDA device here;"
                 " use cpu"
             )
-    return made
+    return settings
 
 
 def make_bellman_settings(**options: Any) -> BellmanSettings:
@@ -229,21 +228,23 @@ def make_bellman_settings(**options: Any) -> BellmanSettings:
 
     Raises ConfigError in one line.
     """
-    made = read_section(
-        BellmanSettings, {name: one for name, one in options.items() if one is not None}
+    values = {name: value for name, value in options.items() if value is not None}
+    settings = read_section(BellmanSettings, values)
+    draws = settings.draws
+    check_fits(
+        8.0 * draws * (settings.features or 2),
+        f"draws is {draws}, features {settings.features}",
+        "lower draws or features",
     )
-    features = made.features or 2
-    what = f"draws is {made.draws}, features {made.features}"
-    check_fits(8.0 * made.draws * features, what, "lower draws or features")
     # B draws give no p-value below 1/(B + 1)
-    least = math.ceil(1.0 / made.level - 1e-9) - 1
-    if made.draws < least:
+    least = math.ceil(1.0 / settings.level - 1e-9) - 1
+    if draws < least:
         raise ConfigError(
-            f"draws is {made.draws}, too few for level {made.level}: the smallest"
-            f" p-value is {1.0 / (made.draws + 1):.3g}; give draws={least} or more, or"
-            " a higher level (--level)"
+            f"draws is {draws}, too few for level {settings.level}: the smallest"
+            f" p-value is {1.0 / (draws + 1):.3g}; give draws={least} or more, or a"
+            " higher level (--level)"
         )
-    return made
+    return settings
 
 
 def network_bytes(replicas: int, sizes: Iterable[int], batch_rows: int = 0) -> float:
@@ -277,14 +278,14 @@ def check_networks_fit(
     needed += 8.0 * replicas * (units + 2 * rows)
     # the loss of every step of the longest round
     needed += _FLOAT * replicas * (settings.steps or 0) / 2
-    what = (
+    large = (
         f"full_replicas is {settings.full_replicas}, resampled_replicas"
         f" {settings.resampled_replicas}, hidden_units"
         f" {_shortened(settings.hidden_units)}, batch_size {settings.batch_size}"
     )
     if settings.steps is not None:
-        what += f", steps {settings.steps}"
-    check_fits(needed, what, "lower what is large among them")
+        large += f", steps {settings.steps}"
+    check_fits(needed, large, "lower what is large among them")
 
 
 def _shortened(sizes: Iterable[int]) -> str:
@@ -299,8 +300,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     Raises ConfigError if it is missing, unreadable or no mapping.
     """
-    read = read_yaml_file(Path(path), f"config file {path}", ConfigError)
-    return {str(key): value for key, value in read.items()}
+    content = read_yaml_file(Path(path), f"config file {path}", ConfigError)
+    return {str(key): value for key, value in content.items()}
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -325,13 +326,16 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 AnySection = TypeVar("AnySection", bound=Section)
 
 
-def read_section(model: type[AnySection], given: Any, where: str = "") -> AnySection:
+def read_section(model: type[AnySection], values: Any, where: str = "") -> AnySection:
     """Validate values as a section.
+
+    model: the section's class. values: a mapping, or what stands in its place. where:
+    the section's dotted name, for the message.
 
     Raises ConfigError for an unknown, missing or wrong value.
     """
     try:
-        return model.model_validate(given)
+        return model.model_validate(values)
     except ValidationError as error:
         raise describe_error(model, error, where) from None
 
@@ -339,36 +343,44 @@ def read_section(model: type[AnySection], given: Any, where: str = "") -> AnySec
 def describe_error(
     model: type[BaseModel], error: ValidationError, where: str = ""
 ) -> ConfigError:
-    """ConfigError for the first error; unknown names come before wrong values."""
-    unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
-    first = (unknown or error.errors())[0]
-    *parents, last = map(str, first["loc"]) if first["loc"] else [where]
-    name = ".".join([*([where] if where and first["loc"] else []), *parents, last])
+    """ConfigError for the first error; unknown names come before wrong values.
+
+    model: the class that refused the values. where: its dotted name, may be empty.
+    """
+    errors = error.errors()
+    unknown = [refusal for refusal in errors if refusal["type"] == "extra_forbidden"]
+    first = (unknown or errors)[0]
+    parts = [str(part) for part in first["loc"]]  # of the name, below ``where``
+    if not parts or where:
+        parts.insert(0, where)
+    name = ".".join(parts)
+    last = parts[-1]
     if unknown:
-        for parent in parents:
-            model = model.model_fields[parent].annotation  # type: ignore[assignment]
+        for parent in first["loc"][:-1]:
+            model = model.model_fields[str(parent)].annotation  # type: ignore[assignment]
         return ConfigError(
             f"{name} is unknown; {nearest_name(last, sorted(model.model_fields))}"
         )
+    # descriptions are known for the settings of this section, not of nested ones
+    description = None
     field = model.model_fields.get(last)
-    if parents or field is None:
-        about = None
-    else:
-        about = field.description
-    if first["type"] == "missing" or first["input"] is None:
-        return ConfigError(
-            f"{name} is missing; give {f'the {about}' if about else 'a value'}"
-        )
-    if isinstance(first["input"], bool):
-        shown = str(first["input"]).lower()
-    else:
-        shown = repr(first["input"])
+    if field is not None and len(first["loc"]) <= 1:
+        description = field.description
+    value = first["input"]
+    if first["type"] == "missing" or value is None:
+        remedy = "a value"
+        if description:
+            remedy = f"the {description}"
+        return ConfigError(f"{name} is missing; give {remedy}")
+    shown = repr(value)
+    if isinstance(value, bool):
+        shown = shown.lower()
     if first["type"] in ("model_type", "dict_type"):
         return ConfigError(f"{name} is {shown}; write it as lines of 'key: value'")
-    meant = f"; it is the {about}" if about else ""
-    return ConfigError(
-        f"{name} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}{meant}"
-    )
+    reason = first["msg"][0].lower() + first["msg"][1:]
+    if description:
+        reason += f"; it is the {description}"
+    return ConfigError(f"{name} is {shown}: {reason}")
 
 
 def read_layers(
@@ -395,6 +407,7 @@ def read_layers(
 
 
 def _assign(content: dict[str, Any], path: str, value: Any) -> None:
+    """Set a value by its dotted name; sections that are missing are made."""
     *parents, last = path.split(".")
     place = content
     for depth, name in enumerate(parents):
@@ -406,21 +419,24 @@ def _assign(content: dict[str, Any], path: str, value: Any) -> None:
                 f"--set {path}: {'.'.join(parents[: depth + 1])} is {below!r}, it has"
                 " no parts"
             )
-        place[name] = {} if below is None else below
-        place = place[name]
+        if below is None:
+            below = {}
+        place[name] = below
+        place = below
     place[last] = value
 
 
 def _make_absolute(content: dict[str, Any], files: Iterable[str], folder: Path) -> None:
-    for section, key in (name.split(".") for name in files):
-        part = content.get(section)
-        value = part.get(key) if isinstance(part, dict) else None
-        if (
-            isinstance(value, str)
-            and value
-            and not value.startswith("minari:")
-            and "://" not in value
-        ):
-            content[section][key] = str(
-                (folder / Path(os.path.expanduser(value))).resolve()
-            )
+    """Make the paths among settings absolute; relative ones are in ``folder``."""
+    for name in files:
+        section, key = name.split(".")
+        settings = content.get(section)
+        if not isinstance(settings, dict):
+            continue
+        value = settings.get(key)
+        if not isinstance(value, str) or not value:
+            continue
+        is_remote = value.startswith("minari:") or "://" in value
+        if not is_remote:
+            path = folder / Path(os.path.expanduser(value))
+            settings[key] = str(path.resolve())

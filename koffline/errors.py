@@ -41,9 +41,7 @@ class KofflineError(Exception):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(
-            *(printable(arg) if isinstance(arg, str) else arg for arg in args)
-        )
+        super().__init__(*map(_printable_argument, args))
 
 
 class DataError(KofflineError):
@@ -58,16 +56,21 @@ class ConfigError(KofflineError):
     """A setting that is unknown or out of range."""
 
 
+def _printable_argument(argument: object) -> object:
+    """An argument of an error: a text in one line, anything else as it is."""
+    if isinstance(argument, str):
+        return printable(argument)
+    return argument
+
+
 def printable(text: str) -> str:
     """The text in one line, without control characters; long words and long texts are
     shortened.
     """
     text = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…{word[0][-20:]}", text)
-    if len(text) <= _LONGEST_MESSAGE:
-        cut = text
-    else:
-        cut = f"{text[:_LONGEST_MESSAGE]}…"
-    return "".join(_visible(character) for character in cut)
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[:_LONGEST_MESSAGE]}…"
+    return "".join(_visible(character) for character in text)
 
 
 def without_controls(text: str) -> str:
@@ -78,9 +81,7 @@ def without_controls(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(
-        character if character in "\n\t" else _visible(character) for character in text
-    )
+    return "".join(_visible(character, kept="\n\t") for character in text)
 
 
 def escaped_json(text: str) -> str:
@@ -92,18 +93,21 @@ def escaped_json(text: str) -> str:
     """
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(
-        (
-            character
-            if character == "\n" or character.isprintable()
-            else json.dumps(character)[1:-1]
-        )
-        for character in text
-    )
+    return "".join(map(_escaped, text))
 
 
-def _visible(character: str) -> str:
-    if character.isprintable():
+def _escaped(character: str) -> str:
+    """A character as it stands in JSON: an escape if it is no print."""
+    if character == "\n" or character.isprintable():
+        return character
+    return json.dumps(character)[1:-1]
+
+
+def _visible(character: str, kept: str = "") -> str:
+    """A character, or a blank or � in place of one that is no print and not among the
+    ``kept`` ones.
+    """
+    if character.isprintable() or character in kept:
         return character
     if character.isspace():
         return " "
@@ -128,33 +132,39 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     names.
     """
     names = list(known)
-    asked = _plain(name)
-    spelt = {_plain(other): other for other in names}
-    meant = dict(spelt)
-    for row in map(str.split, _SAME.split("; ")):
-        for other in [spelt[word] for word in row if word in spelt]:
-            meant.update({word: meant.get(word, other) for word in row})
-    close = [
-        meant[word] for word in difflib.get_close_matches(asked, meant, n=1, cutoff=0.8)
-    ]
-    close = close or [
-        spelt[word] for word in difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5)
-    ]
-    if close:
-        return f"did you mean '{close[0]}'?"
+    unknown = _plain(name)
+    name_of = {_plain(other): other for other in names}
+    name_of_synonym = dict(name_of)
+    for synonyms in map(str.split, _SAME.split("; ")):
+        for known_name in [name_of[word] for word in synonyms if word in name_of]:
+            for word in synonyms:
+                name_of_synonym.setdefault(word, known_name)
+    # a synonym must be nearly exact; a name of the list itself may be spelt worse
+    for candidates, cutoff in ((name_of_synonym, 0.8), (name_of, 0.5)):
+        close = difflib.get_close_matches(unknown, candidates, n=1, cutoff=cutoff)
+        if close:
+            return f"did you mean '{candidates[close[0]]}'?"
     return f"known are {listed(names, _MOST_NAMES) or 'none'}"
 
 
-def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
+def counted(
+    count: int, noun: str, singular_verb: str = "", plural_verb: str = ""
+) -> str:
     """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``."""
-    verb = one if count == 1 else more
-    return f"{count} {noun}{'' if count == 1 else 's'}{f' {verb}' if verb else ''}"
+    verb = singular_verb
+    if count != 1:
+        noun += "s"
+        verb = plural_verb
+    return f"{count} {noun} {verb}".rstrip()
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
     """Text that lists names or numbers; only the first ones if there are many."""
     words = list(map(str, names))
-    return ", ".join(words[:most]) + f", … ({len(words)} in all)" * (len(words) > most)
+    text = ", ".join(words[:most])
+    if len(words) > most:
+        text += f", … ({len(words)} in all)"
+    return text
 
 
 def percent(share: float) -> str:

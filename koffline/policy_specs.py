@@ -66,20 +66,21 @@ def load_policy(
     if base == "uniform":
         policy = uniform_policy(action_space, observation_shape)
     else:
-        layout = None if features is None else features.layout
         if path.is_file():
-            found = _read(path, action_space, observation_shape, layout)
+            content = _read(path, action_space, observation_shape, _layout_of(features))
         else:
-            found = import_object(str(path))
-        policy = as_policy(found, action_space, observation_shape, str(path), features)
+            content = import_object(str(path))
+        policy = as_policy(
+            content, action_space, observation_shape, str(path), features
+        )
         trained_on = training_rows(path)
-        said = f"If {path.name} was trained on these rows, it looks better"
         is_known = trained_on is not None and len(trained_on.fingerprints) > 0
         if not is_known and path.is_file() and path.suffix != ".npz":
-            policy = replace(
-                policy,
-                notes=(*policy.notes, f"{said} than it is (koffline data split)."),
+            note = (
+                f"If {path.name} was trained on these rows, it looks better than it is"
+                " (koffline data split)."
             )
+            policy = replace(policy, notes=(*policy.notes, note))
         policy = replace(policy, trained_on=trained_on)
     for epsilon in reversed(layers):
         mixed = epsilon_policy(epsilon, policy, action_space)
@@ -87,18 +88,26 @@ def load_policy(
     return policy
 
 
+def _layout_of(features: Features | None) -> Layout | None:
+    """Where labels stand among the log's observations; None if they hold none."""
+    if features is None:
+        return None
+    return features.layout
+
+
 def training_rows(model: Path) -> TrainingRows | None:
     """The rows a model file was trained on, from the record that `koffline train`
-    writes beside it.
+    writes beside it; None if there is no such record, or ``model`` is a Python name.
     """
     with suppress(OSError, Refused, KeyError, TypeError, ValueError):
-        if model.is_file():  # no Python name
+        if model.is_file():
             record = parse_json(
                 read_bytes(model.with_name("run.json"), _LONGEST_RECORD)
             )
-            found = bytes.fromhex(record["data"]["fingerprints"])
+            fingerprints = bytes.fromhex(record["data"]["fingerprints"])
             return TrainingRows(
-                str(record["digests"]["data"]), np.frombuffer(found, dtype="<u8")
+                sha256=str(record["digests"]["data"]),
+                fingerprints=np.frombuffer(fingerprints, dtype="<u8"),
             )
     return None
 
@@ -117,19 +126,17 @@ def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:
             layers.append(float(number))
         except ValueError:
             layers.append(math.nan)
-        few = (
-            f"names more than {_MOST_LAYERS} layers of epsilon; give one of the whole"
-            " probability"
-        )
-        form = (
-            "write epsilon:<probability in [0, 1]>:<policy>, for instance"
-            " epsilon:0.1:uniform"
-        )
         if len(layers) > _MOST_LAYERS:
-            raise PolicyError(f"{str(spec)[:80]}: {few}")
+            raise PolicyError(
+                f"{str(spec)[:80]}: names more than {_MOST_LAYERS} layers of epsilon;"
+                " give one of the whole probability"
+            )
         if not (base and 0.0 <= layers[-1] <= 1.0):
-            raise PolicyError(f"{str(spec)[:80]}: {form}")
-    # unlike Path.expanduser, does not raise for an unknown user
+            raise PolicyError(
+                f"{str(spec)[:80]}: write epsilon:<probability in [0, 1]>:<policy>, for"
+                " instance epsilon:0.1:uniform"
+            )
+    # os.path: unlike Path.expanduser, it does not raise for an unknown user
     path = Path(os.path.expanduser(base))
     if base and base != "uniform" and path.is_dir():  # Path("") is the current folder
         raise PolicyError(f"{base}: this is a folder; a policy is {ACCEPTED}")
@@ -185,83 +192,148 @@ def _ordered(policy: Policy, features: Features | None) -> Policy:
     return replace(policy, notes=(*policy.notes, note))
 
 
-def _as_policy(  # noqa: C901
+def _as_policy(
     policy: Any,
     action_space: ActionSpace,
     observation_shape: Sequence[int],
     name: str | None,
     features: Features | None,
 ) -> Policy:
-    """`as_policy` for anything but a spec, without the note on the order of actions."""
-    layout = None if features is None else features.layout
-    if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
-        if layout is not None and policy.observation_shape in (None, layout.shape):
-            policy = of_logged_observations(policy, layout)
-        own = (
-            Discrete(policy.n)
-            if isinstance(policy, DiscretePolicy)
-            else Continuous(policy.k)
-        )
-        check_spaces(
-            policy.name,
-            (own, policy.observation_shape),
-            (action_space, observation_shape),
-        )
-        return policy
-    name = str(name or getattr(policy, "__name__", type(policy).__name__))
-    kind = type(policy).__name__
-    if is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
-        from koffline.algos.policies import policy_from_algo
+    """`as_policy` for anything but a spec, without the note on the order of actions.
 
-        trained_for = tuple(policy.observation_shape or ())
-        if layout is None or trained_for != layout.shape:
-            return policy_from_algo(policy, name, action_space, observation_shape)
-        return of_logged_observations(
-            policy_from_algo(policy, name, action_space, layout.shape), layout
-        )
-    function = "a function of a batch of observations"
-    if isinstance(policy, type):
-        raise PolicyError(
-            f"{name}: this is a class; give an instance of it or {function}"
-        )
-    if not callable(policy):
-        raise PolicyError(
-            f"{name}: a {kind} is not a policy; give {ACCEPTED}, or {function}"
-        )
-    if is_instance_of_loaded("torch.nn", "Module", policy):
-        policy = ModuleFunction(policy)
-    asked = _parameters(policy)
-    is_network = getattr(policy, "is_network", False)
-    label_notes = tuple[str, ...]()
-    if [*asked][:1] == ["table"]:
-        if features is None or tuple(observation_shape) != (len(features.names),):
-            said = (
-                "it asks for a table, but the columns of this log have no names (it"
-                " comes from no table)"
-            )
-            raise PolicyError(f"{name}: {said}; take the array of observations instead")
-        policy = ViewFunction(policy, features.table)
-    elif layout is not None:
-        policy, said = _of_labels(policy, layout, action_space)
-        label_notes = (f"{name} gets observations {said}",)
-    drawn = isinstance(action_space, Discrete) and asked.get("generator")
-    needed = (
-        "a generator is for continuous actions; return the probabilities of discrete"
-        " ones"
+    Raises PolicyError.
+    """
+    layout = _layout_of(features)
+    if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
+        return _of_policy(policy, action_space, observation_shape, layout)
+    name = str(name or getattr(policy, "__name__", type(policy).__name__))
+    if is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
+        return _of_algorithm(policy, name, action_space, observation_shape, layout)
+    return _of_function(policy, name, action_space, observation_shape, features)
+
+
+def _of_policy(
+    policy: Policy,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    layout: Layout | None,
+) -> Policy:
+    """A policy of the log's encoded observations, checked against the log's spaces."""
+    if layout is not None and policy.observation_shape in (None, layout.shape):
+        policy = of_logged_observations(policy, layout)
+    actions: ActionSpace
+    if isinstance(policy, DiscretePolicy):
+        actions = Discrete(policy.n)
+    else:
+        actions = Continuous(policy.k)
+    check_spaces(
+        policy.name,
+        (actions, policy.observation_shape),
+        (action_space, observation_shape),
     )
-    if drawn and drawn.default is inspect.Parameter.empty:
-        raise PolicyError(f"{name}: {needed}")
-    notes = tuple[str, ...]()
-    if features is not None and isinstance(action_space, Discrete):
-        meant = "positions, from 0, in" if is_network else "values of"
-        said = f"whole numbers that {name} returns were read as {meant} action_names"
-        notes = (f"{said} ({listed(features.actions, 8)})",) * features.is_coded
-        if is_network:
-            policy = policy
-        else:
-            policy = partial(_numbered, policy, name, features)
-    made = callable_policy(policy, name, action_space, observation_shape)
-    return replace(made, notes=(*label_notes, *notes))
+    return policy
+
+
+def _of_algorithm(
+    algorithm: Any,
+    name: str,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    layout: Layout | None,
+) -> Policy:
+    """The policy of a d3rlpy algorithm, which may be made for observations as the file
+    holds them.
+    """
+    from koffline.algos.policies import policy_from_algo
+
+    trained_for = tuple(algorithm.observation_shape or ())
+    if layout is None or trained_for != layout.shape:
+        return policy_from_algo(algorithm, name, action_space, observation_shape)
+    policy = policy_from_algo(algorithm, name, action_space, layout.shape)
+    return of_logged_observations(policy, layout)
+
+
+def _of_function(
+    function: Any,
+    name: str,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    features: Features | None,
+) -> Policy:
+    """The policy of a torch module or a callable.
+
+    Raises PolicyError for other objects, and for a function whose parameters do not fit
+    the log.
+    """
+    wanted = "a function of a batch of observations"
+    if isinstance(function, type):
+        raise PolicyError(
+            f"{name}: this is a class; give an instance of it or {wanted}"
+        )
+    if not callable(function):
+        raise PolicyError(
+            f"{name}: a {type(function).__name__} is not a policy; give {ACCEPTED}, or"
+            f" {wanted}"
+        )
+    if is_instance_of_loaded("torch.nn", "Module", function):
+        function = ModuleFunction(function)
+    parameters = _parameters(function)
+    is_network = getattr(function, "is_network", False)
+    layout = _layout_of(features)
+    notes: list[str] = []
+    if [*parameters][:1] == ["table"]:
+        function = _of_table(function, name, observation_shape, features)
+    elif layout is not None:
+        function, form = _of_labels(function, layout, action_space)
+        notes.append(f"{name} gets observations {form}")
+    if isinstance(action_space, Discrete):
+        _check_no_generator(parameters, name)
+        if features is not None and features.is_coded:
+            notes.append(_coding_note(name, features, is_network))
+        if features is not None and not is_network:
+            function = partial(_numbered, function, name, features)
+    policy = callable_policy(function, name, action_space, observation_shape)
+    return replace(policy, notes=tuple(notes))
+
+
+def _of_table(
+    function: Callable[..., Any],
+    name: str,
+    observation_shape: Sequence[int],
+    features: Features | None,
+) -> ViewFunction:
+    """A function of a table of named columns as one of the array of observations.
+
+    Raises PolicyError if the log's columns have no names.
+    """
+    if features is None or tuple(observation_shape) != (len(features.names),):
+        raise PolicyError(
+            f"{name}: it asks for a table, but the columns of this log have no names"
+            " (it comes from no table); take the array of observations instead"
+        )
+    return ViewFunction(function, features.table)
+
+
+def _check_no_generator(parameters: Mapping[str, inspect.Parameter], name: str) -> None:
+    """Raise PolicyError if a function for discrete actions needs a generator."""
+    generator = parameters.get("generator")
+    if generator is not None and generator.default is inspect.Parameter.empty:
+        raise PolicyError(
+            f"{name}: a generator is for continuous actions; return the probabilities"
+            " of discrete ones"
+        )
+
+
+def _coding_note(name: str, features: Features, is_network: bool) -> str:
+    """How whole numbers that a function returns are read where actions are coded."""
+    if is_network:
+        meaning = "positions, from 0, in"
+    else:
+        meaning = "values of"
+    return (
+        f"whole numbers that {name} returns were read as {meaning} action_names"
+        f" ({listed(features.actions, 8)})"
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -290,24 +362,25 @@ class ViewFunction:
         if density is not None:
             self.log_density = ViewFunction(density, view)
 
-    def __call__(self, observations: np.ndarray, *more: Any, **named: Any) -> Any:
-        """Call the function with the view of the observations."""
-        return self._function(self._view(observations), *more, **named)
+    def __call__(self, observations: np.ndarray, *columns: Any, **options: Any) -> Any:
+        """Call the function with the view of the observations, and whatever else it
+        takes (actions, a generator) as it is.
+        """
+        return self._function(self._view(observations), *columns, **options)
 
 
 def of_logged_observations(policy: Policy, layout: Layout) -> Policy:
     """A policy of observations as the file holds them as one of the log's encoded
     observations.
     """
-    functions = ["function"]
+    names = ["function"]
     if isinstance(policy, ContinuousPolicy):
-        functions = ["mean_function", "sample_function", "density_function"]
-    given = {name: getattr(policy, name) for name in functions}
-    changed: dict[str, Any] = {
-        name: ViewFunction(function, layout.decode)
-        for name, function in given.items()
-        if function is not None
-    }
+        names = ["mean_function", "sample_function", "density_function"]
+    changed: dict[str, Any] = {}
+    for name in names:
+        function = getattr(policy, name)
+        if function is not None:
+            changed[name] = ViewFunction(function, layout.decode)
     note = f"{policy.name} gets observations {_AS_LOGGED.format(layout.shape_text)}"
     notes = (*policy.notes, note)
     return replace(policy, **changed, observation_shape=(layout.width,), notes=notes)
@@ -323,18 +396,17 @@ def _of_labels(
     numbers or as indices, or for encoded observations: it gets the first of these for
     which it gives an answer of the right shape.
     """
-    of_logged = (
-        ViewFunction(function, layout.decode),
-        _AS_LOGGED.format(layout.shape_text),
-    )
+    form = _AS_LOGGED.format(layout.shape_text)
+    of_logged = ViewFunction(function, layout.decode)
     if not getattr(function, "is_network", False):
-        return of_logged
-    of_floats = ViewFunction(function, partial(_decoded_floats, layout)), of_logged[1]
-    as_encoded = function, f"encoded, as the log has them: (N, {layout.width})"
-    for candidate in (of_floats, of_logged, as_encoded):
-        if _answers(candidate[0], layout, action_space):
-            return candidate
-    return of_floats
+        return of_logged, form
+    of_floats = ViewFunction(function, partial(_decoded_floats, layout))
+    for candidate in (of_floats, of_logged):
+        if _answers(candidate, layout, action_space):
+            return candidate, form
+    if _answers(function, layout, action_space):
+        return function, f"encoded, as the log has them: (N, {layout.width})"
+    return of_floats, form
 
 
 def _decoded_floats(layout: Layout, observations: np.ndarray) -> np.ndarray:
@@ -420,10 +492,10 @@ def import_object(spec: str) -> Any:
     here = current_folder()  # ours: user code may have moved to another one
     searched = here or "the current folder, which was deleted,"
     importlib.invalidate_caches()  # the module may have been written a moment ago
-    folder = (
-        f"install it or run from the folder that holds it ({searched} was searched)"
+    remedy = (
+        f"install it or run from the folder that holds it ({searched} was searched); a"
+        " module must be importable on its own, and named without .py"
     )
-    remedy = f"{folder}; a module must be importable on its own, and named without .py"
     importing = user_code(spec, f"importing {module_name} failed", remedy, PolicyError)
     with importing, user_modules.named(module_name, folder=here):
         target = importlib.import_module(module_name)
@@ -501,14 +573,12 @@ class ModuleFunction:
 
         # Copies: the log's arrays are read-only, and the module might write into its
         # input.
-        types = [
-            torch.int64 if column.dtype == np.int64 else self._dtype
-            for column in columns
-        ]
-        batch = [
-            torch.tensor(c, dtype=t, device=self._device)
-            for c, t in zip(columns, types, strict=True)
-        ]
+        batch = []
+        for column in columns:
+            dtype = self._dtype
+            if column.dtype == np.int64:
+                dtype = torch.int64
+            batch.append(torch.tensor(column, dtype=dtype, device=self._device))
         was_training = self._module.training
         self._module.eval()
         try:

@@ -53,12 +53,13 @@ class Step:
     def _at(
         self, numbers: tuple[Tensor, ...], network: Any, target: Any
     ) -> tuple[Tensor, Tensor]:
+        """`compute` on the rows with these numbers, from `BatchSource.numbers`."""
         batch, gram = self._source.read(*numbers)
         if self._objective.next_from == "network":
-            gradients = partial(
+            compute_gradients = partial(
                 self._objective.compute_gradients, discount=batch.discounts, gram=gram
             )
-            return full_gradient(network, batch, gradients)
+            return full_gradient(network, batch, compute_gradients)
         # A semi-gradient: the next rows' values are held still.
         next_value = read_values(
             (target or network).forward(batch.next_inputs), batch.next_readout
@@ -67,8 +68,8 @@ class Step:
             next_value = next_value.clamp(*self._next_bounds)
         outputs, pullback = network.forward_with_pullback(batch.inputs)
         residual = residual_of(batch, read_values(outputs, batch.readout), next_value)
-        found = self._objective.compute_gradients(residual, batch.discounts, gram)
-        return found.loss, pullback(spread_gradient(found.value, batch.readout))
+        gradients = self._objective.compute_gradients(residual, batch.discounts, gram)
+        return gradients.loss, pullback(spread_gradient(gradients.value, batch.readout))
 
 
 class RecordedStep(Step):
@@ -86,7 +87,7 @@ class RecordedStep(Step):
         """
         numbers = self._source.numbers(step)
         if self._graph is None:
-            self._numbers = tuple(each.clone() for each in numbers)
+            self._numbers = tuple(rows.clone() for rows in numbers)
             self._graph = torch.cuda.CUDAGraph()
             # streams belong to the current device
             with torch.cuda.device(network.flat.device):
@@ -97,11 +98,11 @@ class RecordedStep(Step):
                     self._at(self._numbers, network, target)
                 torch.cuda.current_stream().wait_stream(warm)
                 with torch.cuda.graph(self._graph):
-                    self._found = self._at(self._numbers, network, target)
+                    self._result = self._at(self._numbers, network, target)
         for kept, new in zip(self._numbers, numbers, strict=True):
             kept.copy_(new)
         self._graph.replay()
-        return self._found
+        return self._result
 
 
 class Memory:
@@ -125,11 +126,10 @@ class Memory:
         """
         if not self.count:
             remembered = now
+        elif before is None:
+            remembered = self._sums
         else:
-            if before is None:
-                remembered = self._sums
-            else:
-                remembered = self._sums + now - before
+            remembered = self._sums + now - before
         keep = torch.as_tensor(self._share, dtype=now.dtype).clamp(
             max=self.count / (self.count + 1.0)
         )
@@ -171,9 +171,9 @@ class MemoryStep(Step):
                 residual, batch.discounts, remembered, psi
             )
 
-        found = full_gradient(network, batch, gradients)
+        result = full_gradient(network, batch, gradients)
         self._before.copy_(network.flat)
-        return found
+        return result
 
 
 class GradientTD2Step(Step):
@@ -191,27 +191,24 @@ class GradientTD2Step(Step):
     ) -> tuple[Tensor, Tensor]:
         """Update w; return the loss and the value's gradient."""
         batch, _ = self._source.batch(step)
-        outputs, tangents, pull_own = forward_with_tangent(
+        outputs, tangents, pull = forward_with_tangent(
             network, batch.inputs, self.second
         )
         next_outputs, pull_next = network.forward_with_pullback(batch.next_inputs)
-        value, correction = (
-            read_values(part, batch.readout) for part in (outputs, tangents)
-        )
+        value = read_values(outputs, batch.readout)
+        correction = read_values(tangents, batch.readout)
         next_value = read_values(next_outputs, batch.next_readout)
         residual = batch.rewards + batch.discounts * next_value - value
         parts = self._objective.compute_gradients(residual, batch.discounts, correction)
         regression = self._objective.compute_auxiliary_gradient(residual, correction)
-        own, hessian, auxiliary = (
-            spread_gradient(part, batch.readout)
-            for part in (parts.value, -regression, regression)
+        gradient = pull_next(spread_gradient(parts.next_value, batch.next_readout))
+        gradient = gradient + pull(
+            spread_gradient(parts.value, batch.readout),
+            spread_gradient(-regression, batch.readout),
         )
-        gradient = pull_next(
-            spread_gradient(parts.next_value, batch.next_readout)
-        ) + pull_own(own, hessian)
         self._adam.update(
             self.second,
-            pull_own(auxiliary, None),
+            pull(spread_gradient(regression, batch.readout), None),
             rates * self._objective.auxiliary_rate,
         )
         return parts.loss, gradient
@@ -259,7 +256,9 @@ def make_step(
     if isinstance(objective, MemoryLoss):
         return MemoryStep(objective, source, network)
     if not isinstance(objective, GradientTD2 | SaddlePoint):
-        return (RecordedStep if network.flat.is_cuda else Step)(objective, source)
+        if network.flat.is_cuda:
+            return RecordedStep(objective, source)
+        return Step(objective, source)
     flat = network.flat
     if isinstance(objective, GradientTD2):
         return GradientTD2Step(objective, source, torch.zeros_like(flat))
@@ -279,11 +278,11 @@ def full_gradient(
     the network.
     """
     outputs, pullback = network.forward_with_pullback(_both(batch))
-    found = compute_gradients(_residual_from(outputs, batch))
-    assert found.next_value is not None
-    own = spread_gradient(found.value, batch.readout)
-    following = spread_gradient(found.next_value, batch.next_readout)
-    return found.loss, pullback(torch.cat((own, following), dim=1))
+    gradients = compute_gradients(_residual_from(outputs, batch))
+    assert gradients.next_value is not None
+    value_gradient = spread_gradient(gradients.value, batch.readout)
+    next_gradient = spread_gradient(gradients.next_value, batch.next_readout)
+    return gradients.loss, pullback(torch.cat((value_gradient, next_gradient), dim=1))
 
 
 def _both(batch: Batch) -> Tensor:

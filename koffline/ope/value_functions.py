@@ -70,7 +70,7 @@ class ValueFunction:
     trained_on: Fingerprints | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     # for `call_in_chunks`
-    what = "value function"
+    noun = "value function"
     error = DataError
     copies = 1
 

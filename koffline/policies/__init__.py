@@ -124,11 +124,10 @@ def save_mlp_policy(
     """
     columns: dict[str, Any] = {}
     for layer, (weight, bias) in enumerate(layers):
-        columns |= {f"W{layer}": weight, f"b{layer}": bias}
-    columns |= {
-        "output": output,
-        **{key: value for key, value in settings.items() if value is not None},
-    }
+        columns[f"W{layer}"] = weight
+        columns[f"b{layer}"] = bias
+    columns["output"] = output
+    columns |= {key: value for key, value in settings.items() if value is not None}
     arrays = {key: _stored(value) for key, value in columns.items()}
     with reading(f"cannot write {path}", "the arrays make no policy", "give numbers"):
         mlp_from_arrays(arrays)  # checked before writing: the file must be readable
@@ -146,21 +145,29 @@ def load_policy_file(
         arrays = untrusted.read_arrays(path)
     kind = str(arrays.pop("format", None))
     version = arrays.pop("version", None)
-    known = (
-        f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
-    )
-    read = f"policy file version {version}; this koffline reads version {VERSION}"
     if kind not in (FORMAT, GRID_FORMAT):
-        raise PolicyError(f"{path!s}: {known}; {_REMEDY}")
+        raise PolicyError(
+            f"{path!s}: the .npz is not a koffline policy (arrays:"
+            f" {', '.join(sorted(arrays)[:8])}); {_REMEDY}"
+        )
     if str(version) != str(VERSION):
-        raise PolicyError(f"{path!s}: {read}")
-    # TypeError, for text in place of numbers
+        raise PolicyError(
+            f"{path!s}: policy file version {version}; this koffline reads version"
+            f" {VERSION}"
+        )
+    # also a TypeError, for text in place of numbers
     with reading(path, "the arrays make no policy", _REMEDY):
-        made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
-    if isinstance(made, Mlp):
-        return mlp_policy(made, str(path), action_space, observation_shape)
-    check_spaces(str(path), (Discrete(made.n), (2,)), (action_space, observation_shape))
-    return DiscretePolicy(made.n, made, str(path), (2,))
+        content: Mlp | GridPolicy
+        if kind == FORMAT:
+            content = mlp_from_arrays(arrays)
+        else:
+            content = _grid_from_arrays(arrays)
+    if isinstance(content, Mlp):
+        return mlp_policy(content, str(path), action_space, observation_shape)
+    check_spaces(
+        str(path), (Discrete(content.n), (2,)), (action_space, observation_shape)
+    )
+    return DiscretePolicy(content.n, content, str(path), (2,))
 
 
 def write_arrays(path: Path, kind: str, arrays: Mapping[str, Any]) -> None:
@@ -174,11 +181,8 @@ def write_arrays(path: Path, kind: str, arrays: Mapping[str, Any]) -> None:
         atomic_file(path, force=True) as temporary,
         zipfile.ZipFile(temporary, "w") as archive,
     ):
-        for (
-            key,
-            array,
-            # without time stamps: the bytes depend on the content alone
-        ) in stored.items():
+        for key, array in stored.items():
+            # without a time stamp: the bytes depend on the content alone
             entry = zipfile.ZipInfo(f"{key}.npy")
             entry.create_system = 3
             entry.external_attr = 0o644 << 16
@@ -194,48 +198,44 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
     Raises PolicyError for missing, unknown or wrong arrays.
     """
     depth = max(1, sum(key.startswith("W") for key in arrays))
-    weights, biases = ([f"{kind}{layer}" for layer in range(depth)] for kind in "Wb")
+    weights = [f"W{layer}" for layer in range(depth)]
+    biases = [f"b{layer}" for layer in range(depth)]
     missing = [key for key in (*weights, *biases, "output") if key not in arrays]
     unknown = [key for key in arrays if key not in (*_KEYS, *weights, *biases)]
-    if unknown:
-        remedy = nearest_name(unknown[0], ["W0", "b0", *_KEYS])
-    else:
-        remedy = ""
     if missing:
         raise PolicyError(
             f"{', '.join(missing)} missing; give W0, b0, W1, b1, ... and output"
         )
     if unknown:
+        remedy = nearest_name(unknown[0], ["W0", "b0", *_KEYS])
         raise PolicyError(
             f"{', '.join(unknown)}: no setting of a policy file; {remedy}"
         )
     if "std" in arrays and "log_std" in arrays:
         raise PolicyError("std and log_std are both given; give one of them")
-    values: dict[str, Any] = {
-        k: str(a) if k in CHOICES else a.astype(np.float64) for k, a in arrays.items()
-    }
-    layers = [tuple(values.pop(key) for key in names) for names in (weights, biases)]
+    values: dict[str, Any] = {}
+    for key, array in arrays.items():
+        if key in CHOICES:
+            values[key] = str(array)
+        else:
+            values[key] = array.astype(np.float64)
     if "log_std" in values:
         values["std"] = np.asarray(np.exp(values.pop("log_std")))
     return Mlp(
-        layers[0],
-        layers[1],
+        weights=tuple(values.pop(key) for key in weights),
+        biases=tuple(values.pop(key) for key in biases),
         temperature=float(values.pop("temperature", 1.0)),
         **values,
     )
 
 
 def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
-    corners = {
-        side: tuple(arrays[side].astype(np.float64).tolist())
-        for side in ("low", "high")
-    }
-    given: dict[str, Any] = {
-        **arrays,
-        **corners,
-        "temperature": float(arrays["temperature"]),
-    }
-    return GridPolicy(**given)
+    """The grid from a policy file's arrays; TypeError or KeyError for others."""
+    fields: dict[str, Any] = dict(arrays)
+    for corner in ("low", "high"):
+        fields[corner] = tuple(arrays[corner].astype(np.float64).tolist())
+    fields["temperature"] = float(arrays["temperature"])
+    return GridPolicy(**fields)
 
 
 def _stored(value: Any) -> np.ndarray:

@@ -39,7 +39,7 @@ reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
 Check = Callable[..., np.ndarray]
 Spaces = tuple[ActionSpace, Sequence[int] | None]
-_TOLD = "the policy has", "give a policy trained for this log"
+_WORDS = "the policy has", "give a policy trained for this log"
 # actions of k numbers, or probabilities of n actions
 Actions = Float[np.ndarray, "row action"]
 
@@ -75,8 +75,8 @@ class DiscretePolicy:
     copies: int = 1
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
-    # in messages
-    what = "policy"
+    # for the messages of `call_in_chunks`
+    noun = "policy"
     error = PolicyError
 
     def probabilities(self, observations: Observations) -> Actions:
@@ -132,8 +132,8 @@ class ContinuousPolicy:
     copies: int = 1
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
-    # in messages
-    what = "policy"
+    # for the messages of `call_in_chunks`
+    noun = "policy"
     error = PolicyError
 
     @property
@@ -190,8 +190,14 @@ class ContinuousPolicy:
                 f"{self.name}: {self.why_no_density}; use a method that only draws"
                 " actions"
             )
-        given = observations, actions.astype(np.float64)
-        return call_in_chunks(self, self.density_function, _log_densities, (), *given)
+        return call_in_chunks(
+            self,
+            self.density_function,
+            _log_densities,
+            (),
+            observations,
+            actions.astype(np.float64),
+        )
 
 
 Policy = DiscretePolicy | ContinuousPolicy
@@ -199,29 +205,30 @@ Policy = DiscretePolicy | ContinuousPolicy
 
 def check_spaces(
     name: str,
-    own: Spaces,
+    expected: Spaces,
     log: Spaces,
-    told: tuple[str, str] = _TOLD,
+    words: tuple[str, str] = _WORDS,
     kind: type[KofflineError] = PolicyError,
 ) -> None:
     """Raise an error unless actions and observations of a policy, model or world have
     the log's spaces.
 
-    own, log: action space and observation shape; None fits any. told: the subject, and
-    the remedy.
+    name: of the policy, begins the message; may be empty. expected, log: action space
+    and observation shape of the policy, and of the log; None as a shape fits any.
+    words: the subject of the message, and the remedy. kind: of the error.
     """
-    subject, remedy = told
-    prefix = f"{name}: {subject}" if name else subject
-    own_actions = describe_actions(own[0])
+    subject, remedy = words
+    if name:
+        subject = f"{name}: {subject}"
+    actions = describe_actions(expected[0])
     logged_actions = describe_actions(log[0])
-    if own_actions != logged_actions:
-        raise kind(f"{prefix} {own_actions}, the log {logged_actions}; {remedy}")
-    own_shape = own[1] and tuple(own[1])
+    if actions != logged_actions:
+        raise kind(f"{subject} {actions}, the log {logged_actions}; {remedy}")
+    shape = expected[1] and tuple(expected[1])
     logged_shape = log[1] and tuple(log[1])
-    if own_shape not in (None, logged_shape):
+    if shape not in (None, logged_shape):
         raise kind(
-            f"{prefix} observations of shape {own_shape}, the log {logged_shape};"
-            f" {remedy}"
+            f"{subject} observations of shape {shape}, the log {logged_shape}; {remedy}"
         )
 
 
@@ -242,29 +249,37 @@ def call_in_chunks(
     """Call an owner's function in chunks of observations, the first part, and check its
     output (N, *columns).
 
-    Arrays among the other parts are chunked, too. owner: has ``name``, ``copies``,
-    ``what`` and ``error``.
+    owner: a policy or value function, has ``name``, ``copies``, ``noun`` and ``error``.
+    check: takes the function's output, its number of rows and ``columns``; returns the
+    rows of the result. columns: the shape of a row of the result. parts: the function's
+    arguments; arrays among them (observations, actions) have N rows and are chunked.
+
+    Raises ``owner.error`` if the function fails or its output is wrong.
     """
     result = np.empty((len(parts[0]), *columns))
-    # of a row; bounds the memory
+    # numbers in a row and its copies: bounds the memory of a chunk
     numbers = max(1, math.prod(parts[0].shape[1:])) * owner.copies
     size = max(1, min(CHUNK_ROWS // owner.copies, CHUNK_NUMBERS // numbers))
     for start in range(0, len(result), size):
         rows = slice(start, start + size)
-        # copies: a function may write into its input, which torch does even to
-        # read-only arrays
-        given = [
-            part[rows].copy() if isinstance(part, np.ndarray) else part
-            for part in parts
-        ]
-        shapes = " and actions ".join(
-            str(part.shape) for part in given if isinstance(part, np.ndarray)
+        arguments = []
+        shapes = []
+        for part in parts:
+            if isinstance(part, np.ndarray):
+                # A copy: a function may write into its input, which torch does even to
+                # read-only arrays.
+                part = part[rows].copy()
+                shapes.append(str(part.shape))
+            arguments.append(part)
+        failed = (
+            f"the {owner.noun} failed on observations of shape"
+            f" {' and actions '.join(shapes)}"
         )
-        failed = f"the {owner.what} failed on observations of shape {shapes}"
         with user_code(
             owner.name, failed, "check that it accepts such a batch", owner.error
         ):
-            result[rows] = check(as_numbers(function(*given)), len(given[0]), *columns)
+            output = as_numbers(function(*arguments))
+            result[rows] = check(output, len(arguments[0]), *columns)
     return result
 
 
@@ -273,53 +288,36 @@ def as_numbers(raw: Any) -> np.ndarray:
     if hasattr(raw, "detach"):
         raw = raw.detach().cpu()
         is_float = hasattr(raw, "is_floating_point") and raw.is_floating_point()
-        # numpy has no bfloat16
         if is_float:
-            raw = raw.double()
+            raw = raw.double()  # numpy has no bfloat16
     if np.ma.is_masked(raw):
         missing = int(np.ma.getmaskarray(raw).sum())
-        masked = (
+        raise PolicyError(
             f"the output is a masked array without {missing} of its {np.size(raw)}"
-            " values"
+            " values; return numbers in all places"
         )
-        raise PolicyError(f"{masked}; return numbers in all places")
     try:
         if np.iscomplexobj(raw):
             raise ValueError("complex numbers")
-        found = np.asarray(raw)
-        if found.dtype.kind == "b":
-            return found
-        return found.astype(np.float64)
+        array = np.asarray(raw)
+        if array.dtype.kind == "b":
+            return array
+        return array.astype(np.float64)
     except (TypeError, ValueError) as error:
-        what = f"the output is no array of numbers ({one_line(error)})"
-        raise PolicyError(f"{what}; return a row per observation") from error
+        raise PolicyError(
+            f"the output is no array of numbers ({one_line(error)}); return a row per"
+            " observation"
+        ) from error
 
 
 def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
     """Check probabilities (N, n); indices become one-hot.
 
     Rows are rescaled whose sums are within 1e-4 of 1, or of half-precision numbers
-    within their rounding.
+    within their rounding. Raises PolicyError.
     """
     if output.shape in ((rows,), (rows, 1)):
-        indices = _finite(output.reshape(rows), "probabilities").astype(np.float64)
-        if n == 1:  # the single action is certain, given as a probability or an index
-            return np.ones((rows, 1))
-        if output.dtype == bool and n > 2:
-            raise PolicyError(
-                f"the output is yes or no, for {n} actions; return their indices"
-            )
-        wrong = (indices != np.floor(indices)) | (indices < 0) | (indices >= n)
-        if wrong.any():
-            row = int(wrong.argmax())
-            what = (
-                f"row {row} of the output is {indices[row]:g}, not an action index in"
-                f" 0..{n - 1}"
-            )
-            raise PolicyError(
-                f"{what}; return whole numbers in that range, or probabilities"
-            )
-        return np.eye(n)[indices.astype(np.int64)]
+        return _one_hot(output, rows, n)
     wanted = f"return probabilities of shape ({rows}, {n}) or action indices ({rows},)"
     _check_shape(output, (rows, n), f"{n} actions; {wanted}")
     array = _finite(output, "probabilities")
@@ -330,13 +328,13 @@ def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
     is_off = errors > SUM_TOLERANCE
     if is_off.any():
         is_off = errors > max(SUM_TOLERANCE, 2.0 * _half_spacing(array))
-    wrong = is_off | (least < -NEGATIVE_TOLERANCE)
-    if wrong.any():
-        row = int(wrong.argmax())
+    is_wrong = is_off | (least < -NEGATIVE_TOLERANCE)
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
         if is_off[row]:
-            what = f"sums to {sums[row]:.6g}"
+            fault = f"sums to {sums[row]:.6g}"
         else:
-            what = f"contains {least[row]:.6g}"
+            fault = f"contains {least[row]:.6g}"
         remedy = (
             "for logits return softmax(logits), for action values return their argmax"
         )
@@ -346,16 +344,39 @@ def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
                 "these are probabilities that were rounded; divide them by their sum,"
                 " in float32 or better"
             )
-        raise PolicyError(f"row {row} of the probabilities {what}; {remedy}")
+        raise PolicyError(f"row {row} of the probabilities {fault}; {remedy}")
     array = np.clip(array, 0.0, None)
     return array / array.sum(axis=1, keepdims=True)
+
+
+def _one_hot(output: np.ndarray, rows: int, n: int) -> Actions:
+    """Probabilities (N, n) of a greedy policy from its action indices (N,) or (N, 1).
+
+    Raises PolicyError for other numbers than 0..n − 1.
+    """
+    indices = _finite(output.reshape(rows), "probabilities").astype(np.float64)
+    if n == 1:  # the single action is certain, given as a probability or an index
+        return np.ones((rows, 1))
+    if output.dtype == bool and n > 2:
+        raise PolicyError(
+            f"the output is yes or no, for {n} actions; return their indices"
+        )
+    is_wrong = (indices != np.floor(indices)) | (indices < 0) | (indices >= n)
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
+        raise PolicyError(
+            f"row {row} of the output is {indices[row]:g}, not an action index in"
+            f" 0..{n - 1}; return whole numbers in that range, or probabilities"
+        )
+    return np.eye(n)[indices.astype(np.int64)]
 
 
 def _half_spacing(array: np.ndarray) -> float:
     """Spacing at 1 of the coarsest half-precision type that holds all numbers of an
     array exactly; else 0.
 
-    The numbers tell it also where they were converted after the softmax.
+    The type is told from the numbers, since they may have been converted after the
+    softmax.
     """
     with np.errstate(over="ignore", under="ignore"):
         half = array.astype(np.float16)
@@ -382,16 +403,11 @@ def _actions(output: np.ndarray, rows: int, k: int) -> Actions:
 
 def _log_densities(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
     """Check log densities (N,); −inf is allowed."""
-    is_wrong = output.shape not in ((rows,), (rows, 1)) or np.isnan(output) | (
-        output == np.inf
-    )
-    if np.any(is_wrong):
-        what = (
-            f"the log density has shape {output.shape} for {rows} rows, or is nan or"
-            " +inf"
-        )
+    has_shape = output.shape in ((rows,), (rows, 1))
+    if not has_shape or np.any(np.isnan(output) | (output == np.inf)):
         raise PolicyError(
-            f"{what}; return one number per row, -inf for impossible actions"
+            f"the log density has shape {output.shape} for {rows} rows, or is nan or"
+            " +inf; return one number per row, -inf for impossible actions"
         )
     return output.reshape(rows)
 
@@ -404,12 +420,15 @@ def _check_shape(output: np.ndarray, shape: tuple[int, int], wanted: str) -> Non
         )
 
 
-def _finite(array: np.ndarray, what: str) -> np.ndarray:
+def _finite(array: np.ndarray, noun: str) -> np.ndarray:
+    """The array, if all its numbers are finite; PolicyError names the first row that is
+    not.
+    """
     is_wrong = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
     if is_wrong.any():
         row = int(is_wrong.argmax())
-        what = f"row {row} of the {what} is not finite ({array[row]})"
         raise PolicyError(
-            f"{what}; check the policy's weights and the range of the observations"
+            f"row {row} of the {noun} is not finite ({array[row]}); check the policy's"
+            " weights and the range of the observations"
         )
     return array

@@ -115,13 +115,10 @@ def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndar
     low = np.array(action_space.low)
     high = np.array(action_space.high)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        said = (
-            f"finite bounds, the log declares low={action_space.low} and"
-            f" high={action_space.high}"
-        )
         raise PolicyError(
-            f"{name}: a uniform action needs {said}; declare them (--continuous LOW"
-            " HIGH)"
+            f"{name}: a uniform action needs finite bounds, the log declares"
+            f" low={action_space.low} and high={action_space.high}; declare them"
+            " (--continuous LOW HIGH)"
         )
     return low, high
 
@@ -215,66 +212,77 @@ class Mlp:
     action_low: np.ndarray | None = None
     action_high: np.ndarray | None = None
 
-    def __post_init__(self) -> None:  # noqa: C901
-        for what, choices in CHOICES.items():
-            given = getattr(self, what)
-            if given not in choices:
+    def __post_init__(self) -> None:
+        for setting, choices in CHOICES.items():
+            choice = getattr(self, setting)
+            if choice not in choices:
                 raise PolicyError(
-                    f"{what} is {given!r}; give one of {', '.join(choices)}"
+                    f"{setting} is {choice!r}; give one of {', '.join(choices)}"
                 )
-        width = None
-        for layer, (weight, bias) in enumerate(
-            zip(self.weights, self.biases, strict=True)
-        ):
-            fits = (
-                weight.ndim == 2 and weight.size > 0 and bias.shape == weight.shape[1:]
-            )
-            shapes = (
-                f"W{layer} has shape {weight.shape}, b{layer} {bias.shape}; give (in,"
-                " out) and (out,)"
-            )
-            if not fits or width not in (None, len(weight)):
-                raise PolicyError(
-                    f"layer {layer}: {shapes}, `in` the layer before's `out`"
-                )
-            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-                raise PolicyError(f"layer {layer}: give finite weights")
-            width = weight.shape[1]
-        for what in VECTORS:
-            value = getattr(self, what)
-            if what.startswith("observ"):
-                size = self.inputs
-            else:
-                size = self.outputs
-            least = 0.0 if what.endswith("std") else -math.inf
-            if value is not None:
-                is_off = (
-                    value.shape not in ((), (size,))
-                    or not ((value > least) & (value < math.inf)).all()
-                )
-                kind = (
-                    f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
-                )
-                if is_off:
-                    raise PolicyError(f"{what} is {value}; give {kind}")
-        low = self.action_low
-        high = self.action_high
-        is_gaussian = self.output == "gaussian"
-        is_boxed = low is not None and high is not None and bool(np.all(low < high))
-        bounded = (
-            "action_low and action_high: give both, lower bounds below upper ones, and"
-            " only for output"
-        )
+        self._check_layers()
+        for setting in VECTORS:
+            if getattr(self, setting) is not None:
+                self._check_vector(setting)
         if not 0 < self.temperature < math.inf:
             raise PolicyError(
                 f"temperature is {self.temperature}; give a positive number"
             )
-        if (self.std is None) == is_gaussian:
+        if (self.std is None) == (self.output == "gaussian"):
             raise PolicyError('std; give it with output "gaussian", and only there')
-        if (low is not None or high is not None) and not (
-            is_boxed and (is_gaussian or self.output == "tanh")
+        self._check_bounds()
+
+    def _check_layers(self) -> None:
+        """Raise PolicyError unless each layer fits the one before and is finite."""
+        width = None  # outputs of the layer before
+        for layer, (weight, bias) in enumerate(
+            zip(self.weights, self.biases, strict=True)
         ):
-            raise PolicyError(f'{bounded} "tanh" or "gaussian"')
+            is_layer = (
+                weight.ndim == 2 and weight.size > 0 and bias.shape == weight.shape[1:]
+            )
+            if not is_layer or width not in (None, len(weight)):
+                raise PolicyError(
+                    f"layer {layer}: W{layer} has shape {weight.shape}, b{layer}"
+                    f" {bias.shape}; give (in, out) and (out,), `in` the layer before's"
+                    " `out`"
+                )
+            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                raise PolicyError(f"layer {layer}: give finite weights")
+            width = weight.shape[1]
+
+    def _check_vector(self, setting: str) -> None:
+        """Raise PolicyError unless a setting is one number or one for each input or
+        output, finite, and positive if it is a standard deviation.
+        """
+        value = getattr(self, setting)
+        size = self.outputs
+        if setting.startswith("observation"):
+            size = self.inputs
+        least = -math.inf
+        kind = "finite"
+        if setting.endswith("std"):
+            least = 0.0
+            kind = "positive"
+        has_shape = value.shape in ((), (size,))
+        if not has_shape or not ((value > least) & (value < math.inf)).all():
+            raise PolicyError(
+                f"{setting} is {value}; give {kind} numbers, one or {size}"
+            )
+
+    def _check_bounds(self) -> None:
+        """Raise PolicyError for action bounds that are crossed, lack the other, or
+        belong to an output that has none.
+        """
+        low = self.action_low
+        high = self.action_high
+        if low is None and high is None:
+            return
+        is_box = low is not None and high is not None and bool(np.all(low < high))
+        if not is_box or self.output not in ("tanh", "gaussian"):
+            raise PolicyError(
+                "action_low and action_high: give both, lower bounds below upper ones,"
+                ' and only for output "tanh" or "gaussian"'
+            )
 
     @property
     def inputs(self) -> int:
@@ -358,17 +366,17 @@ def mlp_policy(
     shape = tuple(observation_shape)
     size = mlp.outputs
     is_discrete = mlp.output in ("softmax", "argmax")
-    check_spaces(
-        name,
-        (Discrete(size) if is_discrete else Continuous(size), None),
-        (action_space, shape),
-    )
-    what = (
-        f"the policy takes {mlp.inputs} numbers per observation, the log has shape"
-        f" {shape}"
-    )
+    actions: ActionSpace
+    if is_discrete:
+        actions = Discrete(size)
+    else:
+        actions = Continuous(size)
+    check_spaces(name, (actions, None), (action_space, shape))
     if math.prod(shape) != mlp.inputs:
-        raise PolicyError(f"{name}: {what}; give a policy made for this log")
+        raise PolicyError(
+            f"{name}: the policy takes {mlp.inputs} numbers per observation, the log"
+            f" has shape {shape}; give a policy made for this log"
+        )
     if is_discrete:
         return DiscretePolicy(size, mlp.discrete, name, shape)
     if mlp.output != "gaussian":

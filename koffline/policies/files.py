@@ -21,6 +21,7 @@ import logging
 import multiprocessing
 import warnings
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,13 @@ def detect(path: Path) -> str:
         return "d3"
     if head.startswith(_ONNX):
         return "onnx"
-    if head:
-        found = f"the content is not a policy (it begins with {head!r})"
-    else:
-        found = "the file is empty"
     if head == _HDF5:
-        found = "this is an HDF5 file, a log and not a policy"
-    raise PolicyError(f"{path}: {found}; a policy is {ACCEPTED}")
+        fault = "this is an HDF5 file, a log and not a policy"
+    elif head:
+        fault = f"the content is not a policy (it begins with {head!r})"
+    else:
+        fault = "the file is empty"
+    raise PolicyError(f"{path}: {fault}; a policy is {ACCEPTED}")
 
 
 def _kind_of_zip(path: Path) -> str:
@@ -86,15 +87,16 @@ def _kind_of_zip(path: Path) -> str:
     if any(name.endswith("/constants.pkl") for name in names):
         return "torchscript"
     if any(name.endswith("/data.pkl") for name in names):
-        what = "this is a torch.save checkpoint, weights without the network"
-        remedy = (
-            "for d3rlpy use algo.save(path), else torch.jit.script(module).save(path)"
+        raise PolicyError(
+            f"{path}: this is a torch.save checkpoint, weights without the network; for"
+            " d3rlpy use algo.save(path), else torch.jit.script(module).save(path)"
         )
-        raise PolicyError(f"{path}: {what}; {remedy}")
     if names and all(name.endswith(".npy") for name in names):
         return "npz"
-    what = f"the archive is not a policy (it holds {', '.join(names[:3])})"
-    raise PolicyError(f"{path}: {what}; a policy is {ACCEPTED}")
+    raise PolicyError(
+        f"{path}: the archive is not a policy (it holds {', '.join(names[:3])}); a"
+        f" policy is {ACCEPTED}"
+    )
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,10 @@ def read_d3(path: Path) -> D3File:
         isinstance(content, dict)
         and all(isinstance(content.get(k), t) for k, t in _PARTS.items())
     ):
-        what = (
-            f"the pickle does not hold a d3rlpy model ({', '.join(_PARTS)}) but a"
-            f" {type(content).__name__}"
+        raise PolicyError(
+            f"{name}: the pickle does not hold a d3rlpy model ({', '.join(_PARTS)}) but"
+            f" a {type(content).__name__}; {_SAVE_AGAIN}"
         )
-        raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}")
     with reading(path, "the configuration makes no sense", _SAVE_AGAIN):
         algorithm = str(parse_json(content["config"])["config"]["type"])
     if not content["torch"].startswith(_ZIP):
@@ -142,7 +143,13 @@ def read_d3(path: Path) -> D3File:
         states = load_tensors(content["torch"])
     if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
         raise PolicyError(f"{name}: the weights are not named modules; {_SAVE_AGAIN}")
-    return D3File(name, algorithm, content["config"], content["version"], states)
+    return D3File(
+        name=name,
+        algorithm=algorithm,
+        config=content["config"],
+        version=content["version"],
+        states=states,
+    )
 
 
 @functools.cache
@@ -200,29 +207,31 @@ class OnnxFunction:
         self._session = onnxruntime.InferenceSession(
             content, options, providers=["CPUExecutionProvider"]
         )
-        given = self._session.get_inputs()
-        made = self._session.get_outputs()
-        if [each.type in _DTYPES for each in given] != [True] or len(made) != 1:
-            takes, gives = (
-                ", ".join(f"{each.name} {each.type}" for each in side)
-                for side in (given, made)
-            )
+        inputs = self._session.get_inputs()
+        outputs = self._session.get_outputs()
+        takes_floats = len(inputs) == 1 and inputs[0].type in _DTYPES
+        if not takes_floats or len(outputs) != 1:
             raise PolicyError(
-                f"the model takes {takes or 'nothing'} and returns {gives};"
-                f" {_ONE_OUTPUT}"
+                f"the model takes {_described(inputs) or 'nothing'} and returns"
+                f" {_described(outputs)}; {_ONE_OUTPUT}"
             )
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """The output for rows (N, …); onnxruntime refuses inputs that do not fit the
         model.
         """
-        (given,) = self._session.get_inputs()
-        values = np.ascontiguousarray(observations, dtype=_DTYPES[given.type])
-        (output,) = self._session.run(None, {given.name: values})
+        (model_input,) = self._session.get_inputs()
+        values = np.ascontiguousarray(observations, dtype=_DTYPES[model_input.type])
+        (output,) = self._session.run(None, {model_input.name: values})
         return np.asarray(output)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OnnxFunction, (self._content,)
+
+
+def _described(sides: Iterable[Any]) -> str:
+    """Names and types of a model's inputs or outputs."""
+    return ", ".join(f"{side.name} {side.type}" for side in sides)
 
 
 def load_onnx(path: Path) -> OnnxFunction:
