@@ -42,7 +42,8 @@ class PassSettings:
     ray: str | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.workers <= (most := 16 * available_cores()):
+        most = 16 * available_cores()
+        if not 1 <= self.workers <= most:
             raise ConfigError(
                 f"workers is {self.workers}; give 1 to {most}, 16 per core of this"
                 " machine"
@@ -97,15 +98,22 @@ class PassSettings:
         are_jobs: yield items as they end, and do not give an item to another worker
         after one has died.
         """
-        total = len(items) if isinstance(items, Sized) else None
+        total = None  # not known of a generator
+        if isinstance(items, Sized):
+            total = len(items)
         if total == 0:
             return
         with ExitStack() as stack:
             hear = stack.enter_context(_heard_by(progress))
 
             def report(done: int, running: list[Any]) -> None:
-                names = ", ".join(map(name, running[:3])) + ", …" * (len(running) > 3)
-                hear(done, done + len(running) if total is None else total, names)
+                names = ", ".join(map(name, running[:3]))
+                if len(running) > 3:
+                    names += ", …"
+                known_total = total
+                if known_total is None:
+                    known_total = done + len(running)
+                hear(done, known_total, names)
 
             if self._is_here:
                 done = 0
@@ -154,13 +162,17 @@ class PassSettings:
         """
         waiting: dict[Future[Any], Any] = {}
         done = 0
-        retries = 0 if are_jobs else _RETRIES
+        retries = _RETRIES
+        if are_jobs:
+            retries = 0
         try:
             while True:
-                if are_jobs and self.ray:
+                if not are_jobs:
+                    most = 2 * workers.capacity
+                elif self.ray:
                     most = sys.maxsize
                 else:
-                    most = (2 - are_jobs) * workers.capacity
+                    most = workers.capacity
                 for item in islice(items, max(0, most - len(waiting))):
                     waiting[workers.submit(place, pack(item), retries)] = item
                 running = [
@@ -169,13 +181,10 @@ class PassSettings:
                 report(done, running[: workers.capacity])
                 if not waiting:
                     return
-                future = next(
-                    iter(
-                        wait(waiting, None, FIRST_COMPLETED).done
-                        if are_jobs
-                        else waiting
-                    )
-                )
+                if are_jobs:  # whichever ends first
+                    future = next(iter(wait(waiting, None, FIRST_COMPLETED).done))
+                else:  # the oldest
+                    future = next(iter(waiting))
                 item = waiting.pop(future)
                 futures = [future]
                 del future  # frees its value
@@ -236,21 +245,20 @@ def run_jobs(
     interrupt stops the workers at once.
     """
     missing = [replace(job, path=job.path.absolute()) for job in jobs if not job.done]
-    found = len(jobs) - len(missing)
     total = len(jobs)
+    finished = total - len(missing)  # by an earlier call
     failures: dict[str, KofflineError] = {}
     for job in missing:
         job.path.parent.mkdir(parents=True, exist_ok=True)
     with _heard_by(progress) as report:
 
         def hear(done: int, _: int, running: str) -> None:
-            report(found + done - len(failures), total, running)
+            report(finished + done - len(failures), total, running)
 
-        waiting = (
-            takewhile(lambda _: keep_going or not failures, missing) if missing else ()
-        )
-        here = PassSettings(workers, ray)
-        ended = here.results(
+        waiting: Iterable[Job] = ()
+        if missing:
+            waiting = takewhile(lambda _: keep_going or not failures, missing)
+        ended = PassSettings(workers, ray).results(
             _perform, waiting, None, lambda job: job.name, hear, are_jobs=True
         )
         with closing(ended):
@@ -260,13 +268,13 @@ def run_jobs(
                 if error is not None:
                     failures[job.name] = error
     if failures and not keep_going:
-        (first, error), *rest = failures.items()
+        first, *rest = failures
+        error = failures[first]
+        further = ""
         if rest:
-            others = f" (so did {', '.join(name for name, _ in rest)})"
-        else:
-            others = ""
+            further = f" (so did {', '.join(rest)})"
         raise JobError(
-            f"job {first} failed{others}: {error}; {sum(job.done for job in jobs)} of"
+            f"job {first} failed{further}: {error}; {sum(job.done for job in jobs)} of"
             f" {total} results are kept, mend the cause and run the same command again",
             getattr(error, "trace", ""),
         )

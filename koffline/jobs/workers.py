@@ -109,8 +109,9 @@ class Processes:
             self._closed = True
         for executor in self._all:
             # loky's own kill_workers fails if an item has not been handed on yet.
-            for process in list(executor._processes.values()) if at_once else ():
-                process.terminate()
+            if at_once:
+                for process in list(executor._processes.values()):
+                    process.terminate()
         for executor in self._all:
             executor.shutdown()
 
@@ -161,11 +162,10 @@ class RayCluster:
         try:
             import ray
         except ImportError:
-            said = (
-                "ray is not installed; run `pip install koffline[ray]` or run"
-                " without it"
-            )
-            raise ConfigError(said) from None
+            raise ConfigError(
+                "ray is not installed; run `pip install koffline[ray]` or run without"
+                " it"
+            ) from None
         host, separator, port = address.removeprefix("ray://").rpartition(":")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if address == "local":
@@ -227,7 +227,11 @@ def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Worker
     if (workers, ray) in _kept:
         yield _kept[workers, ray]
         return
-    new: Workers = Processes(workers) if ray is None else RayCluster(ray, workers)
+    new: Workers
+    if ray is None:
+        new = Processes(workers)
+    else:
+        new = RayCluster(ray, workers)
     if keep:
         _kept[workers, ray] = new
     ended_well = False
@@ -262,12 +266,14 @@ def packed_work(call: Callable[[Any, Any], Any], shared: Any) -> bytes:
 
     Raises ConfigError.
     """
-    folder = current_folder()
-    unwanted = None if folder in sys.path else folder
+    unwanted = current_folder()
+    if unwanted in sys.path:
+        unwanted = None
     return pack((user_modules.folders, unwanted, pack((call, shared))))
 
 
 def _unpacked_work(work: Any) -> tuple[Callable[[Any, Any], Any], Any]:
+    """At a worker: the function and its first argument from `packed_work`."""
     folders, unwanted, content = pickle.loads(work)
     # Ray puts the folder where the run began first on the path
     while unwanted in sys.path:
@@ -302,7 +308,10 @@ def value_of(future: Future[Any], retries: int) -> Any:
 
 
 def _lost(reason: str, retries: int) -> JobError:
-    tries = f", {1 + retries} times" if retries else ""
+    """The error of an item whose worker died, again and again."""
+    tries = ""
+    if retries:
+        tries = f", {1 + retries} times"
     return JobError(
         f"{reason}{tries}; give the workers more memory, or leave this part out"
     )
@@ -316,14 +325,14 @@ def as_ours(error: Exception) -> KofflineError:
         return error
     frame = traceback.extract_tb(error.__traceback__)[-1]
     reason = " ".join(str(error).split())
-    place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-    trace = "".join(traceback.format_exception(error))
-    return JobError(f"{place}: {reason}" if reason else place, trace)
+    message = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+    if reason:
+        message += f": {reason}"
+    return JobError(message, "".join(traceback.format_exception(error)))
 
 
-_received: dict[
-    str, tuple[Callable[[Any, Any], Any], Any]
-] = {}  # at a worker: the unpacked functions
+# at a worker: the unpacked functions
+_received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}
 
 
 def _perform(place: Path | list[Any], item: bytes) -> Any:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from koffline.errors import escaped_json, without_controls
 from koffline.store.files import atomic_folder, parents_made
@@ -28,13 +28,13 @@ class Report:
     """How a result is shown.
 
     marker: the name of its JSON file and, with another ending, of its page's template.
-    found: a result with ``to_json`` and the fields that the last part of
+    result: has ``to_json`` and the fields that the last part of
     ``base.html.j2`` shows. figures: functions that draw them, by name. show: prints the
     part before warnings and notes. context: further values for the template.
     """
 
     marker: str
-    found: Any
+    result: Any
     figures: Mapping[str, Callable[[], Figure]]
     show: Callable[[Console], None]
     context: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Report:
 
         with atomic_folder(out, True, result_files(self.marker)) as folder:
             (folder / self.marker).write_text(
-                self.found.to_json(timing=False) + "\n", encoding="utf-8"
+                self.result.to_json(timing=False) + "\n", encoding="utf-8"
             )
             text = escaped_json(json.dumps(run, indent=2, ensure_ascii=False)) + "\n"
             (folder / FILE).write_text(text, encoding="utf-8")
@@ -83,9 +83,7 @@ class Report:
         from jinja2 import Environment, FileSystemLoader
 
         # tables of commands that need no results are printed without it
-        from koffline.report import (
-            words,
-        )
+        from koffline.report import words
 
         places = FileSystemLoader(Path(__file__).parent)
         environment = Environment(
@@ -100,7 +98,7 @@ class Report:
         }
         template = environment.get_template(self.marker.replace(".json", ".html.j2"))
         return template.render(
-            found=self.found, figures=figures, command=shown_command(), **self.context
+            result=self.result, figures=figures, command=shown_command(), **self.context
         )
 
     def print(self, page: Path | None = None) -> None:
@@ -108,26 +106,25 @@ class Report:
         path of the page.
         """
         console = make_console()
-        notes = getattr(self.found, "notes", ())
+        notes = getattr(self.result, "notes", ())
         self.show(console)
-        if hasattr(self.found, "verdict"):
-            said = self.found.verdict.sentence
-        else:
-            said = ""
-        for warning in self.context.get("warnings", self.found.warnings):
-            if warning.removeprefix("No interval: ") not in said:
+        sentence = ""
+        if hasattr(self.result, "verdict"):
+            sentence = self.result.verdict.sentence
+        for warning in self.context.get("warnings", self.result.warnings):
+            if warning.removeprefix("No interval: ") not in sentence:
                 print_labelled(console, "warning", warning)
         for note in notes:
             console.print(f"note: {note}", style="dim", soft_wrap=True)
-        if said:
-            console.print(said, style="bold", soft_wrap=True)
+        if sentence:
+            console.print(sentence, style="bold", soft_wrap=True)
         if page is not None:
             console.print(f"report: {page}", soft_wrap=True)
 
 
 def _finished(value: Any) -> Any:
-    """A value of a template: texts without control characters; what is HTML already is
-    made of such texts.
+    """A value as it is shown: texts without control characters; what is HTML already
+    is made of such texts.
     """
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return without_controls(value)
@@ -163,11 +160,7 @@ def make_console(width: int = _WIDTH) -> Console:
 
     class CleanConsole(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            shown = [
-                without_controls(each) if isinstance(each, str) else each
-                for each in objects
-            ]
-            super().print(*shown, **options)
+            super().print(*map(_finished, objects), **options)
 
     console = CleanConsole(emoji=False, markup=False)
     if not console.is_terminal:
@@ -195,11 +188,10 @@ def print_table(
     if not columns:
         table.add_column(style="bold")
     for name in columns or ("",):
-        table.add_column(
-            without_controls(name),
-            justify="right" if name in right else "left",
-            overflow="fold",
-        )
+        side: Literal["left", "right"] = "left"
+        if name in right:
+            side = "right"
+        table.add_column(without_controls(name), justify=side, overflow="fold")
     for rows in parts:
         for row in rows:
             table.add_row(*map(without_controls, row))

@@ -37,10 +37,9 @@ def report_diagnosis(diagnosis: Diagnosis) -> Report:
     rows = diagnosis.shown_test.rows
     coverage = diagnosis.coverage
     relevant = coverage.weights > 0.0
+    figures = {}
     if diagnosis.maps:
-        figures = {"map": partial(_plot_maps, diagnosis)}
-    else:
-        figures = {}
+        figures["map"] = partial(_plot_maps, diagnosis)
     figures["by_value"] = partial(
         _plot_profile, diagnosis.by_value, "value Q of the row"
     )
@@ -54,18 +53,13 @@ def report_diagnosis(diagnosis: Diagnosis) -> Report:
     figures["coverage"] = partial(
         plots.plot_coverage, coverage.ratios[relevant], coverage.weights[relevant]
     )
+    note = _Z_NOTE
     features = rows.transitions.metadata.features
     if features:
-        acts = [f"action {i}: {name}" for i, name in enumerate(features.actions)]
-    else:
-        acts = []
+        actions = [f"action {i}: {name}" for i, name in enumerate(features.actions)]
+        note = printable(f"state: {', '.join((*features.names, *actions))}. ") + note
     context = {
-        "z_note": (
-            printable(
-                f"state: {', '.join((*features.names, *acts))}. " if features else ""
-            )
-            + _Z_NOTE
-        ),
+        "z_note": note,
         "facts": _facts(diagnosis),
         "columns": ("state", "action", "rows", "mean residual", "z", "beyond chance"),
         "places": [_cells(region) for region in diagnosis.regions],
@@ -82,10 +76,12 @@ def report_diagnosis(diagnosis: Diagnosis) -> Report:
 def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Names and texts of test, kernel loss, coverage and value."""
     test = diagnosis.test
-    verdict = "rejected" if test.rejects else "not rejected"
-    held_out = {True: "yes", False: "no", None: "unknown (--trained-on LOG tells)"}[
-        test.held_out
-    ]
+    verdict = "not rejected"
+    if test.rejects:
+        verdict = "rejected"
+    held_out = "unknown (--trained-on LOG tells)"
+    if test.held_out is not None:
+        held_out = number(test.held_out)
     return [
         ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
         (
@@ -155,10 +151,15 @@ def _show(diagnosis: Diagnosis, context: Mapping[str, Any], console: Any) -> Non
 
 
 def _cells(region: Region) -> list[str]:
-    mean = f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}"
-    clear = "yes" if region.is_significant else "no"
-    place = describe_place(region.center), describe_action(region.action)
-    return [*place, f"{region.size:,}", mean, f"{region.z_score:+.1f}", clear]
+    """Cells of the line on a place, by the columns of the report's context."""
+    return [
+        describe_place(region.center),
+        describe_action(region.action),
+        f"{region.size:,}",
+        f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}",
+        f"{region.z_score:+.1f}",
+        number(bool(region.is_significant)),
+    ]
 
 
 def _plot_maps(diagnosis: Diagnosis) -> Figure:
@@ -171,18 +172,16 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
     maps = diagnosis.maps
     columns = min(_COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
-    seen = [one.values.effective_rows >= _FEWEST for one in maps]
+    has_rows = [panel_map.values.effective_rows >= _FEWEST for panel_map in maps]
     # Limit of the colours: the 98 % quantile, so that one corner does not dominate.
-    sizes = [
-        np.abs(one.values.mean[some])
-        for one, some in zip(maps, seen, strict=True)
-        if some.any()
-    ]
-    limit = max([float(np.quantile(size, 0.98)) for size in sizes] + [1e-12])
+    limit = 1e-12
+    for panel_map, coloured in zip(maps, has_rows, strict=True):
+        if coloured.any():
+            sizes = np.abs(panel_map.values.mean[coloured])
+            limit = max(limit, float(np.quantile(sizes, 0.98)))
+    threshold = np.inf
     if diagnosis.regions:
         threshold = diagnosis.regions[0].threshold
-    else:
-        threshold = np.inf
     colors: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     with drawing({**plots.STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
         from matplotlib.figure import Figure
@@ -190,17 +189,19 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
         figure = Figure(
             figsize=(2.2 + 3.1 * columns, 0.7 + 2.9 * rows), layout="constrained"
         )
-        for number, (one, some) in enumerate(zip(maps, seen, strict=True), start=1):
-            panel = figure.add_subplot(rows, columns, number, facecolor=_NO_ROWS)
-            shown = np.ma.masked_where(~some, one.values.mean)
+        for place, (panel_map, coloured) in enumerate(
+            zip(maps, has_rows, strict=True), start=1
+        ):
+            panel = figure.add_subplot(rows, columns, place, facecolor=_NO_ROWS)
+            shown = np.ma.masked_where(~coloured, panel_map.values.mean)
             mesh = panel.pcolormesh(
-                *one.axes, shown, shading="nearest", rasterized=True, **colors
+                *panel_map.axes, shown, shading="nearest", rasterized=True, **colors
             )
-            scores = np.where(some, np.abs(one.values.z_scores), 0.0)
+            scores = np.where(coloured, np.abs(panel_map.values.z_scores), 0.0)
             if (scores > threshold).any():
                 ends = [threshold, scores.max() + 1.0]
                 panel.contourf(
-                    *one.axes,
+                    *panel_map.axes,
                     scores,
                     levels=ends,
                     colors="none",
@@ -208,9 +209,13 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
                     zorder=3,
                 )
                 panel.contour(
-                    *one.axes, scores, levels=[threshold], colors=INK, linewidths=1.2
+                    *panel_map.axes,
+                    scores,
+                    levels=[threshold],
+                    colors=INK,
+                    linewidths=1.2,
                 )
-            panel.set_title(f"action {describe_action(one.action)}", fontsize=10)
+            panel.set_title(f"action {describe_action(panel_map.action)}", fontsize=10)
             panel.set(xlabel="state 0", ylabel="state 1")
             panel.grid(visible=False)
         figure.colorbar(
@@ -232,19 +237,25 @@ def _plot_profile(profile: Profile, label: str) -> Figure:
         center = profile.center
         error = 2.0 * profile.standard_error
         if len(center) > 1:
-            ends = profile.low, profile.high
             axes.fill_between(
-                center, *ends, color=SOFT, alpha=0.3, lw=0, label="80 % of rows"
+                center,
+                profile.low,
+                profile.high,
+                color=SOFT,
+                alpha=0.3,
+                lw=0,
+                label="80 % of rows",
             )
-        line: dict[str, Any] = {
-            "fmt": "o-",
-            "color": ACCENT,
-            "ms": 4,
-            "lw": 1.2,
-            "capsize": 2,
-        }
         axes.errorbar(
-            center, profile.mean, yerr=error, **line, label="mean ± 2 standard errors"
+            center,
+            profile.mean,
+            yerr=error,
+            fmt="o-",
+            color=ACCENT,
+            ms=4,
+            lw=1.2,
+            capsize=2,
+            label="mean ± 2 standard errors",
         )
 
     return plots.make_figure(draw, xlabel=label, ylabel="Bellman residual")

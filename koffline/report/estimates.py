@@ -25,64 +25,64 @@ if TYPE_CHECKING:
 _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
-def report_estimate(found: Estimate) -> Report:
+def report_estimate(estimate: Estimate) -> Report:
     """The report of one estimate, with the truth if it is known."""
-    figures = {"estimate": partial(_plot_estimate, found)}
-    seen = found.evidence
-    if seen is not None:
-        about = ("mean = the estimate", "V(s) of an initial state", "initial states")
-        starts = partial(
-            plots.plot_histogram, seen.initial_values, found.value, *about, bins=40
+    figures = {"estimate": partial(_plot_estimate, estimate)}
+    evidence = estimate.evidence
+    if evidence is not None:
+        figures["residuals"] = partial(plots.plot_residuals, evidence.residuals)
+        figures["initial_values"] = partial(
+            plots.plot_histogram,
+            evidence.initial_values,
+            mark=estimate.value,
+            about_mark="mean = the estimate",
+            xlabel="V(s) of an initial state",
+            ylabel="initial states",
+            bins=40,
         )
-        figures |= {
-            "residuals": partial(plots.plot_residuals, seen.residuals),
-            "initial_values": starts,
-            "coverage": partial(
-                plots.plot_coverage, seen.action_support, seen.support_weights
-            ),
-        }
-    return Report("estimate.json", found, figures, partial(_show_estimate, found))
+        figures["coverage"] = partial(
+            plots.plot_coverage, evidence.action_support, evidence.support_weights
+        )
+    return Report("estimate.json", estimate, figures, partial(_show_estimate, estimate))
 
 
-def _plot_estimate(found: Estimate) -> Figure:
-    """The estimate beside the logging policy's, or beside the mean return of the log's
+def _plot_estimate(estimate: Estimate) -> Figure:
+    """The estimate beside the behavior policy's, or beside the mean return of the log's
     episodes.
     """
-    lines = [plots.Line(f"policy ({found.estimator})", found.value, found.interval)]
-    logged = found.diagnostics.get("logged_return")
-    more = found.uplift
-    if more is not None:
+    name = f"policy ({estimate.estimator})"
+    lines = [plots.Line(name, estimate.value, estimate.interval)]
+    logged = estimate.diagnostics.get("logged_return")
+    uplift = estimate.uplift
+    if uplift is not None:
         lines.append(
-            plots.Line("logging policy", more.behavior_value, more.behavior_interval)
+            plots.Line(
+                "logging policy", uplift.behavior_value, uplift.behavior_interval
+            )
         )
     elif logged is not None:
-        if found.diagnostics["beyond_cuts"]:
-            cut = ", cut where\nlogging stopped"
-        else:
-            cut = ""
-        lines.append(plots.Line(f"logged return{cut}", logged, None, plots.SOFT))
+        label = "logged return"
+        if estimate.diagnostics["beyond_cuts"]:
+            label += ", cut where\nlogging stopped"
+        lines.append(plots.Line(label, logged, None, plots.SOFT))
     return plots.plot_intervals(
-        lines, words.return_words(found), [("truth", found.truth)]
+        lines, words.return_words(estimate), [("truth", estimate.truth)]
     )
 
 
-def _show_estimate(found: Estimate, console: Any) -> None:
+def _show_estimate(estimate: Estimate, console: Any) -> None:
     """Print value, interval and the most important diagnostics, then the groups."""
-    print_table(console, f"What {found.policy} is worth", (), _facts(found))
-    if found.groups:
-        together = f"{percent(found.settings['level'])}, together"
-        columns = (str(found.by), "start states", "value", together)
-        print_table(console, f"By {found.by}", columns, words.group_rows(found))
+    print_table(console, f"What {estimate.policy} is worth", (), _facts(estimate))
+    if estimate.groups:
+        together = f"{percent(estimate.settings['level'])}, together"
+        columns = (str(estimate.by), "start states", "value", together)
+        print_table(console, f"By {estimate.by}", columns, words.group_rows(estimate))
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     """Names and texts of the lines on one estimate."""
-    found = estimate.diagnostics
-    uplift = estimate.uplift
-    own = estimate.diagnostics.get("logged_return")
-    is_open = estimate.verdict.is_open
-    over_episodes = EPISODES in needs_of(estimate.estimator)
-    if is_open:
+    diagnostics = estimate.diagnostics
+    if estimate.verdict.is_open:
         about = "no answer: the log does not support this number"
     else:
         about = words.return_words(estimate)
@@ -91,17 +91,39 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "interval", words.describe_interval(estimate.interval)
     if estimate.truth is not None:
         yield "truth", f"{estimate.truth:.4g}"
+    yield from _comparison_with_log(estimate)
+    by_head = diagnostics.get("estimates_by_head", {})
+    heads = ", ".join(f"{name} {value:.4g}" for name, value in by_head.items())
+    estimator = estimate.estimator
+    if heads:
+        estimator += f"   (by head: {heads})"
+    yield "estimator", estimator
+    log = words.describe_log(estimate)
+    if "n_clusters" in diagnostics:
+        log += f", {counted(diagnostics['n_clusters'], 'cluster')}"
+    yield "log", log
+    yield "coverage", describe_coverage(diagnostics["coverage"])
+    if "actions" in diagnostics:
+        yield "actions", words.action_shares(diagnostics["actions"])
+    yield "seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"
+
+
+def _comparison_with_log(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    """Lines on the behavior policy's value, the uplift and the logged return, as far as
+    they are known.
+    """
+    diagnostics = estimate.diagnostics
+    uplift = estimate.uplift
+    logged = diagnostics.get("logged_return")
     if uplift is not None:
-        logger = f"{uplift.behavior_value:.4g}{within(uplift.behavior_interval)}"
-        yield "logging policy", f"{logger}   (the policy that wrote the log)"
-        yield (
-            "uplift",
-            (
-                f"{uplift.value:+.4g}{within(uplift.interval)}   (over the logging"
-                " policy, paired)"
-            ),
-        )
-    elif own is not None and found["beyond_cuts"] and over_episodes:
+        value = f"{uplift.behavior_value:.4g}{within(uplift.behavior_interval)}"
+        yield "logging policy", f"{value}   (the policy that wrote the log)"
+        difference = f"{uplift.value:+.4g}{within(uplift.interval)}"
+        yield "uplift", f"{difference}   (over the logging policy, paired)"
+    if logged is None:
+        return
+    beyond = diagnostics["beyond_cuts"]
+    if uplift is None and beyond and EPISODES in needs_of(estimate.estimator):
         yield (
             "uplift",
             (
@@ -109,172 +131,156 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
                 " ask kloss)"
             ),
         )
-    if own is not None:
-        beyond = found["beyond_cuts"]
-        error = found.get("logged_return_se")
-        # not for rounding alone
-        if error and error > 1e-12 * abs(own):
-            spread = f" ± {error:.2g}"
-        else:
-            spread = ""
-        if beyond:
-            cut = (
-                f"   (what was recorded; {beyond:.0%} of the discounted future comes"
-                " later)"
-            )
-        else:
-            cut = ""
-        yield "logged return", f"{own:.4g}{spread}{cut}"
-    heads = ", ".join(
-        f"{name} {value:.4g}"
-        for name, value in found.get("estimates_by_head", {}).items()
-    )
-    yield "estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")
-    if "n_clusters" in found:
-        clusters = f", {counted(found['n_clusters'], 'cluster')}"
-    else:
-        clusters = ""
-    yield "log", words.describe_log(estimate) + clusters
-    yield "coverage", describe_coverage(found["coverage"])
-    if "actions" in found:
-        yield "actions", words.action_shares(found["actions"])
-    yield "seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"
+    text = f"{logged:.4g}"
+    error = diagnostics.get("logged_return_se")
+    if error and error > 1e-12 * abs(logged):  # not for rounding alone
+        text += f" ± {error:.2g}"
+    if beyond:
+        text += (
+            f"   (what was recorded; {beyond:.0%} of the discounted future comes later)"
+        )
+    yield "logged return", text
 
 
-def report_estimates(found: EstimateTable) -> Report:
+def report_estimates(table: EstimateTable) -> Report:
     """The report of all estimators, with the truth if it is known."""
-    of_all = [("all", text) for text in found.warnings]
-    own = [
-        (row.name, text)
-        for row in found.rows
-        if row.estimate
-        for text in row.estimate.warnings
+    said_by = [("all", warning) for warning in table.warnings]
+    for row in table.rows:
+        if row.estimate:
+            said_by += [
+                (row.name, warning)
+                for warning in row.estimate.warnings
+                if warning not in table.warnings
+            ]
+    columns = [
+        "estimator",
+        "estimate",
+        f"{percent(table.level)} interval",
+        "uplift",
+        "kind",
+        "promise",
+        "ESS",
     ]
-    interval = f"{percent(found.level)} interval"
-    error = () if found.truth is None else ("error",)
-    warnings = _collected(
-        [*of_all, *(pair for pair in own if pair[1] not in found.warnings)]
-    )
+    if table.truth is not None:
+        columns.append("error")
     context = {
-        "warnings": [f"{', '.join(names)}: {text}" for text, names in warnings.items()],
-        "reasons": _collected((row.name, row.reason) for row in found.rows).items(),
-        "columns": (
-            "estimator",
-            "estimate",
-            interval,
-            "uplift",
-            "kind",
-            "promise",
-            "ESS",
-            *error,
-        ),
-        "rows": [_cells(row, found) for row in found.rows if row.estimate],
+        "warnings": [
+            f"{', '.join(names)}: {warning}"
+            for warning, names in _collected(said_by).items()
+        ],
+        "reasons": _collected((row.name, row.reason) for row in table.rows).items(),
+        "columns": tuple(columns),
+        "rows": [_cells(row, table) for row in table.rows if row.estimate],
     }
-    figures = {"forest": partial(_plot_estimates, found)}
+    figures = {"forest": partial(_plot_estimates, table)}
     return Report(
         "estimates.json",
-        found,
+        table,
         figures,
-        partial(_show_estimates, found, context),
+        partial(_show_estimates, table, context),
         context,
     )
 
 
-def _plot_estimates(found: EstimateTable) -> Figure:
-    """One line per estimator and per bound; the logging policy and the truth."""
-    made = {row.name: row.estimate for row in found.rows if row.estimate}
-    lines = [plots.Line(name, each.value, each.interval) for name, each in made.items()]
+def _plot_estimates(table: EstimateTable) -> Figure:
+    """One line per estimator and per bound; the behavior policy and the truth."""
+    lines = []
+    behavior_value = None  # the same for all estimators that know it
+    for row in table.rows:
+        estimate = row.estimate
+        if not estimate:
+            continue
+        lines.append(plots.Line(row.name, estimate.value, estimate.interval))
+        if estimate.uplift and behavior_value is None:
+            behavior_value = estimate.uplift.behavior_value
     lines += [
         plots.Line(bound.kind, None, bound.interval)
-        for bound in found.bounds
+        for bound in table.bounds
         if bound.interval
     ]
-    logging = next(
-        (each.uplift.behavior_value for each in made.values() if each.uplift), None
-    )
-    marks = [("truth", found.truth), ("logging policy", logging)]
-    return plots.plot_intervals(lines, words.return_words(found), marks)
+    marks = [("truth", table.truth), ("logging policy", behavior_value)]
+    return plots.plot_intervals(lines, words.return_words(table), marks)
 
 
 def _show_estimates(
-    found: EstimateTable, context: Mapping[str, Any], console: Any
+    table: EstimateTable, context: Mapping[str, Any], console: Any
 ) -> None:
     """Print a line per estimator, then what applies to all: verdict, truth, bounds and
     reasons.
     """
-    families = groupby(found.rows, attrgetter("family"))
-    parts = [[_cells(row, found) for row in rows] for _, rows in families]
-    title = f"What {found.policy} is worth ({words.return_words(found)})"
+    families = groupby(table.rows, attrgetter("family"))
+    title = f"What {table.policy} is worth ({words.return_words(table)})"
     print_table(
-        console, title, context["columns"], *parts, right=("estimate", "ESS", "error")
+        console,
+        title,
+        context["columns"],
+        *([_cells(row, table) for row in rows] for _, rows in families),
+        right=("estimate", "ESS", "error"),
     )
-    print_labelled(console, "verdict", str(found.verdict), "bold")
-    if "actions" in found.diagnostics:
+    print_labelled(console, "verdict", str(table.verdict), "bold")
+    if "actions" in table.diagnostics:
         print_labelled(
             console,
             "actions",
-            words.action_shares(found.diagnostics["actions"]),
+            words.action_shares(table.diagnostics["actions"]),
             "bold",
         )
-    if found.truth is not None:
-        console.print(f"truth: {found.truth:.4g}")
-    for bound in found.bounds:
+    if table.truth is not None:
+        console.print(f"truth: {table.truth:.4g}")
+    for bound in table.bounds:
         if bound.interval is None:
             text = f"none: {bound.reason}"
         else:
             text = words.describe_interval(bound.interval)
         print_labelled(console, bound.kind, text, "bold")
-    guessed = [(bound.kind, bound.reason) for bound in found.bounds if bound.interval]
+    guessed = [(bound.kind, bound.reason) for bound in table.bounds if bound.interval]
     for reason, names in _collected(guessed).items():
         print_labelled(console, f"note ({', '.join(names)})", reason, "dim")
     for reason, names in context["reasons"]:
-        verb = "does" if len(names) == 1 else "do"
+        verb = "do"
+        if len(names) == 1:
+            verb = "does"
         print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
 
 
-def _cells(row: EstimateRow, found: EstimateTable) -> list[str]:
+def _cells(row: EstimateRow, table: EstimateTable) -> list[str]:
     """Cells of an estimator's line, with its bandit name for one-step logs; a dash if
     it has no estimate.
     """
-    if words.is_one_step(found):
-        alias = BANDIT.get(row.name)
-    else:
-        alias = None
+    name = row.name
+    if words.is_one_step(table) and row.name in BANDIT:
+        name += f" ({BANDIT[row.name]})"
     estimate = row.estimate
-    name = f"{row.name} ({alias})" if alias else row.name
     if estimate is None:
         return [name, "–"]
-    interval = estimate.interval
-    size = estimate.effective_sample_size
+    if estimate.warnings:
+        name += " !"
     ends = "–"
     kind = ""
     promise = ""
+    interval = estimate.interval
     if interval is not None:
         ends = words.ends(interval)
         kind = interval.kind
         promise = words.promise(interval)
-    name += " !" if estimate.warnings else ""
-    cells = [
-        name,
-        f"{estimate.value:.4g}",
-        ends,
-        words.uplift(estimate.uplift),
-        kind,
-        promise,
-    ]
-    if found.truth is None:
-        error = []
-    else:
-        error = [f"{estimate.value - found.truth:+.3g}"]
-    return [*cells, "" if size is None else f"{size:.0f}", *error]
+    size = ""
+    if estimate.effective_sample_size is not None:
+        size = f"{estimate.effective_sample_size:.0f}"
+    value = f"{estimate.value:.4g}"
+    cells = [name, value, ends, words.uplift(estimate.uplift), kind, promise, size]
+    if table.truth is not None:
+        cells.append(f"{estimate.value - table.truth:+.3g}")
+    return cells
 
 
-def _collected(said: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
+def _collected(
+    sentences: Iterable[tuple[str, str | None]],
+) -> dict[str, list[str]]:
     """Each sentence once, with the names to which it applies."""
     collected: dict[str, list[str]] = {}
-    for name, text in said:
-        if text:
-            collected.setdefault(text, []).append(name)
+    for name, sentence in sentences:
+        if sentence:
+            collected.setdefault(sentence, []).append(name)
     return collected
 
 
@@ -333,24 +339,20 @@ def _policy_cells(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str
     policies.
     """
     best = ranking.best
-    interval = policy.interval
-    if best.interval is None:
-        head = "interval"
-    else:
-        head = f"{percent(ranking.level)} {best.interval.kind} interval"
+    heading = "interval"
+    if best.interval is not None:
+        heading = f"{percent(ranking.level)} {best.interval.kind} interval"
     cells = {
         "": str(policy.rank),
         "policy": policy.name,
         "value": words.number(policy.value),
+        heading: "–",
     }
-    if interval is None:
-        cells[head] = "–"
-    else:
-        cells[head] = words.ends(interval)
+    if policy.interval is not None:
+        cells[heading] = words.ends(policy.interval)
     if best.uplift is not None:
         cells["uplift"] = words.uplift(policy.uplift)
-    unknown = policy.interval is None and best.interval is not None
-    if unknown:
+    if policy.interval is None and best.interval is not None:
         cells["may be best"] = "not known"
     elif policy.maybe_best:
         cells["may be best"] = "yes"
@@ -363,13 +365,11 @@ def _plot_ranking(ranking: PolicyRanking) -> Figure:
     """One line per policy, the best on top; those significantly worse than another are
     pale.
     """
-    lines = [
-        plots.Line(
-            f"{_NO_FOLDERS.sub('', policy.name)}  {policy.rank}",
-            policy.value,
-            policy.interval,
-            plots.ACCENT if policy.maybe_best else plots.SOFT,
-        )
-        for policy in ranking.policies
-    ]
+    lines = []
+    for policy in ranking.policies:
+        color = plots.SOFT
+        if policy.maybe_best:
+            color = plots.ACCENT
+        name = f"{_NO_FOLDERS.sub('', policy.name)}  {policy.rank}"
+        lines.append(plots.Line(name, policy.value, policy.interval, color))
     return plots.plot_intervals(lines, words.return_words(ranking))

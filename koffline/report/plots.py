@@ -83,7 +83,10 @@ def plot_histogram(
     def draw(axes: Axes) -> None:
         axes.hist(numbers, color=ACCENT, alpha=0.8, **options)
         axes.axvline(mark, color=WARM, lw=1.2, ls="--", label=about_mark)
-        axes.xaxis.label.set_fontsize(9 if len(xlabel) > 50 else 10)
+        if len(xlabel) > 50:
+            axes.xaxis.label.set_fontsize(9)
+        else:
+            axes.xaxis.label.set_fontsize(10)
 
     return make_figure(draw, xlabel=xlabel, ylabel=ylabel)
 
@@ -160,11 +163,11 @@ def plot_intervals(
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.set_xlim(window)
-        made = {
+        promises = {
             promise(line.interval) for line in lines if line.interval and not line.color
         }
         for name, (color, dashes, alpha) in _LINES.items():
-            if name in made:
+            if name in promises:
                 axes.plot(
                     [],
                     [],
@@ -187,7 +190,9 @@ def _draw_interval(
     left = max(interval.low, window[0])
     right = min(interval.high, window[1])
     if left < right:
-        width = 2.5 if line.value is None else 5
+        width = 5.0
+        if line.value is None:
+            width = 2.5
         axes.hlines(
             y, left, right, color=line.color or color, lw=width, ls=dashes, alpha=alpha
         )
@@ -201,12 +206,12 @@ def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float
     """Limits that show all values and marks, the first estimator's interval and the
     narrower two thirds.
     """
-    made = [line.interval for line in lines if line.value is not None and line.interval]
-    narrow = sorted(made, key=lambda interval: interval.width)[
-        : (2 * len(made) + 2) // 3
-    ]
-    shown = [*marks, *(line.value for line in lines if line.value is not None)]
-    for interval in [*narrow, *made[:1]]:
+    valued = [line for line in lines if line.value is not None]
+    intervals = [line.interval for line in valued if line.interval]
+    by_width = sorted(intervals, key=lambda interval: interval.width)
+    narrow = by_width[: (2 * len(intervals) + 2) // 3]
+    shown = [*marks, *(line.value for line in valued)]
+    for interval in [*narrow, *intervals[:1]]:
         shown += [interval.low, interval.high]
     low = min(shown)
     high = max(shown)

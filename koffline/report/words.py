@@ -66,52 +66,53 @@ def describe_interval(interval: Interval | None) -> str:
     )
 
 
-def return_words(found: Any) -> str:
+def return_words(result: Any) -> str:
     """Name of the estimated quantity; rewards of one-step episodes are not
     discounted.
     """
-    if is_one_step(found):
+    if is_one_step(result):
         return "expected reward, every episode is one step"
-    return f"expected discounted return, γ = {found.gamma:.10g}"
+    return f"expected discounted return, γ = {result.gamma:.10g}"
 
 
-def is_one_step(found: Any) -> bool:
+def is_one_step(result: Any) -> bool:
     """Whether the log is a bandit's: every row ends its episode."""
-    seen = getattr(found, "diagnostics", {})
-    ended = seen.get("n_terminated")  # equal episodes count once
-    alone = found.n_episodes == found.n_transitions and not seen.get("n_truncated")
-    return bool(ended and (alone or ended == found.n_transitions))
+    diagnostics = getattr(result, "diagnostics", {})
+    ended = diagnostics.get("n_terminated")  # equal episodes count once
+    alone = result.n_episodes == result.n_transitions and not diagnostics.get(
+        "n_truncated"
+    )
+    return bool(ended and (alone or ended == result.n_transitions))
 
 
 def action_shares(actions: Mapping[str, Mapping[str, float]]) -> str:
     """Text of the frequencies of each action on the log's rows, under the policy and in
     the log.
     """
-    shares = (
-        f"{name} {each['policy']:.0%} (log {each['log']:.0%})"
-        for name, each in actions.items()
+    texts = (
+        f"{name} {shares['policy']:.0%} (log {shares['log']:.0%})"
+        for name, shares in actions.items()
     )
-    return ", ".join(shares)
+    return ", ".join(texts)
 
 
-def uplift(more: Uplift | None) -> str:
-    """Text of the uplift over the logging policy; empty if unknown."""
-    if more is None:
+def uplift(estimate: Uplift | None) -> str:
+    """Text of the uplift over the behavior policy; empty if unknown."""
+    if estimate is None:
         return ""
-    return f"{more.value:+.3g}{within(more.interval)}"
+    return f"{estimate.value:+.3g}{within(estimate.interval)}"
 
 
-def group_rows(found: Any) -> list[tuple[str, str, str, str]]:
+def group_rows(result: Any) -> list[tuple[str, str, str, str]]:
     """Cells for each group of start states: name, start states, value; interval, reason
     for care or none.
     """
-    texts = [(within(row.interval).strip(" ()"), row.reason) for row in found.groups]
-    rows = zip(
-        found.groups, ("; ".join(filter(None, both)) for both in texts), strict=True
-    )
-    return [
-        (row.group, f"{row.starts:,}", number(row.value), text) for row, text in rows
-    ]
+    cells = []
+    for row in result.groups:
+        interval = within(row.interval).strip(" ()")
+        text = "; ".join(filter(None, (interval, row.reason)))
+        cells.append((row.group, f"{row.starts:,}", number(row.value), text))
+    return cells
 
 
 def within(interval: Interval | None) -> str:
@@ -149,17 +150,19 @@ def number(value: object) -> str:
 
 def count_of(count: int, noun: str) -> str:
     """``1 episode``, ``2,000 episodes``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
-def describe_log(found: Any) -> str:
+def describe_log(result: Any) -> str:
     """Text on the source and size of a result's log."""
-    if found.n_episodes:
-        episodes = count_of(found.n_episodes, "episode")
+    if result.n_episodes:
+        episodes = count_of(result.n_episodes, "episode")
     else:
         episodes = "no episodes"
     return (
-        f"{found.source or 'in memory'}: {count_of(found.n_transitions, 'transition')},"
+        f"{result.source or 'in memory'}: {count_of(result.n_transitions, 'transition')},"
         f" {episodes}"
     )
 
@@ -181,12 +184,9 @@ def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """
     shown = {**record, "actions": action_shares(record.get("actions", {})) or None}
     shown["action_names"] = ", ".join(record.get("action_names", ())) or None
-    tests = (
-        name
-        for name in record
-        if name.endswith("_p_value") and (record[name] or 0.0) > _CHANCE
-    )
-    shown |= {name.replace("p_value", "shift"): None for name in tests}
+    for name in record:
+        if name.endswith("_p_value") and (record[name] or 0.0) > _CHANCE:
+            shown[name.replace("p_value", "shift")] = None
     return [
         (_WORDS.get(name, name.replace("_", " ")), describe_lines(value))
         for name, value in shown.items()
@@ -211,19 +211,16 @@ def describe_lines(value: Any) -> list[str]:
     Other mappings have a line 'key value' for each part that is not None.
     """
     if isinstance(value, (list, tuple)):
-        is_short = len(value) <= _LONGEST_LIST
-        return [
-            ", ".join(map(number, value)) if is_short else count_of(len(value), "value")
-        ]
+        if len(value) > _LONGEST_LIST:
+            return [count_of(len(value), "value")]
+        return [", ".join(map(number, value))]
     if isinstance(value, Interval):
         return [f"{number(value.low)} … {number(value.high)} ({percent(value.level)})"]
     if not isinstance(value, Mapping):
         return [number(value)]
-    parts = (
-        (str(key).replace("_", " "), part)
-        for key, part in value.items()
-        if part is not None
-    )
-    return [
-        f"{name} {line}" for name, part in parts for line in describe_lines(part)
-    ] or ["–"]
+    lines = []
+    for key, part in value.items():
+        if part is not None:
+            name = str(key).replace("_", " ")
+            lines += [f"{name} {line}" for line in describe_lines(part)]
+    return lines or ["–"]

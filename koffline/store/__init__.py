@@ -21,7 +21,7 @@ from koffline.untrusted.limits import read_json
 LOCK = ".lock"
 RECORD = FILE
 CONFIG = "config.yaml"
-# by the ``kind`` in their records
+# runs by the ``kind`` in their records
 _NAMES = {
     "train": "a training run",
     "online": "an online run",
@@ -41,19 +41,17 @@ def check_apart(
     """
     place = path_of(str(target))
     for name in dict.fromkeys(str(name) for name in reads if name is not None):
-        found = [
-            path_of(name),
-            *(map(Path, sorted(glob.glob(name))) if glob.has_magic(name) else ()),
-        ]
-        same_url = "://" in name and name == str(target)
-        if same_url or (
-            place and any(path and _overlap(path, place) for path in found)
-        ):
-            said = (
+        inputs = [path_of(name)]
+        if glob.has_magic(name):
+            inputs += map(Path, sorted(glob.glob(name)))
+        is_replaced = "://" in name and name == str(target)
+        if place and not is_replaced:
+            is_replaced = any(path and _overlap(path, place) for path in inputs)
+        if is_replaced:
+            raise ConfigError(
                 f"{option} {target} would replace {name} or a part of it, which this"
-                " command reads"
+                " command reads, also with --force; choose another name"
             )
-            raise ConfigError(f"{said}, also with --force; choose another name")
 
 
 def _overlap(read: Path, target: Path) -> bool:
@@ -90,8 +88,10 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _open_locked(path, wait)
     except BlockingIOError:
-        said = f"another process is writing to {target}"
-        raise ConfigError(f"{said}; wait for it or choose another --out") from None
+        raise ConfigError(
+            f"another process is writing to {target}; wait for it or choose another"
+            " --out"
+        ) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
@@ -116,7 +116,10 @@ def _open_locked(path: Path, wait: bool) -> int:
         try:
             import fcntl
 
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            mode = fcntl.LOCK_EX
+            if not wait:
+                mode |= fcntl.LOCK_NB
+            fcntl.flock(handle, mode)
         except BlockingIOError:
             os.close(handle)
             raise
@@ -150,11 +153,11 @@ def open_run(
         else:
             _check_same(out, identity_of(stored), identity_of(record))
             if stored.get("versions") != record["versions"]:
-                said = (
+                _LOG.warning(
                     "%s was begun with other versions; the numbers may differ in the"
-                    " last digits"
+                    " last digits",
+                    out,
                 )
-                _LOG.warning(said, out)
         if not (out / CONFIG).exists():
             write_config(out / CONFIG, record["config"])
         yield stored or record
@@ -216,7 +219,9 @@ def stored_run(out: Path, kind: str, resume: bool) -> Record | None:
             f"{out} holds something that is not {_NAMES[kind]}; choose another folder"
         )
     if not resume:
-        option = f"--resume {out}" if kind == "online" else "--resume"
+        option = "--resume"
+        if kind == "online":
+            option = f"--resume {out}"
         raise ConfigError(
             f"{out} holds a run already; go on with it by {option}, or choose another"
             " --out"
@@ -224,17 +229,15 @@ def stored_run(out: Path, kind: str, resume: bool) -> Record | None:
     return stored
 
 
-def _check_same(out: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def _check_same(
+    out: Path, stored: Mapping[str, Any], requested: Mapping[str, Any]
+) -> None:
     """Raise ConfigError if a stored run has other settings than the requested ones."""
-    for name in {**asked, **found}:
-        if found.get(name) != asked.get(name):
-            there, here = (
-                str(said.get(name, "not set"))[:20] for said in (found, asked)
-            )
-            said = (
-                f"{out} is a run of another config: {name} is {there} there and {here}"
-                " here"
-            )
+    for name in {**requested, **stored}:
+        if stored.get(name) != requested.get(name):
+            there = str(stored.get(name, "not set"))[:20]
+            here = str(requested.get(name, "not set"))[:20]
             raise ConfigError(
-                f"{said}; resume it with its own config or choose another --out"
+                f"{out} is a run of another config: {name} is {there} there and {here}"
+                " here; resume it with its own config or choose another --out"
             )

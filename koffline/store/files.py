@@ -46,12 +46,10 @@ def reading(source: str | Path, kind: str) -> Iterator[None]:
                 f"{one_line(error)}; check the path and its access rights"
             ) from None
         except MemoryError:
-            said = (
-                "it does not fit into the memory of this process; convert it with"
-                " `koffline data convert"
-            )
             raise DataError(
-                f"{said} … --shard-rows` on a larger machine and open it lazily"
+                "it does not fit into the memory of this process; convert it with"
+                " `koffline data convert … --shard-rows` on a larger machine and open"
+                " it lazily"
             ) from None
 
 
@@ -61,28 +59,25 @@ def check_target(
     """Raise DataError if the target exists (without ``force``) or its folder does not.
 
     own_files: for a folder, patterns of files that may be deleted with it; other files
-    are never deleted.
-    None: the target is a file.
+    are never deleted. None: the target is a file.
     """
     if os.path.lexists(target):
         if not force:
-            said = (
-                "exists already; choose another name or overwrite it with force"
-                " (--force)"
-            )
-            raise DataError(f"{target} {said}")
-        if target.is_dir() == (own_files is None):
-            if own_files is None:
-                said = "a folder; give a file name"
-            else:
-                said = "a file; name a folder"
-            raise DataError(f"{target} is {said}")
-        if own_files is not None and (foreign := _foreign_files(target, own_files)):
-            said = f"holds {listed(foreign, 3)}, which --force would delete"
             raise DataError(
-                f"{target} {said}; move what is not koffline's away, or choose another"
-                " name"
+                f"{target} exists already; choose another name or overwrite it with"
+                " force (--force)"
             )
+        if own_files is None and target.is_dir():
+            raise DataError(f"{target} is a folder; give a file name")
+        if own_files is not None:
+            if not target.is_dir():
+                raise DataError(f"{target} is a file; name a folder")
+            foreign = _foreign_files(target, own_files)
+            if foreign:
+                raise DataError(
+                    f"{target} holds {listed(foreign, 3)}, which --force would delete;"
+                    " move what is not koffline's away, or choose another name"
+                )
     if not target.parent.is_dir():
         raise DataError(
             f"{target} cannot be written, the folder {target.parent} does not exist;"
@@ -92,16 +87,14 @@ def check_target(
 
 def _foreign_files(folder: Path, own_files: Sequence[str]) -> list[str]:
     """Names of the files below a folder that match none of the patterns."""
-    there = (
-        Path("/", p.relative_to(folder))
-        for p in folder.rglob("*")
-        if p.is_symlink() or not p.is_dir()
-    )
-    return sorted(
-        str(path)[1:]
-        for path in there
-        if not any(path.match(f"/{own}") for own in own_files)
-    )
+    foreign = []
+    for path in folder.rglob("*"):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        name = Path("/", path.relative_to(folder))
+        if not any(name.match(f"/{pattern}") for pattern in own_files):
+            foreign.append(str(name)[1:])
+    return sorted(foreign)
 
 
 @contextlib.contextmanager
@@ -205,9 +198,8 @@ def digest_of(path: Path) -> str:
         ).hexdigest()
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        left = os.fstat(
-            file.fileno()
-        ).st_size  # files of the system, as in /proc, may be endless
+        # files of the system, as in /proc, may be endless
+        left = os.fstat(file.fileno()).st_size
         while left > 0 and (block := file.read(min(left, _BLOCK))):
             left -= len(block)
             digest.update(block)
@@ -225,7 +217,9 @@ def minari_folder(name: str) -> Path:
             f"{name} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0"
         )
     root = os.environ.get("MINARI_DATASETS_PATH")
-    return (Path(root) if root else Path.home() / ".minari" / "datasets") / identifier
+    if root:
+        return Path(root) / identifier
+    return Path.home() / ".minari" / "datasets" / identifier
 
 
 _NAME = re.compile(
@@ -250,16 +244,14 @@ def remove_abandoned(target: Path) -> None:
     """
     with contextlib.suppress(OSError):
         for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-            found = _NAME.fullmatch(path.name)
-            if (
-                found is None
-                or found["target"] != target.name
-                or found["place"] != _this_place()
-            ):
+            parts = _NAME.fullmatch(path.name)
+            if parts is None or parts["target"] != target.name:
+                continue
+            if parts["place"] != _this_place():
                 continue
             import psutil  # imported only if a temporary file was left, which is rare
 
-            if psutil.pid_exists(int(found["process"])):
+            if psutil.pid_exists(int(parts["process"])):
                 continue
             if path.name.endswith(_RETIRED) and not os.path.lexists(target):
                 os.rename(path, target)

@@ -46,11 +46,7 @@ PACKAGES = (
 _ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 FORMAT = 1
 # options on where a result goes, which do not change it
-_WHERE = (
-    "--out",
-    "--resume",
-    "--force",
-)
+_WHERE = ("--out", "--resume", "--force")
 _EPSILON = re.compile("^(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
 
@@ -99,9 +95,8 @@ def start_run(
     inputs are taken now.
 
     inputs: further files and folders that the run reads, not named on the command line.
-    known: more entries.
-    ``call``: what is needed to repeat the run; None unless the running command is
-    ``kind``.
+    known: more entries. The entry ``call`` is what is needed to repeat the run; None
+    unless the running command is ``kind``.
     """
     arguments = _arguments.get()
     call = None
@@ -115,10 +110,10 @@ def start_run(
             "arguments": list(arguments),
             "directory": current_folder(),
             "inputs": digests_of(named),
-            "threads": (
-                {name: os.environ.get(name) for name in THREADS}
-                | {"cores": available_cores()}
-            ),
+            "threads": {
+                **{name: os.environ.get(name) for name in THREADS},
+                "cores": available_cores(),
+            },
             "versions": versions(),
             "machine": f"{platform.system()} {platform.machine()}",
         }
@@ -136,19 +131,19 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of every existing file or folder by name, including modules and
     minari:<id>.
     """
-    found = {name: path_of(name) for name in dict.fromkeys(names)}
-    return {name: digest_of(path) for name, path in found.items() if path is not None}
+    paths = {name: path_of(name) for name in dict.fromkeys(names)}
+    return {name: digest_of(path) for name, path in paths.items() if path is not None}
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that affect numbers and
     files.
     """
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def available_cores() -> int:
@@ -167,8 +162,11 @@ def _running() -> tuple[str, ...]:
 
 def named_in(words: Iterable[str]) -> list[str]:
     """All parts of the words that may name a file, including A and B of KEY=A,B."""
-    values = ((word, word.partition("=")[2]) for word in words)
-    return [name for word, value in values for name in (word, value, *value.split(","))]
+    names = []
+    for word in words:
+        value = word.partition("=")[2]
+        names += [word, value, *value.split(",")]
+    return names
 
 
 def path_of(name: str) -> Path | None:
@@ -231,5 +229,7 @@ def check_results(out: Path, force: bool, marker: str) -> None:
 
 def result_files(marker: str) -> tuple[str, ...]:
     """Patterns of the files in a folder of results."""
-    results = _ESTIMATES if marker in _ESTIMATES else (marker,)
+    results: tuple[str, ...] = (marker,)
+    if marker in _ESTIMATES:
+        results = _ESTIMATES
     return (*results, FILE, "report.html", "plots/*.png")

@@ -193,9 +193,9 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def _refused_import(wanted: str) -> Refused:
-    remedy = "nothing ran; save it again as plain data (d3rlpy: algo.save)"
     return Refused(
-        f"it asks to import {wanted}, so loading it could run code; {remedy}"
+        f"it asks to import {wanted}, so loading it could run code; nothing ran; save"
+        " it again as plain data (d3rlpy: algo.save)"
     )
 
 
@@ -208,10 +208,9 @@ def load_tensors(source: Path | bytes) -> Any:
 
     if isinstance(source, Path):
         check_regular(source)
-    if isinstance(source, bytes):
-        content = source
-    else:
         content = source.read_bytes()
+    else:
+        content = source
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         check_memory(sum(entry.file_size for entry in archive.infolist()))
         damaged = archive.testzip()
@@ -224,9 +223,9 @@ def load_tensors(source: Path | bytes) -> Any:
                 io.BytesIO(content), map_location="cpu", weights_only=True
             )
         except pickle.UnpicklingError as error:
-            asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
-            if asked:
-                raise _refused_import(asked[1]) from None
+            wanted = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
+            if wanted:
+                raise _refused_import(wanted[1]) from None
             raise
 
 
@@ -246,12 +245,14 @@ def check_onnx(content: bytes) -> None:
         if isinstance(message, onnx.TensorProto) and (
             message.external_data or message.data_location
         ):
-            remedy = "export one file (onnx.save with save_as_external_data=False)"
             raise Refused(
-                "it keeps numbers in another file, which koffline never follows;"
-                f" {remedy}"
+                "it keeps numbers in another file, which koffline never follows; export"
+                " one file (onnx.save with save_as_external_data=False)"
             )
         for field, value in message.ListFields():
-            parts = value if isinstance(value, Sequence) else [value]
-            if field.type == field.TYPE_MESSAGE:
-                waiting += parts
+            if field.type != field.TYPE_MESSAGE:
+                continue
+            if isinstance(value, Sequence):
+                waiting += value
+            else:
+                waiting.append(value)

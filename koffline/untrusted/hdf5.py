@@ -76,20 +76,18 @@ class CheckedFile:
         Raises Refused, also for arrays beyond the memory limit whose compression is
         implausibly strong.
         """
-        found = {name: self.raw[name] for name in names}
+        datasets = {name: self.raw[name] for name in names}
         allowed = limits.memory_allowance()
-        for name, array in found.items():
-            _, piece = check_dataset(array, name)
+        for name, dataset in datasets.items():
+            _, piece = check_dataset(dataset, name)
             if piece > min(LARGEST_PIECE, allowed):
-                remedy = (
-                    "write it again with chunks of at most"
-                    f" {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
-                )
                 raise Refused(
-                    f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}"
+                    f"{name} can only be read {shown_bytes(piece)} at a time; write it"
+                    f" again with chunks of at most {shown_bytes(LARGEST_PIECE)}"
+                    " (h5repack -l)"
                 )
         self._check_declared(names)
-        return found
+        return datasets
 
     def arrays(
         self, names: Sequence[str], twice: Collection[str] = ()
@@ -115,10 +113,9 @@ class CheckedFile:
         size = self._path.stat().st_size
         declared = sum(self.raw[name].nbytes for name in names)
         if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
-            remedy = "it is damaged or made to be read without end: export it again"
             raise Refused(
-                f"it declares {shown_bytes(declared)} and has {shown_bytes(size)};"
-                f" {remedy}"
+                f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; it"
+                " is damaged or made to be read without end: export it again"
             )
 
     def text(self, attribute: str) -> str | None:
@@ -128,9 +125,11 @@ class CheckedFile:
         """
         if attribute not in self.raw.attrs:
             return None
-        found = self.raw.attrs.get_id(attribute)
-        is_text = found.shape == () and h5py.check_string_dtype(found.dtype) is not None
-        if not is_text or found.dtype.itemsize > limits.TEXT_BYTES:
+        header = self.raw.attrs.get_id(attribute)
+        is_text = (
+            header.shape == () and h5py.check_string_dtype(header.dtype) is not None
+        )
+        if not is_text or header.dtype.itemsize > limits.TEXT_BYTES:
             raise Refused(
                 f"its attribute '{attribute}' is no text, or too long; write the file"
                 " again"
@@ -252,7 +251,9 @@ def _walk(file: Any) -> list[str]:
 
     def take(path: str, link: Any) -> bool | None:
         links.append((path, link))
-        return True if path.count("/") > _DEEPEST else None  # ends the walk
+        if path.count("/") > _DEEPEST:
+            return True  # ends the walk
+        return None
 
     if file.visititems_links(take):
         raise Refused(
@@ -269,24 +270,24 @@ def _walk(file: Any) -> list[str]:
     ]
 
 
-def check_dataset(found: Any, name: str) -> tuple[int, int]:
+def check_dataset(dataset: Any, name: str) -> tuple[int, int]:
     """Bytes of an array as a column, and of the smallest piece that can be read.
 
-    Raises Refused unless ``found`` is a readable array of numbers stored inside its
+    Raises Refused unless ``dataset`` is a readable array of numbers stored inside its
     file.
     """
-    if not isinstance(found, h5py.Dataset):
+    if not isinstance(dataset, h5py.Dataset):
         raise Refused(
-            f"{name} is a {type(found).__name__.lower()}, not an array; store its"
+            f"{name} is a {type(dataset).__name__.lower()}, not an array; store its"
             " numbers in one"
         )
     try:
-        dtype: np.dtype = found.dtype
+        dtype: np.dtype = dataset.dtype
     except (TypeError, ValueError, NotImplementedError):
         raise Refused(
             f"{name} holds values that NumPy has no type for; give numbers"
         ) from None
-    plan = found.id.get_create_plist()
+    plan = dataset.id.get_create_plist()
     layout = plan.get_layout()
     if layout == h5d.VIRTUAL:
         raise Refused(
@@ -294,33 +295,38 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
         )
     if plan.get_external_count():
         raise Refused(f"{name} keeps its numbers in another file, {_LEAVES_THE_FILE}")
-    if found.shape is None or dtype.kind not in "biuf" or dtype.subdtype is not None:
-        if found.shape is None:
-            held = "nothing"
-        else:
-            held = f"values of type {dtype}"
-        raise Refused(f"{name} holds {held}; give numbers, one row per transition")
-    piece = math.prod(found.shape[1:]) * dtype.itemsize
+    if dataset.shape is None:
+        raise Refused(f"{name} holds nothing; give numbers, one row per transition")
+    if dtype.kind not in "biuf" or dtype.subdtype is not None:
+        raise Refused(
+            f"{name} holds values of type {dtype}; give numbers, one row per transition"
+        )
+    piece = math.prod(dataset.shape[1:]) * dtype.itemsize
     if layout == h5d.CHUNKED:
-        for code in (plan.get_filter(i)[0] for i in range(plan.get_nfilters())):
-            if not h5z.filter_avail(code):
-                remedy = (
-                    "which this library lacks; rewrite it with gzip (h5repack -f"
-                    " GZIP=4)"
-                )
-                raise Refused(f"{name} uses HDF5 filter {code}, {remedy}")
-            # HDF5 itself would crash on a chunk shorter than its checksum
-            if code == h5z.FILTER_FLETCHER32:
-                short: list[int] = []
-                found.id.chunk_iter(
-                    lambda chunk, at=short: (
-                        at.append(chunk.size) if chunk.size < 4 else None
-                    )
-                )
-                if short:
-                    raise Refused(
-                        f"{name}: a chunk of {short[0]} bytes with a checksum of 4; it"
-                        " is damaged"
-                    )
+        _check_filters(dataset, plan, name)
         piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
-    return limits.kept_bytes(found.shape, dtype), piece
+    return limits.kept_bytes(dataset.shape, dtype), piece
+
+
+def _check_filters(dataset: Any, plan: Any, name: str) -> None:
+    """Raise Refused for chunks that this library cannot unpack, or that would crash it.
+
+    plan: the dataset's creation properties, which list its filters.
+    """
+    for number in range(plan.get_nfilters()):
+        code = plan.get_filter(number)[0]
+        if not h5z.filter_avail(code):
+            raise Refused(
+                f"{name} uses HDF5 filter {code}, which this library lacks; rewrite it"
+                " with gzip (h5repack -f GZIP=4)"
+            )
+        if code == h5z.FILTER_FLETCHER32:
+            # HDF5 itself would crash on a chunk shorter than its checksum
+            sizes: list[int] = []
+            dataset.id.chunk_iter(lambda chunk, sizes=sizes: sizes.append(chunk.size))
+            short = [size for size in sizes if size < 4]
+            if short:
+                raise Refused(
+                    f"{name}: a chunk of {short[0]} bytes with a checksum of 4; it is"
+                    " damaged"
+                )

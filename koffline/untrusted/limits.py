@@ -27,8 +27,8 @@ MAX_BYTES = "KOFFLINE_MAX_BYTES"
 # Default share of the memory: while columns are checked and cast, some exist several
 # times.
 SHARE = 4
-# Deflate, the strongest compression that honest logs use, cannot do better than 1032 :
-# 1.
+# Deflate, the strongest compression that honest logs use, cannot do better than
+# 1032 : 1.
 EXPANSION = 1100
 # Descriptions beside the columns: JSON in attributes, metadata.json, manifests, records
 # of runs.
@@ -41,8 +41,9 @@ COPIES = 3
 LARGEST_YAML = 2**20
 _DEEPEST = 50
 _TORCHSCRIPT = "Traceback of TorchScript"
-_INT, _FLOAT, _TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "str"))
-
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+_TEXT = "tag:yaml.org,2002:str"
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,23 +56,25 @@ class Refused(ValueError):
 
 @contextlib.contextmanager
 def one_line_errors(
-    name: str | Path, what: str, remedy: str, kind: type[KofflineError] = DataError
+    name: str | Path, fault: str, remedy: str, kind: type[KofflineError] = DataError
 ) -> Iterator[None]:
     """Turn errors of any type from damaged or hostile content into one of ``kind``:
-    name, what, remedy.
+    ``name: fault (the error); remedy``.
 
-    Errors of that kind get the name in front if they lack it; our other errors pass
-    unchanged.
+    name: of the file, or of whoever's code runs. Errors of that kind get the name in
+    front if they lack it, because readers of the content do not know it; our other
+    errors pass unchanged.
     """
     try:
         yield
-    except KofflineError as error:  # readers of the content do not know the file's name
-        is_said = not isinstance(error, kind) or str(error).startswith(str(name))
-        raise error if is_said else kind(f"{name}: {error}") from error.__cause__
+    except KofflineError as error:
+        if not isinstance(error, kind) or str(error).startswith(str(name)):
+            raise
+        raise kind(f"{name}: {error}") from error.__cause__
     except Refused as error:
         raise kind(f"{name} is not read: {error}") from None
     except (Exception, SystemExit) as error:
-        raise kind(f"{name}: {what} ({one_line(error)}); {remedy}") from error
+        raise kind(f"{name}: {fault} ({one_line(error)}); {remedy}") from error
 
 
 def one_line(error: BaseException) -> str:
@@ -97,13 +100,11 @@ def check_memory(declared: int, remedy: str = "") -> None:
     """Raise Refused if ``declared`` bytes exceed what the content of one file may
     take.
     """
-    if declared > (allowed := memory_allowance()):
-        said = (
-            f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are"
-            " allowed"
-        )
+    allowed = memory_allowance()
+    if declared > allowed:
         raise Refused(
-            f"{said}; set {MAX_BYTES} to {declared} or more if this machine has"
+            f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are"
+            f" allowed; set {MAX_BYTES} to {declared} or more if this machine has"
             f" them{remedy}"
         )
 
@@ -126,24 +127,26 @@ def announce_large(name: str, size: int | None, needed: int, copies: int) -> Non
         "%s: its columns take about %s of memory%s; reading and checking them takes a"
         " while and up to %s. Shards are read in parts, within --memory: koffline data"
         " convert LOG FOLDER --shard-rows 100000",
-        *(name, shown_bytes(needed), packed, shown_bytes(copies * needed)),
+        name,
+        shown_bytes(needed),
+        packed,
+        shown_bytes(copies * needed),
     )
 
 
-def check_fits(needed: float, what: str, remedy: str) -> None:
+def check_fits(needed: float, settings: str, remedy: str) -> None:
     """Raise ConfigError if settings ask for more memory than this process may use,
     before any is taken.
 
-    needed: bytes, a lower bound. what: the settings with their values; remedy: what to
-    lower.
+    needed: bytes, a lower bound. settings: their names and values, for the message.
+    remedy: which of them to lower.
     """
     allowed = machine_memory()
     if needed > allowed:
-        said = (
-            f"at least {shown_bytes(int(needed))} of memory, this process may use"
-            f" {shown_bytes(allowed)}"
+        raise ConfigError(
+            f"{settings}: that takes at least {shown_bytes(int(needed))} of memory,"
+            f" this process may use {shown_bytes(allowed)}; {remedy}"
         )
-        raise ConfigError(f"{what}: that takes {said}; {remedy}")
 
 
 def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
@@ -168,15 +171,16 @@ def memory_allowance() -> int:
 
     Raises ConfigError if the variable is no number of bytes.
     """
-    asked = os.environ.get(MAX_BYTES)
-    if asked is None:
+    setting = os.environ.get(MAX_BYTES)
+    if setting is None:
         return machine_memory() // SHARE
-    if not asked.isascii() or not asked.isdigit() or len(asked) > 18 or int(asked) < 1:
+    is_number = setting.isascii() and setting.isdigit() and len(setting) <= 18
+    if not is_number or int(setting) < 1:
         raise ConfigError(
-            f"{MAX_BYTES} is {asked[:40]!r}; set it to a number of bytes, as in"
+            f"{MAX_BYTES} is {setting[:40]!r}; set it to a number of bytes, as in"
             " 4000000000"
         )
-    return int(asked)
+    return int(setting)
 
 
 def machine_memory() -> int:
@@ -187,10 +191,7 @@ def machine_memory() -> int:
     with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     # both generations of control groups
-    for name in (
-        "memory.max",
-        "memory/memory.limit_in_bytes",
-    ):
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             limits.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="ascii")))
     with contextlib.suppress(ImportError, OSError, ValueError):
@@ -207,12 +208,12 @@ def check_regular(path: Path) -> None:
 
     Raises OSError as the system does.
     """
-    found = path.stat()
-    made_up = any(
-        os.path.isdir(root) and os.stat(root).st_dev == found.st_dev
+    status = path.stat()
+    is_of_system = any(
+        os.path.isdir(root) and os.stat(root).st_dev == status.st_dev
         for root in ("/proc", "/sys")
     )
-    if made_up or not stat.S_ISREG(found.st_mode):
+    if is_of_system or not stat.S_ISREG(status.st_mode):
         raise Refused(
             "it is no regular file (a pipe, device or folder); copy its content into a"
             " file"
@@ -280,10 +281,10 @@ def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any
     with one_line_errors(name, "cannot be read", "check the path", kind):
         content = read_bytes(path, LARGEST_YAML)
     with one_line_errors(name, "not valid YAML", remedy, kind):
-        found = parse_yaml(content)
-    if found is None or isinstance(found, dict):
-        return found or {}
-    raise kind(f"{name} holds a {type(found).__name__}; {remedy}")
+        value = parse_yaml(content)
+    if value is None or isinstance(value, dict):
+        return value or {}
+    raise kind(f"{name} holds a {type(value).__name__}; {remedy}")
 
 
 def parse_yaml(text: str | bytes) -> Any:
@@ -294,15 +295,14 @@ def parse_yaml(text: str | bytes) -> Any:
     """
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
         if depth > _DEEPEST:
             raise Refused(f"it is nested more than {_DEEPEST} deep; settings are flat")
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (
-            None,
-            "!",
-        ):
+        has_tag = getattr(event, "tag", None) not in (None, "!")
+        if has_tag or isinstance(event, yaml.AliasEvent):
             raise Refused(
                 "it has aliases (*name) or tags (!name); write the values out"
             )
@@ -310,9 +310,8 @@ def parse_yaml(text: str | bytes) -> Any:
         return yaml.load(text, _Loader)  # a child of SafeLoader
     except Refused:
         raise
-    except (
-        ValueError
-    ) as error:  # for example a number of ten thousand digits, or the 40th of a month
+    except ValueError as error:
+        # for example a number of ten thousand digits, or the 40th of a month
         raise Refused(
             f"a value in it cannot be read ({str(error)[:120]}); write plain numbers"
         ) from None
@@ -337,10 +336,10 @@ class _Loader(yaml.SafeLoader):
     ) -> dict[Any, Any]:
         """The mapping; raises Refused for a key that occurs twice."""
         seen = set()
-        for key in (
-            key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)
-        ):
-            if key in seen:
-                raise Refused(f"it names '{key}' twice; keep one of them")
-            seen.add(key)
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise Refused(f"it names '{key.value}' twice; keep one of them")
+            seen.add(key.value)
         return super().construct_mapping(node, deep)

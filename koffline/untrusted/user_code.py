@@ -24,9 +24,8 @@ from typing import Any
 from koffline.errors import KofflineError
 from koffline.untrusted.limits import one_line, one_line_errors
 
-_FINDS_CLASSES = (  # the method with which unpicklers of all libraries import
-    "find_class"
-)
+# the method with which unpicklers of all libraries import
+_FINDS_CLASSES = "find_class"
 
 
 def current_folder() -> str | None:
@@ -46,12 +45,10 @@ class UserModules(MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        self._named: dict[
-            str, str
-        ] = {}  # folders by the first part of names that the user gave
-        self.folders: dict[
-            str, str
-        ] = {}  # folders by the first part of names of modules that were found
+        # folders by the first part of names that the user gave
+        self._named: dict[str, str] = {}
+        # folders by the first part of names of modules that were found
+        self.folders: dict[str, str] = {}
 
     @contextlib.contextmanager
     def named(self, *modules: str, folder: str | None = None) -> Iterator[None]:
@@ -88,10 +85,9 @@ class UserModules(MetaPathFinder):
             return None
         folder = self._named.get(name) or self._folder_of_importer(sys._getframe(1))
         if folder is None:
-            spec = None
-        else:
-            spec = PathFinder.find_spec(name, [folder], target)
-        if spec is None or folder is None:
+            return None
+        spec = PathFinder.find_spec(name, [folder], target)
+        if spec is None:
             return None
         if spec.loader is None and PathFinder.find_spec(name) is not None:
             return None
@@ -168,13 +164,13 @@ class _Process:
             torch.set_default_dtype(dtype)
         device = self.device or torch.device("cpu")
         if device != now.device:
-            # A default device, even the usual one, slows down every call.
-            torch.set_default_device(None if device.type == "cpu" else device)
+            if device.type == "cpu":
+                device = None  # a default device, even the usual one, slows every call
+            torch.set_default_device(device)
 
 
-_is_separate = (
-    False  # whether user code has a current folder and torch defaults of its own
-)
+# whether user code has a current folder and torch defaults of its own
+_is_separate = False
 _theirs: _Process | None = None  # what user code had set when it ended last
 
 
@@ -203,7 +199,7 @@ def separate_state_for_good() -> None:
 
 @contextlib.contextmanager
 def user_code(
-    name: str | Path, what: str, remedy: str, kind: type[KofflineError]
+    name: str | Path, fault: str, remedy: str, kind: type[KofflineError]
 ) -> Iterator[None]:
     """Context of calls of user code; arguments and errors as in `one_line_errors`.
 
@@ -211,13 +207,13 @@ def user_code(
     of ours; an interrupt passes. In a command the current folder and torch's defaults
     are ours again afterwards, and theirs when user code is called the next time.
     """
-    with one_line_errors(name, what, remedy, kind), _their_state(name, kind):
+    with one_line_errors(name, fault, remedy, kind), _their_state(name, kind):
         try:
             yield
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
-            raise kind(f"{name}: {what} ({one_line(error)}); {remedy}") from error
+            raise kind(f"{name}: {fault} ({one_line(error)}); {remedy}") from error
 
 
 @contextlib.contextmanager
@@ -227,7 +223,7 @@ def _their_state(name: str | Path, kind: type[KofflineError]) -> Iterator[None]:
         yield
         return
     ours = _Process.now()
-    entered = ours if _theirs is None else _theirs
+    entered = _theirs or ours
     entered.restore(ours)
     try:
         yield
@@ -241,7 +237,7 @@ def _their_state(name: str | Path, kind: type[KofflineError]) -> Iterator[None]:
             _theirs = after
         ours.restore(after)
     if is_meta:
-        said = (
-            "it makes torch's default device 'meta', on which tensors hold no numbers"
+        raise kind(
+            f"{name}: it makes torch's default device 'meta', on which tensors hold no"
+            " numbers; leave the default, or choose cpu"
         )
-        raise kind(f"{name}: {said}; leave the default, or choose cpu")
