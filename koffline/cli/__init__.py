@@ -19,6 +19,8 @@ from koffline.errors import KofflineError, is_control, nearest_name, printable
 from koffline.store.run_record import command_line
 from koffline.untrusted.user_code import current_folder, separate_process_state
 
+_OF_HELP = frozenset(("--help", "-h", "--version"))
+
 
 class KofflineGroup(click.Group):
     """Group of commands that are imported on demand; their errors are one line on
@@ -68,12 +70,18 @@ class KofflineGroup(click.Group):
             )
 
     def main(
-        self, args: Any = None, *others: Any, standalone_mode: bool = True, **extra: Any
+        self,
+        args: Any = None,
+        *arguments: Any,
+        standalone_mode: bool = True,
+        **options: Any,
     ) -> Any:
         """Run click's `main`, record the command line, and print usage errors in one
         line.
         """
-        words: Sequence[str] = sys.argv[1:] if args is None else args
+        words: Sequence[str] = sys.argv[1:]
+        if args is not None:
+            words = args
         try:
             for word in words:
                 # terminals would execute it in the error message
@@ -83,13 +91,14 @@ class KofflineGroup(click.Group):
                         " them"
                     )
             with command_line(words), separate_process_state():
-                if current_folder() is None and not {"--help", "-h", "--version"} & set(
-                    words
-                ):
+                is_help = not _OF_HELP.isdisjoint(words)
+                if current_folder() is None and not is_help:
                     raise click.UsageError(
                         "the current folder was deleted; change into another one (cd)"
                     )
-                code = super().main(args, *others, standalone_mode=False, **extra)  # type: ignore[call-overload]
+                code = super().main(  # type: ignore[call-overload]
+                    args, *arguments, standalone_mode=False, **options
+                )
         except (click.ClickException, click.Abort) as error:
             if not standalone_mode:
                 raise
@@ -102,7 +111,9 @@ class KofflineGroup(click.Group):
             raise _failed(_not_written(error)) from None
         if not standalone_mode:
             return code
-        raise SystemExit(code if isinstance(code, int) else 0)
+        if not isinstance(code, int):
+            code = 0
+        raise SystemExit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the sub-command; errors that a user can fix are printed in one line,
@@ -114,10 +125,8 @@ class KofflineGroup(click.Group):
             raise
         except KofflineError as error:
             message = " ".join(str(error).split())
-        except (
-            MemoryError,
-            RuntimeError,
-        ) as error:  # torch raises RuntimeError when memory is short
+        except (MemoryError, RuntimeError) as error:
+            # torch raises RuntimeError when memory is short
             reason = " ".join(str(error).split()) or "out of memory"
             if isinstance(error, RuntimeError):
                 if "allocate memory" not in reason and "out of memory" not in reason:
@@ -148,10 +157,12 @@ def _ended(error: click.ClickException | click.Abort) -> SystemExit:
         return SystemExit(2)
     context = getattr(error, "ctx", None)
     message = _with_remedy(error, context)
-    where = context.command_path if context else "koffline"
-    return _failed(
-        f"{message}{'' if message.endswith('?') else ';'} see '{where} --help'"
-    )
+    if not message.endswith("?"):
+        message += ";"
+    command = "koffline"
+    if context:
+        command = context.command_path
+    return _failed(f"{message} see '{command} --help'")
 
 
 # Records of what --set of a command takes.
@@ -198,9 +209,9 @@ def _with_remedy(error: click.ClickException, context: click.Context | None) -> 
         context.command, click.Group
     ):
         name = message.split("'")[1]
-        # d3rlpy's is another group
-        inside = _INSIDE if isinstance(context.command, KofflineGroup) else ()
-        known = [*context.command.list_commands(context), *inside]
+        known = [*context.command.list_commands(context)]
+        if isinstance(context.command, KofflineGroup):  # and not d3rlpy's group
+            known += _INSIDE
         return f"there is no command '{name}'; {nearest_name(name, known)}"
     return message
 

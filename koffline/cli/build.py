@@ -110,11 +110,14 @@ def _target_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(seed: int, **options: Any) -> Any:
-        given = {
-            name: options.pop(name)
-            for name in ("out", "format_", "shard_rows", "force")
-        }
-        return command(seed=seed, target=BuildTarget(**given, seed=seed), **options)
+        target = BuildTarget(
+            out=options.pop("out"),
+            format_=options.pop("format_"),
+            shard_rows=options.pop("shard_rows"),
+            force=options.pop("force"),
+            seed=seed,
+        )
+        return command(seed=seed, target=target, **options)
 
     return added(_TARGET)(run)
 
@@ -197,7 +200,7 @@ def rollouts(
     workers: int,
     ray: Any,
     target: BuildTarget,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Play episodes with one or several policies, and log them.
 
@@ -221,7 +224,7 @@ def rollouts(
     from koffline.builders.rollouts import PartsFolder, RolloutPlayer, RolloutSettings
     from koffline.progress import progress_bar
 
-    settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
+    settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **options)
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = PartsFolder(target.parts, settings, policies)
         title = f"playing {settings.env}"
@@ -234,9 +237,11 @@ def rollouts(
             ear = long_part(parts.folder, kept, nothing)
             with ear, progress_bar(title, settings.episodes, not quiet) as progress:
                 played = parts.batches(player, progress)
-                pieces = (
-                    ([part] for part in played) if target.shard_rows else [list(played)]
-                )
+                pieces: Iterable[list[Any]]
+                if target.shard_rows:
+                    pieces = ([part] for part in played)
+                else:
+                    pieces = [list(played)]
                 log = target.write(map(player.join, pieces))
             target.record(log)
             parts.remove()
@@ -270,7 +275,7 @@ def rollouts(
 @QUIET
 @_target_options
 def control(
-    policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any
+    policies: tuple[str, ...], quiet: bool, target: BuildTarget, **options: Any
 ) -> None:
     """Make logs of known quality, to train from.
 
@@ -289,7 +294,7 @@ def control(
     from koffline.builders.control import ControlSettings, build_control
 
     target.record(
-        target.write([build_control(ControlSettings(**given), policies, not quiet)])
+        target.write([build_control(ControlSettings(**options), policies, not quiet)])
     )
 
 

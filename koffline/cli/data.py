@@ -16,7 +16,7 @@ from koffline.cli.output import say
 from koffline.cli.targets import claim, claim_log
 from koffline.data.labels import LAYOUT
 from koffline.data.sources import FORMATS
-from koffline.data.spaces import ACTIONS, ENCODINGS, NAMES
+from koffline.data.spaces import ACTIONS, ENCODINGS, NAMES, Features
 from koffline.errors import ConfigError, counted, printable
 
 if TYPE_CHECKING:
@@ -65,23 +65,23 @@ def inspect(
 
     if out is not None:
         check_target(claim(out), force)
-    found = inspect_table(source, rows)
+    inspection = inspect_table(source, rows)
     if out is not None:
         with atomic_file(Path(out), force) as temporary:
-            temporary.write_text(found.to_yaml(), encoding="utf-8")
+            temporary.write_text(inspection.to_yaml(), encoding="utf-8")
     if as_json:
-        say(json.dumps(found.to_json(), default=str))
+        say(json.dumps(inspection.to_json(), default=str))
     else:
-        _print_inspection(found, out)
+        _print_inspection(inspection, out)
 
 
-def _print_inspection(found: Inspection, out: str | None) -> None:
+def _print_inspection(inspection: Inspection, out: str | None) -> None:
     """Print columns, problems, notes and, unless it was written to a file, the
     mapping.
     """
     from koffline.report import make_console, print_table
 
-    columns = (
+    headings = (
         "column",
         "kind",
         "missing",
@@ -92,37 +92,37 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
         "because",
     )
     rows = []
-    for each in found.columns:
+    for column in inspection.columns:
         cells = (
-            each.name,
-            each.kind,
-            each.missing or "",
-            each.distinct or "",
-            each.range,
-            each.example,
+            column.name,
+            column.kind,
+            column.missing or "",
+            column.distinct or "",
+            column.range,
+            column.example,
+            column.role,
+            column.reason,
         )
-        rows.append([printable(str(cell)) for cell in (*cells, each.role, each.reason)])
+        rows.append([printable(str(cell)) for cell in cells])
     print_table(
         make_console(_WIDTH),
-        f"{found.source}, {found.rows} rows looked at",
-        columns,
+        f"{inspection.source}, {inspection.rows} rows looked at",
+        headings,
         rows,
     )
-    for number, problem in enumerate(found.problems, 1):
+    for number, problem in enumerate(inspection.problems, 1):
         say(f"problem {number}: {printable(problem)}")
-    _print_notes(found.notes)
+    _print_notes(inspection.notes)
     if out is not None:
-        use = (
-            f"koffline evaluate {found.source} --mapping {out} --policy POLICY --gamma"
-            " 0.99"
+        first = "edit it"
+        if inspection.open:
+            first = f"answer what is open in it ({', '.join(inspection.open)})"
+        say(
+            f"{out}: {first}, then koffline evaluate {inspection.source} --mapping {out}"
+            " --policy POLICY --gamma 0.99"
         )
-        if found.open:
-            first = f"answer what is open in it ({', '.join(found.open)})"
-        else:
-            first = "edit it"
-        say(f"{out}: {first}, then {use}")
-    elif found.mapping:
-        say(f"\n{found.to_yaml()}")
+    elif inspection.mapping:
+        say(f"\n{inspection.to_yaml()}")
 
 
 def _print_notes(notes: Iterable[str]) -> None:
@@ -151,82 +151,94 @@ def info(log: Log, as_json: bool) -> None:
 
     rows = log.open()
     if log.stays_on_disk:
-        found = summarise(rows, log.stream, progress=True)
+        summary = summarise(rows, log.stream, progress=True)
     else:
-        found = summarise(rows)
+        summary = summarise(rows)
     if as_json:
-        say(json.dumps(found, default=str))
+        say(json.dumps(summary, default=str))
         return
     from koffline.report import make_console, print_table
 
-    print_table(make_console(), str(found["source"]), (), _summary_lines(rows, found))
+    print_table(
+        make_console(), str(summary["source"]), (), _summary_lines(rows, summary)
+    )
 
 
-def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _summary_lines(log: Any, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The summary of a log as pairs of name and text."""
     features = log.metadata.features
-    if "shards" in found:
-        yield "shards", f"{found['shards']}"
-    yield "rows", f"{found['rows']}"
-    yield (
-        "episodes",
-        f"{found['episodes']}" if found["episodes"] else "none: every row stands alone",
-    )
+    if "shards" in summary:
+        yield "shards", f"{summary['shards']}"
+    yield "rows", f"{summary['rows']}"
+    if summary["episodes"]:
+        yield "episodes", f"{summary['episodes']}"
+    else:
+        yield "episodes", "none: every row stands alone"
     yield (
         "observations",
-        f"shape {found['observation_shape']}, {found['observation_dtype']}",
+        f"shape {summary['observation_shape']}, {summary['observation_dtype']}",
     )
     yield "actions", str(log.action_space)
-    yield "rewards", _text(found["rewards"])
-    ends = f"{found['terminated']} terminated, {found['truncated']} truncated"
-    ends += f", {found['unfinished']} without a flag" if found["unfinished"] else ""
-    if found["episodes"]:
-        yield "returns", f"{_text(found['returns'])} (undiscounted, as logged)"
-        yield "episode lengths", _text(found["lengths"])
-        limit = found["time_limit"]
-        ends += (
-            "; time limit:"
-            f" {f'{limit} steps' if limit else 'none that all cut episodes share'}"
-        )
-    yield "ends", ends
-    yield from _coverage(found)
+    yield "rewards", _text(summary["rewards"])
+    if summary["episodes"]:
+        yield "returns", f"{_text(summary['returns'])} (undiscounted, as logged)"
+        yield "episode lengths", _text(summary["lengths"])
+    yield "ends", _ends(summary)
+    yield from _coverage(summary)
     for name in ("has_log_probabilities", "has_weights", "has_clusters"):
-        yield (
-            name.removeprefix("has_").replace("_", "-"),
-            "yes" if found[name] else "no",
-        )
-    if found["gamma"] is not None:
-        yield "gamma (hint)", f"{found['gamma']:.10g}"
+        answer = "no"
+        if summary[name]:
+            answer = "yes"
+        yield name.removeprefix("has_").replace("_", "-"), answer
+    if summary["gamma"] is not None:
+        yield "gamma (hint)", f"{summary['gamma']:.10g}"
     if features is not None:
-        yield "features", printable(", ".join(features.names))
-        for column, encoding in features.encodings.items():
-            yield (
-                f"{printable(column)}, {encoding.kind}",
-                printable(", ".join(encoding.categories)),
-            )
-    for key, value in found["extra"].items():
+        yield from _features(features)
+    for key, value in summary["extra"].items():
         if features is None or key not in (NAMES, ENCODINGS, LAYOUT):
             yield printable(str(key)), printable(str(value))
-    for sign in found["structure"]:
+    for sign in summary["structure"]:
         yield "warning", printable(sign)
-    for note in found["notes"]:
+    for note in summary["notes"]:
         yield "note", printable(note)
-    yield "sha256 of the rows", str(found["sha256"])
+    yield "sha256 of the rows", str(summary["sha256"])
 
 
-def _coverage(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    names = found["extra"].get(ACTIONS)  # texts of the actions in the original table
-    if isinstance(names, list):
-        names = [f" ({printable(str(name))})" for name in names]
-    else:
+def _features(features: Features) -> Iterator[tuple[str, str]]:
+    """Names of a table's columns, and the categories of those that were encoded."""
+    yield "features", printable(", ".join(features.names))
+    for column, encoding in features.encodings.items():
+        yield (
+            f"{printable(column)}, {encoding.kind}",
+            printable(", ".join(encoding.categories)),
+        )
+
+
+def _ends(summary: Mapping[str, Any]) -> str:
+    """How episodes end: their flags, and the time limit."""
+    ends = f"{summary['terminated']} terminated, {summary['truncated']} truncated"
+    if summary["unfinished"]:
+        ends += f", {summary['unfinished']} without a flag"
+    if not summary["episodes"]:
+        return ends
+    if summary["time_limit"]:
+        return f"{ends}; time limit: {summary['time_limit']} steps"
+    return f"{ends}; time limit: none that all cut episodes share"
+
+
+def _coverage(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Ranges of continuous actions, or counts of discrete ones; the first dozen."""
+    names = summary["extra"].get(ACTIONS)  # texts of the actions in the original table
+    if not isinstance(names, list):
         names = []
-    lines = [
-        (f"action[{i}]", _text(spread))
-        for i, spread in enumerate(found["action_ranges"] or ())
-    ]
-    for i, count in enumerate(found["action_counts"] or ()):
-        said = f"action {i}{''.join(names[i : i + 1])}"
-        lines.append((said, f"{count} rows ({count / found['rows']:.1%})"))
+    lines = []
+    for action, spread in enumerate(summary["action_ranges"] or ()):
+        lines.append((f"action[{action}]", _text(spread)))
+    for action, count in enumerate(summary["action_counts"] or ()):
+        label = f"action {action}"
+        if action < len(names):
+            label += f" ({printable(str(names[action]))})"
+        lines.append((label, f"{count} rows ({count / summary['rows']:.1%})"))
     yield from lines[:_MOST_LINES]
     if len(lines) > _MOST_LINES:
         yield "…", f"{len(lines) - _MOST_LINES} more"
@@ -345,15 +357,16 @@ def split(
     from koffline.data.sources import write_transitions
     from koffline.data.units import split_transitions
 
-    asked = ((target, "TARGET"), (rest, "REST"))
-    places, forms = zip(
-        *(claim_log(name, None, None, force, what) for name, what in asked), strict=True
-    )
-    if len({place.resolve() for place in places}) == 1:
+    target_path, target_form = claim_log(target, None, None, force, "TARGET")
+    rest_path, rest_form = claim_log(rest, None, None, force, "REST")
+    if target_path.resolve() == rest_path.resolve():
         raise ConfigError(f"TARGET and REST are both {target}; give two names")
     rows = log.open(lazy=False)
-    parts = split_transitions(rows, held_out, seed)
+    kept, held_out_rows = split_transitions(rows, held_out, seed)
     _print_notes(rows.metadata.notes)
-    for name, form, part in zip((target, rest), forms, parts, strict=True):
+    for name, form, part in (
+        (target, target_form, kept),
+        (rest, rest_form, held_out_rows),
+    ):
         write_transitions(part, name, form, force)
         say(f"{name} ({form}): {part}")

@@ -20,7 +20,7 @@ from koffline.cli.options import (
 from koffline.cli.targets import Result, result_options
 from koffline.errors import ConfigError
 
-_OWN = ("kloss", "fqe")
+_FITTED_HERE = ("kloss", "fqe")
 _FOLDS = 2
 _SHARED = ("gamma", "seed", "threads")  # of fitting and of testing
 _SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
@@ -102,18 +102,15 @@ def diagnose(
 
     check_spec(policy)
     settings = parse_assignments(assignments)
-    given = {"seed": 0} | {
+    test_options = {"seed": 0}
+    test_options |= {
         name: value for name, value in options.items() if value is not None
     }
-    if not 0.0 < (level := given.get("level", _HIGHEST_LEVEL)) <= _HIGHEST_LEVEL:
-        raise ConfigError(
-            f"--level is {level:g}; a test's level is its chance of a false alarm, as"
-            " in 0.05"
-        )
+    _check_level(test_options.get("level", _HIGHEST_LEVEL))
     make_bellman_settings(
-        gamma=ANY_GAMMA, **{name: options[name] for name in ("level", "alternative")}
+        gamma=ANY_GAMMA, level=options["level"], alternative=options["alternative"]
     )
-    if model in _OWN:
+    if model in _FITTED_HERE:
         settings |= {
             name: options[name] for name in _SHARED if options[name] is not None
         }
@@ -125,23 +122,21 @@ def diagnose(
                 f"--trained-on is for models fitted elsewhere, {model} is fitted here;"
                 " drop it"
             )
-        given |= {
-            name: getattr(chosen, name)
-            for name in _SHARED
-            if settings.get(name) is not None
-        }
+        for name in _SHARED:
+            if settings.get(name) is not None:
+                test_options[name] = getattr(chosen, name)
     elif cross_fit or assignments:
-        flag = "--cross-fit" if cross_fit else "--set"
+        flag = "--set"
+        if cross_fit:
+            flag = "--cross-fit"
         raise ConfigError(
             f"{flag} is for the models kloss and fqe, which are fitted here; leave"
             " it out"
         )
     else:
-        check_named(model, _OWN)
+        check_named(model, _FITTED_HERE)
     # after the checks: it imports torch
-    from koffline.report.diagnosis import (
-        report_diagnosis,
-    )
+    from koffline.report.diagnosis import report_diagnosis
 
     def find(bar: Any) -> Any:
         """Read the log, load or fit the value function, and diagnose it."""
@@ -155,32 +150,54 @@ def diagnose(
         from koffline.ope.networks.fitted_q import fit_value_function
         from koffline.policy_specs import load_policy
 
-        with threads(given.pop("threads", 1)):
+        with threads(test_options.pop("threads", 1)):
             rows = log.open()
             sample = sample_units(
-                rows, _SAMPLE_ROWS, given["seed"], settings=log.stream
+                rows, _SAMPLE_ROWS, test_options["seed"], settings=log.stream
             )
             transitions = without_late_ends(sample.transitions, sample.units)
             space = transitions.action_space
             shape = transitions.observation_shape
             loaded = load_policy(policy, space, shape, rows.metadata.features)
             if trained_on is not None:
-                mapping = log.mapping if is_table_source(trained_on) else None
-                given["trained_on"] = open_transitions(
+                mapping = None
+                if is_table_source(trained_on):
+                    mapping = log.mapping
+                test_options["trained_on"] = open_transitions(
                     trained_on, log.space, mapping=mapping
                 )
             function: Any = model
-            if model in _OWN:
-                own = make_settings({"gamma": usual_gamma(transitions)}, settings)
-                fit = partial(
-                    fit_value_function, policy=loaded, settings=own, progress=bar
+            if model in _FITTED_HERE:
+                fit_settings = make_settings(
+                    {"gamma": usual_gamma(transitions)}, settings
                 )
-                function = fit_by_folds(transitions, fit, cross_fit or _FOLDS, own.seed)
-            found = diagnose_value_function(function, transitions, loaded, **given)
+                fit = partial(
+                    fit_value_function,
+                    policy=loaded,
+                    settings=fit_settings,
+                    progress=bar,
+                )
+                function = fit_by_folds(
+                    transitions, fit, cross_fit or _FOLDS, fit_settings.seed
+                )
+            diagnosis = diagnose_value_function(
+                function, transitions, loaded, **test_options
+            )
         if sample.is_all:
-            return found
-        judged = f"{len(transitions):,} of them were judged, whole episodes drawn"
-        note = f"The log has {len(rows):,} rows; {judged}."
-        return dataclasses.replace(found, warnings=(*found.warnings, note))
+            return diagnosis
+        note = (
+            f"The log has {len(rows):,} rows; {len(transitions):,} of them were judged,"
+            " whole episodes drawn."
+        )
+        return dataclasses.replace(diagnosis, warnings=(*diagnosis.warnings, note))
 
     result.present(f"judging {model}", find, report_diagnosis)
+
+
+def _check_level(level: float) -> None:
+    """Raise ConfigError for what may be meant as the level of an interval."""
+    if not 0.0 < level <= _HIGHEST_LEVEL:
+        raise ConfigError(
+            f"--level is {level:g}; a test's level is its chance of a false alarm, as"
+            " in 0.05"
+        )

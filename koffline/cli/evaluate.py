@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,9 @@ def evaluate(
     several = _several_estimators(settings)
     if by is not None and several is not None:
         raise ConfigError("--by takes one estimator; leave the others out")
-    true_value = None if truth is None else _read_truth(truth)
+    true_value = None
+    if truth is not None:
+        true_value = _read_truth(truth)
     check_spec(policy)
     from koffline.report import estimates  # after the checks: it imports torch
 
@@ -114,17 +116,17 @@ def evaluate(
 
         transitions, groups = log.open_by(by)
         starts = _starts(initial_states, log, transitions)
-        given = {"stream": log.stream, "progress": bar, **settings, **starts}
-        ask = (
-            partial(evaluate_policy, by=groups)
-            if several is None
-            else partial(estimate_all, names=several)
-        )
-        return replace(ask(transitions, policy, **given), truth=true_value)
+        options = {"stream": log.stream, "progress": bar, **settings, **starts}
+        estimate: Any
+        if several is None:
+            estimate = evaluate_policy(transitions, policy, by=groups, **options)
+        else:
+            estimate = estimate_all(transitions, policy, names=several, **options)
+        return replace(estimate, truth=true_value)
 
-    report = (
-        estimates.report_estimate if several is None else estimates.report_estimates
-    )
+    report: Callable[[Any], Any] = estimates.report_estimates
+    if several is None:
+        report = estimates.report_estimate
     result.present(f"evaluating {policy}", find, report)
 
 
@@ -143,19 +145,24 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
         check_interval(known_name(text), interval)
         return None
     del settings["estimator"]
-    given = [name.strip() for name in text.split(",") if name.strip()]
-    if text != _ALL and (not given or {_ALL, AUTO} & set(given)):
+    if text == _ALL:
+        return having(interval)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or {_ALL, AUTO} & set(names):
         raise ConfigError(
             f"estimator '{text}': give names separated by commas; '{_ALL}' or '{AUTO}'"
             " alone"
         )
-    return having(interval, None if text == _ALL else map(known_name, given))
+    return having(interval, map(known_name, names))
 
 
 def _read_truth(text: str) -> float:
     """Parse a number, or read the ``value`` of a JSON file."""
     try:
-        number = float(read_json(Path(text))["value"] if Path(text).is_file() else text)
+        value = text
+        if Path(text).is_file():
+            value = read_json(Path(text))["value"]
+        number = float(value)
     except (OSError, ValueError, KeyError, TypeError):
         number = math.nan
     if not math.isfinite(number):
@@ -190,7 +197,8 @@ class _Several(LogCommand):
                 spread += [_SEVERAL, word]
             else:
                 is_open = word.partition("=")[0] == _SEVERAL
-                spread += [] if word == _SEVERAL else [word]
+                if word != _SEVERAL:
+                    spread.append(word)
         return super().parse_args(ctx, spread)
 
 
@@ -253,9 +261,14 @@ def select(
         from koffline.ope.ranking import select_policies
 
         rows = log.open()
-        given = {"stream": log.stream, **settings, **_starts(initial_states, log, rows)}
+        starts = _starts(initial_states, log, rows)
         return select_policies(
-            rows, {spec: spec for spec in specs}, progress=lambda _: bar, **given
+            rows,
+            {spec: spec for spec in specs},
+            progress=lambda _: bar,
+            stream=log.stream,
+            **settings,
+            **starts,
         )
 
     result.present(f"evaluating {len(specs)} policies", find, estimates.report_ranking)

@@ -85,9 +85,10 @@ def train(
       koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
       koffline train configs/kloss_sac.yaml --out runs/b --resume
     """
-    folder = claim(
-        Path("runs") / Path(config).stem if out is None else out, is_whole=False
-    )
+    target: str | Path = Path("runs") / Path(config).stem
+    if out is not None:
+        target = out
+    folder = claim(target, is_whole=False)
     check_source(data)
     stored_run(folder, "train", resume)
     from koffline.train.config import load_config
@@ -160,7 +161,7 @@ def sweep(
     device: str,
     resume: bool,
     quiet: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Train CONFIG with every combination of --grid values and several seeds, and
     compare.
@@ -177,22 +178,23 @@ def sweep(
       koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric environment
       koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
     """
-    check_source(asked["data"])
+    check_source(options["data"])
     from koffline.train.config import make_plan
 
-    plan = make_plan(config, **asked)
+    plan = make_plan(config, **options)
     # after the config's errors: what trains imports torch
-    from rich.markdown import (
-        Markdown,
-    )
+    from rich.markdown import Markdown
 
     from koffline.report import make_console
     from koffline.train.sweep import as_markdown, run_sweep
 
-    folder = Path("sweeps") / Path(config).stem if out is None else out
-    folder = claim(
-        folder, is_whole=False, inputs=None if resume else [config, *plan.inputs]
-    )
+    target: str | Path = Path("sweeps") / Path(config).stem
+    if out is not None:
+        target = out
+    inputs = None
+    if not resume:
+        inputs = [config, *plan.inputs]
+    folder = claim(target, is_whole=False, inputs=inputs)
     kept = f"what is trained is in {folder}/runs: the same command goes on"
     with long_part(folder / "runs", kept, _BEGIN_AGAIN):
         summary = run_sweep(
@@ -263,17 +265,26 @@ def online(
         raise click.UsageError("give CONFIG, --set env=NAME, or --resume DIR")
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
-    source: Any = config or ({} if resume is None else Path(resume) / CONFIG)
-    settings = load_config(source, (*assignments, *["streaming=true"] * streaming))
+    source: Any = config
+    if not source:
+        source = {}
+        if resume is not None:
+            source = Path(resume) / CONFIG
+    if streaming:
+        assignments = (*assignments, "streaming=true")
+    settings = load_config(source, assignments)
     from koffline.online import run  # after the config's errors: it imports torch
 
+    option = "--out"
+    target: str | Path
     if resume is not None:
-        target: str | Path = resume
+        option = "--resume"
+        target = resume
     elif out is not None:
         target = out
     else:
         target = run.default_folder(settings)
-    folder = claim(target, "--out" if resume is None else "--resume", is_whole=False)
+    folder = claim(target, option, is_whole=False)
     kept = f"go on with koffline online --resume {shlex.quote(str(folder))}"
     with long_part(folder / RECORD, kept, _BEGIN_AGAIN):
         result = run.train(
@@ -299,15 +310,15 @@ def _print_scores(result: OnlineResult) -> None:
     names = ("return", "sampled return", "length")
     last = result.last.values()
     heads = ("IQM", f"{LEVEL:.0%} interval", result.best_name.replace("_", " "))
+    labels = [*map(str, result.seeds), *heads]
     columns = [
         [*score.per_seed, score.spread.iqm, ends(score.spread), score.best]
         for score in last
     ]
-    texts = [
-        [*map(str, result.seeds), *heads],
-        *([*map(number, column)] for column in columns),
+    rows = [
+        (label, *(number(column[place]) for column in columns))
+        for place, label in enumerate(labels)
     ]
-    rows = list(zip(*texts, strict=True))
     seeds = len(result.seeds)
     speed = (
         f"{result.seconds:.1f} s, {result.steps_per_second:.0f} environment steps per"
@@ -405,7 +416,9 @@ def reproduce(  # noqa: PLR0913
     """
     chosen = _chosen_parts(name, places, parts)
     if (half_epochs or only_finished) and name != "choices":
-        option = "--half-epochs" if half_epochs else "--only-finished"
+        option = "--only-finished"
+        if half_epochs:
+            option = "--half-epochs"
         raise ConfigError(f"{option} belongs to choices, not to {name}; leave it out")
     from koffline.figures import load_matplotlib
 

@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -88,8 +89,10 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     read_csv = functools.partial(np.loadtxt, comments=["#", "epoch"])
     with mock.patch.object(np, "loadtxt", read_csv):
         try:
-            is_plot = command in ("plot", "plot-all") and "--help" not in arguments
-            with _plotting(arguments) if is_plot else contextlib.nullcontext():
+            context: AbstractContextManager[None] = contextlib.nullcontext()
+            if command in ("plot", "plot-all") and "--help" not in arguments:
+                context = _plotting(arguments)
+            with context:
                 commands.cli.main(
                     [command, *arguments],
                     prog_name="koffline d3rlpy",
@@ -98,14 +101,13 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
         except (click.ClickException, click.Abort, KofflineError):
             raise
         except Exception as error:  # errors of any kind: d3rlpy's commands check little
-            see = f"see 'koffline d3rlpy {command} --help'"
-            # plot-all divides by their number
-            empty = f"there is no *.csv in {' '.join(arguments)}"
+            reason = one_line(error)
             if isinstance(error, ZeroDivisionError):
-                reason = empty
-            else:
-                reason = one_line(error)
-            raise ConfigError(f"d3rlpy {command}: {reason}; {see}") from error
+                # plot-all divides by their number
+                reason = f"there is no *.csv in {' '.join(arguments)}"
+            raise ConfigError(
+                f"d3rlpy {command}: {reason}; see 'koffline d3rlpy {command} --help'"
+            ) from error
 
 
 @contextlib.contextmanager
@@ -118,8 +120,8 @@ def _plotting(arguments: tuple[str, ...]) -> Iterator[None]:
     matplotlib: Any = load_matplotlib()
     if any(word.partition("=")[0] == "--save" for word in arguments):
         matplotlib.use("agg")
-    elif chosen := os.environ.get("MPLBACKEND"):
-        matplotlib.use(chosen)
+    elif os.environ.get("MPLBACKEND"):
+        matplotlib.use(os.environ["MPLBACKEND"])
     with drawing({"text.parse_math": False}):
         yield
 

@@ -42,18 +42,15 @@ class LogCommand(click.Command):
             "Tables": [],
         }
         for parameter in self.get_params(ctx):
-            if parameter.name in _OF_LARGE_LOGS:
-                large = "Large logs"
-            else:
-                large = "Options"
+            heading = "Options"
             if str(parameter.name).startswith(_PREFIX):
                 heading = "Tables"
-            else:
-                heading = large
-            if isinstance(parameter, click.Option) and (
-                record := parameter.get_help_record(ctx)
-            ):
-                sections[heading].append(record)
+            elif parameter.name in _OF_LARGE_LOGS:
+                heading = "Large logs"
+            if isinstance(parameter, click.Option):
+                record = parameter.get_help_record(ctx)
+                if record:
+                    sections[heading].append(record)
         for heading, records in sections.items():
             if records:
                 with formatter.section(heading):
@@ -79,25 +76,32 @@ def known_name(estimator: str) -> str:
     return name_of(estimator)
 
 
-def whole(flag: str, least: int = 1, **more: Any) -> Option:
+def whole(flag: str, least: int = 1, **attributes: Any) -> Option:
     """An option for a whole number of at least ``least``."""
     return click.option(
-        flag, type=click.IntRange(least), **{"metavar": "INTEGER", **more}
+        flag, type=click.IntRange(least), **{"metavar": "INTEGER", **attributes}
     )
 
 
 def gamma_option(
     text: str = "Discount factor; default: the log's. May be near 1 if episodes end.",
-    **more: Any,
+    **attributes: Any,
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
-    return click.option("--gamma", type=INSIDE, metavar="NUMBER", help=text, **more)
+    return click.option(
+        "--gamma", type=INSIDE, metavar="NUMBER", help=text, **attributes
+    )
 
 
-def set_option(text: str, **more: Any) -> Option:
+def set_option(text: str, **attributes: Any) -> Option:
     """``--set KEY=VALUE``, the parameter ``assignments``."""
     return click.option(
-        "--set", "assignments", multiple=True, metavar="KEY=VALUE", help=text, **more
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help=text,
+        **attributes,
     )
 
 
@@ -209,7 +213,7 @@ def settings_options(command: Command) -> Command:
     """``--initial-states``, ``--config``, ``--set`` and ``--threads``; the command gets
     ``settings``.
 
-    ``settings`` holds all given settings, also those with an option of their own.
+    ``settings`` holds all settings that the user gave, also those with an option of their own.
     Options override --set, and --set overrides the file. They are checked before a
     large log is read; gamma may still come from the log.
     """
@@ -227,28 +231,31 @@ def settings_options(command: Command) -> Command:
         )
         from koffline.ope.names import AUTO, DEFAULT, having
 
-        own = {
-            name: options.pop(name)
-            for name in EvaluationSettings.model_fields
-            if name in options
-        }
-        written = {} if config is None else read_yaml(config)
-        given = parse_assignments(assignments)
-        given |= {name: value for name, value in own.items() if value is not None}
+        written = {}
+        if config is not None:
+            written = read_yaml(config)
+        typed = parse_assignments(assignments)
+        for name in EvaluationSettings.model_fields:
+            value = options.pop(name, None)
+            if value is not None:
+                typed[name] = value
         with one_line_errors(
             f"config file {config}", "a setting in it is wrong", "mend it", ConfigError
         ):
-            left = make_settings(
-                {"gamma": ANY_GAMMA}, {**written, **dict.fromkeys(given)}
+            # what the file alone settles, without what the command line overrides
+            of_file = make_settings(
+                {"gamma": ANY_GAMMA}, {**written, **dict.fromkeys(typed)}
             )
-            names = map(str.strip, left.estimator.split(","))
-            named = [name for name in names if name not in ("", "all", AUTO)]
-            having(DEFAULT, map(known_name, named))
-            having(left.interval)
-        make_settings({"gamma": ANY_GAMMA}, given)
+            names = map(str.strip, of_file.estimator.split(","))
+            having(
+                DEFAULT,
+                [known_name(name) for name in names if name not in ("", "all", AUTO)],
+            )
+            having(of_file.interval)
+        make_settings({"gamma": ANY_GAMMA}, typed)
         settings = {
             name: value
-            for name, value in {**written, **given}.items()
+            for name, value in {**written, **typed}.items()
             if value is not None
         }
         return command(*args, settings=settings, **options)
@@ -319,7 +326,8 @@ class Log:
         """Open the transitions, in memory or on disk. Raises DataError."""
         from koffline.data.sources import open_transitions
 
-        lazy = self.stays_on_disk if lazy is None else lazy
+        if lazy is None:
+            lazy = self.stays_on_disk
         return open_transitions(
             self.source, self.space, lazy=lazy, mapping=self.mapping
         )
@@ -352,27 +360,29 @@ def log_options(argument: str, in_parts: bool = True) -> Option:
                 if name.startswith(_PREFIX)
             }
             space = requested_space(options.pop("discrete"), options.pop("continuous"))
-            given = {
-                name: options.pop(name, None) for name in ("memory", "workers", "ray")
-            }
-            given = {name: value for name, value in given.items() if value is not None}
+            in_blocks: dict[str, Any] = {}  # how a large log is read
+            for name in ("memory", "workers", "ray"):
+                value = options.pop(name, None)
+                if value is not None:
+                    in_blocks[name] = value
             out = Path(getattr(options.get("result"), "out", None) or "")
+            partial = None
             if out.name:
                 partial = out.absolute().with_name(f".{out.name}.partial")
-            else:
-                partial = None
-            stream = StreamSettings(**given, partial=partial)
+            stream = StreamSettings(**in_blocks, partial=partial)
             source = options.pop(argument)
             mapping = requested_mapping(table)
             check_source(source)
-            found = command(*args, log=Log(source, space, mapping, stream), **options)
+            log = Log(source, space, mapping, stream)
+            result = command(*args, log=log, **options)
             if partial is not None and partial.is_dir():
                 remove_saved(partial)
-            return found
+            return result
 
-        return click.argument(argument)(
-            added([*_LOG, *(_READING if in_parts else ())])(run)
-        )
+        choices = [*_LOG]
+        if in_parts:
+            choices += _READING
+        return click.argument(argument)(added(choices)(run))
 
     return add
 
@@ -389,42 +399,45 @@ def check_source(source: str | None) -> None:
         raise DataError(f"{source} does not exist; check the path")
 
 
-def requested_mapping(given: Mapping[str, Any]) -> Any:
-    """Mapping from a file, overridden by single options; None if neither is given.
+def requested_mapping(options: Mapping[str, Any]) -> Any:
+    """Mapping from a file, overridden by single options; None if there is neither.
 
+    options: the parameters about tables by name, None or () where unused. A dict of
+    one_step and encode alone comes back as it is, since arrays understand these too.
     Raises DataError.
     """
-    said = {
+    typed = {
         name.removeprefix(_PREFIX): value
-        for name, value in given.items()
+        for name, value in options.items()
         if value not in (None, ())
     }
-    if not said:
+    if not typed:
         return None
     from koffline.data.table.mapping import as_mapping
     from koffline.untrusted.limits import read_yaml_file
 
-    file = said.pop("mapping", None)
-    if file is None:
-        settled = {}
-    else:
-        settled = read_yaml_file(Path(file), f"mapping file {file}", DataError)
-    if "action_names" in said:
-        said["action_names"] = [
-            name.strip() for name in said["action_names"].split(",")
+    file = typed.pop("mapping", None)
+    written = {}
+    if file is not None:
+        written = read_yaml_file(Path(file), f"mapping file {file}", DataError)
+    if "action_names" in typed:
+        typed["action_names"] = [
+            name.strip() for name in typed["action_names"].split(",")
         ]
     for name in ("impute", "encode"):
-        if name in said:
-            said[name] = dict(_by_column(f"--{name}", text) for text in said[name])
+        if name in typed:
+            typed[name] = dict(_by_column(f"--{name}", text) for text in typed[name])
     is_of_any_log = (
-        said.keys() <= {"one_step", "encode"} and said.get("one_step") is not False
+        typed.keys() <= {"one_step", "encode"} and typed.get("one_step") is not False
     )
     if is_of_any_log and file is None:
-        return said  # options that arrays understand too
+        return typed
+    # the two forms of the behavior probability replace each other
     probabilities = {"behavior_probability", "behavior_log_probability"}
-    for name in probabilities - said.keys() if probabilities & said.keys() else ():
-        settled.pop(name, None)
-    return as_mapping({**settled, **said})
+    if probabilities & typed.keys():
+        for name in probabilities - typed.keys():
+            written.pop(name, None)
+    return as_mapping({**written, **typed})
 
 
 def _by_column(flag: str, text: str) -> tuple[str, str]:

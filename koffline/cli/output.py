@@ -14,7 +14,10 @@ def say(text: str, err: bool = False) -> None:
     """Print a line to stdout, or to stderr; click alone would write UTF-8 where a
     terminal reads ASCII.
     """
-    click.echo(text, file=sys.stderr if err else sys.stdout)
+    stream = sys.stdout
+    if err:
+        stream = sys.stderr
+    click.echo(text, file=stream)
 
 
 def print_what_is_possible() -> None:

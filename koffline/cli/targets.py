@@ -108,12 +108,11 @@ def claim_log(
 
     place = claim(out, option)
     if shard_rows is not None and (format_ is not None or out.startswith(MINARI)):
+        other = f"{option} {out}"
         if format_ is not None:
-            asked = f"--format {format_}"
-        else:
-            asked = f"{option} {out}"
+            other = f"--format {format_}"
         raise ConfigError(
-            f"{asked} and --shard-rows were both given; shards are HDF5 files,"
+            f"{other} and --shard-rows were both given; shards are HDF5 files,"
             " choose one"
         )
     if shard_rows is not None:
@@ -128,19 +127,22 @@ def claim_log(
 
 def _named_inputs() -> Iterator[str]:
     """All names in the running command's parameters that may be input files."""
-    given = click.get_current_context().params
-    for value in map(given.get, _INPUTS):
-        words = value if isinstance(value, tuple) else (value,)
+    parameters = click.get_current_context().params
+    for value in map(parameters.get, _INPUTS):
+        words = (value,)
+        if isinstance(value, tuple):
+            words = value
         yield from named_in(word for word in words if word and word not in _WORDS)
 
 
 @contextlib.contextmanager
-def long_part(kept: Path, what: str, nothing: str) -> Iterator[None]:
+def long_part(kept: Path, if_kept: str, if_nothing: str) -> Iterator[None]:
     """Context for the long part of a command. Ctrl-C ends it with exit code 130 and a
     line on what is kept.
 
-    kept: the file or folder that holds it, if there was time to write it. what: says
-    where it is and how to go on. nothing: says how to go on if nothing is kept.
+    kept: the file or folder that holds it, if there was time to write it. if_kept: says
+    where it is and how to go on. if_nothing: says how to go on if nothing is kept.
+
     Environments and loggers may print, so stdout is redirected: it is for the result
     only.
     """
@@ -152,7 +154,10 @@ def long_part(kept: Path, what: str, nothing: str) -> Iterator[None]:
             is_kept = any(kept.iterdir())
         else:
             is_kept = kept.exists()
-        say(f"interrupted; {what if is_kept else nothing}", err=True)
+        advice = if_nothing
+        if is_kept:
+            advice = if_kept
+        say(f"interrupted; {advice}", err=True)
         raise SystemExit(130) from None
 
 
@@ -177,33 +182,31 @@ class Result:
         from koffline.ope.results import plain
         from koffline.progress import progress_bar
 
-        run = page = None
+        run = None
+        page = None
         if self.out is not None:
             run = start_run(str(click.get_current_context().info_name))
         with (
             progress_bar(title, None, not self.quiet) as bar,
             contextlib.redirect_stdout(sys.stderr),
         ):
-            found = find(bar)
-        shown = report(found)
+            answer = find(bar)
+        shown = report(answer)
         problem: KofflineError | OSError | None = None
         if run is not None:
             run |= {
-                "seed": found.seed,
-                "settings": plain(found.settings),
-                "seconds": round(found.seconds, 3),
+                "seed": answer.seed,
+                "settings": plain(answer.settings),
+                "seconds": round(answer.seconds, 3),
             }
             try:
                 page = shown.write(
                     Path(str(self.out)), self.force, {**run, "finished": now()}
                 )
-            except (
-                KofflineError,
-                OSError,
-            ) as error:  # a full disk, say; what was found is printed still
-                problem = error
+            except (KofflineError, OSError) as error:
+                problem = error  # a full disk, say; the answer is printed still
         if self.as_json:
-            say(found.to_json())
+            say(answer.to_json())
         else:
             shown.print(page)
         if problem is not None:
