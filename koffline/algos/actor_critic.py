@@ -16,6 +16,7 @@ from d3rlpy.algos import qlearning
 from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy
 from d3rlpy.models.torch import build_squashed_gaussian_distribution
 from d3rlpy.torch_utility import TorchMiniBatch
+from jaxtyping import Float
 from torch import Tensor
 
 from koffline.algos.kernel_algo import ComposedAlgo, ComposedConfig, KernelCriticAlgo
@@ -27,72 +28,49 @@ class KLossSACImpl(KernelImpl):
     """δ = r + discount · [Q(s', a') − α log π(a'|s')] − Q(s, a), a' drawn from the
     actor.
 
-    conservative_weight adds weight · mean[Q(s, a ~ π) − Q(s, a_logged)] to the loss or,
-    with an option n_action_samples, weight · (log Σ_a exp Q(s, a) − Q(s, a_logged)),
-    the sum by importance sampling.
+    conservative_weight adds weight · mean[Q(s, a ~ π) − Q(s, a_logged)] to the loss.
     """
+
+    @property
+    def values_drawn_actions(self) -> bool:
+        """Whether `conservative_loss` needs the values of actions drawn at s."""
+        return self._config.conservative_weight > 0.0
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and Q(s', a'), none through the actor.
 
         (Feng et al. 2019, equ:bvsopt)
         """
-        weight = self._config.conservative_weight
-        draws = getattr(self._config, "n_action_samples", None)
-        is_penalised = draws is None and weight > 0.0
         rows = len(batch.rewards)
-        gap = None
-        seen = (
-            (batch.observations, batch.next_observations)
-            if is_penalised
-            else (batch.next_observations,)
-        )
+        observations = batch.next_observations
+        if self.values_drawn_actions:
+            observations = torch.cat((batch.observations, batch.next_observations))
         with torch.no_grad():
-            actions, log_probability = self.distribution(
-                torch.cat(seen)
-            ).sample_with_log_prob()
+            actor = self.distribution(observations)
+            actions, log_probability = actor.sample_with_log_prob()
             entropy = (self.temperature * log_probability).squeeze(1)
-        drawn = actions[:rows] if is_penalised else None
+        drawn = None
+        if self.values_drawn_actions:
+            drawn = actions[:rows]
         values, next_value = self.values_of_both(batch, actions[-rows:], drawn)
-        value = values[:, :rows]
-        residual = self.residual(
-            batch, value, self.backed_up(next_value) - entropy[-rows:]
+        next_value = self.backed_up(next_value) - entropy[-rows:]
+        residual = self.residual(batch, values[:, :rows], next_value)
+        return self.kernel_losses(
+            batch, residual, self.conservative_loss(batch, values)
         )
-        if is_penalised:
-            gap = weight * (values[:, rows:] - value).mean(dim=1).sum()
-        elif draws is not None:
-            gap = weight * self._gap(batch, draws)
-        return self.kernel_losses(batch, residual, gap)
 
-    def _gap(self, batch: TorchMiniBatch, draws: int) -> Tensor:
-        """Gap between the values of drawn and of logged actions (Kumar et al. 2020,
-        CQL(H)).
+    def conservative_loss(
+        self, batch: TorchMiniBatch, values: Float[Tensor, "critic rows"]
+    ) -> Tensor | None:
+        """weight · mean[Q(s, a ~ π) − Q(s, a_logged)], summed over critics.
+
+        values: of the logged actions, then of the drawn ones. None for a weight of 0.
         """
-        rows = len(batch.observations)
-        count = 3 * draws
-        with torch.no_grad():
-            here = self.distribution(batch.observations)
-            there = self.distribution(batch.next_observations)
-            uniform = (
-                torch.rand(rows, draws, self._action_size).to(batch.actions) * 2.0 - 1.0
-            )
-            drawn, log_here = here.sample_n_with_log_prob(draws)
-            drawn_there, log_there = there.sample_n_with_log_prob(draws)
-            log_uniform = torch.full_like(log_here, -self._action_size * math.log(2.0))
-            actions = torch.cat((drawn, drawn_there, uniform), dim=1)
-            log_density = torch.cat((log_here, log_there, log_uniform), dim=1).squeeze(
-                2
-            )
-        observations = torch.cat(
-            (batch.observations.repeat_interleave(count, dim=0), batch.observations)
-        )
-        both = torch.cat((actions.reshape(rows * count, -1), batch.actions))
-        values = self.q_values(observations, both)  # (critic, rows · count + rows)
-        drawn_values = values[:, : rows * count].view(-1, rows, count)
-        soft_maximum = torch.logsumexp(drawn_values - log_density, dim=2) - math.log(
-            count
-        )
-        return (soft_maximum - values[:, rows * count :]).mean(dim=1).sum()
+        if not self.values_drawn_actions:
+            return None
+        rows = len(batch.rewards)
+        gap = (values[:, rows:] - values[:, :rows]).mean(dim=1).sum()
+        return self._config.conservative_weight * gap
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
         """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; also takes a step of
@@ -109,6 +87,49 @@ class KLossSACImpl(KernelImpl):
     def distribution(self, x: Tensor) -> Any:
         """The actor's squashed Gaussian."""
         return build_squashed_gaussian_distribution(self._modules.policy(x))
+
+
+class KLossCQLImpl(KLossSACImpl):
+    """As KLossSACImpl; the conservative loss is weight · (log Σ_a exp Q(s, a) −
+    Q(s, a_logged)), the sum by importance sampling.
+    """
+
+    values_drawn_actions = False  # it draws its own
+
+    def conservative_loss(
+        self, batch: TorchMiniBatch, values: Float[Tensor, "critic rows"]
+    ) -> Tensor:
+        """weight · (log Σ_a exp Q(s, a) − Q(s, a_logged)), summed over critics.
+
+        The sum has n_action_samples draws each of the actor at s, the actor at s' and
+        the uniform distribution (Kumar et al. 2020, CQL(H)). values: not used, because
+        all actions at s are valued together.
+        """
+        rows = len(batch.observations)
+        draws = self._config.n_action_samples
+        count = 3 * draws
+        with torch.no_grad():
+            here = self.distribution(batch.observations)
+            there = self.distribution(batch.next_observations)
+            uniform = (
+                torch.rand(rows, draws, self._action_size).to(batch.actions) * 2.0 - 1.0
+            )
+            drawn, log_here = here.sample_n_with_log_prob(draws)
+            drawn_there, log_there = there.sample_n_with_log_prob(draws)
+            log_uniform = torch.full_like(log_here, -self._action_size * math.log(2.0))
+            actions = torch.cat((drawn, drawn_there, uniform), dim=1)
+            log_density = torch.cat((log_here, log_there, log_uniform), dim=1)
+            log_density = log_density.squeeze(2)
+        observations = torch.cat(
+            (batch.observations.repeat_interleave(count, dim=0), batch.observations)
+        )
+        both = torch.cat((actions.reshape(rows * count, -1), batch.actions))
+        values = self.q_values(observations, both)  # (critic, rows · count + rows)
+        drawn_values = values[:, : rows * count].view(-1, rows, count)
+        soft_maximum = torch.logsumexp(drawn_values - log_density, dim=2)
+        soft_maximum = soft_maximum - math.log(count)
+        gap = (soft_maximum - values[:, rows * count :]).mean(dim=1).sum()
+        return self._config.conservative_weight * gap
 
 
 @dataclasses.dataclass()
@@ -151,6 +172,8 @@ class KLossCQL(KLossSAC):
     """Conservative Q-learning with a kernel-loss critic, continuous (Kumar et al. 2020;
     Feng et al. 2019).
     """
+
+    impl_class = KLossCQLImpl
 
 
 class KLossTD3PlusBCImpl(KernelImpl):

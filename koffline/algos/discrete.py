@@ -31,9 +31,6 @@ ENTROPY_SHARE = 0.98
 class KLossDQNImpl(KernelImpl):
     """δ = r + discount · max_a' Q(s', a') − Q(s, a), or with the soft maximum if
     temperature > 0.
-
-    With an option alpha, alpha · (log Σ_a exp Q(s, a) − Q(s, a_logged)) is added; the
-    sum over actions is exact.
     """
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
@@ -43,14 +40,17 @@ class KLossDQNImpl(KernelImpl):
         """
         values, next_values = self.values_of_both(batch)
         value = taken(values, batch.actions)
-        residual = self.residual(
-            batch, value, self.greatest(self.backed_up(next_values))
+        next_value = self.greatest(self.backed_up(next_values))
+        residual = self.residual(batch, value, next_value)
+        return self.kernel_losses(
+            batch, residual, self.conservative_loss(batch, values)
         )
-        alpha = getattr(self._config, "alpha", None)
-        if alpha is None:
-            return self.kernel_losses(batch, residual)
-        gap = torch.logsumexp(values, dim=2) - taken(values, batch.actions)
-        return self.kernel_losses(batch, residual, alpha * gap.mean(dim=1).sum())
+
+    def conservative_loss(
+        self, batch: TorchMiniBatch, values: Float[Tensor, "critic row action"]
+    ) -> Tensor | None:
+        """What is added to the kernel loss: nothing in Q-learning."""
+        return None
 
     def greatest(
         self, values: Float[Tensor, "critic row action"]
@@ -86,6 +86,21 @@ class KLossDQNImpl(KernelImpl):
     def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
         """Probabilities softmax(Q / temperature); only for a positive temperature."""
         return torch.softmax(self.q_values(x).mean(dim=0) / self.temperature, dim=1)
+
+
+class KLossDiscreteCQLImpl(KLossDQNImpl):
+    """As KLossDQNImpl, with alpha · (log Σ_a exp Q(s, a) − Q(s, a_logged)) added to the
+    loss.
+    """
+
+    def conservative_loss(
+        self, batch: TorchMiniBatch, values: Float[Tensor, "critic row action"]
+    ) -> Tensor:
+        """alpha · (log Σ_a exp Q(s, a) − Q(s, a_logged)), summed over critics; the sum
+        over actions is exact (Kumar et al. 2020).
+        """
+        gap = torch.logsumexp(values, dim=2) - taken(values, batch.actions)
+        return self._config.alpha * gap.mean(dim=1).sum()
 
 
 @dataclasses.dataclass()
@@ -133,6 +148,8 @@ class KLossDiscreteCQL(KLossDQN):
     """Conservative Q-learning with a kernel-loss critic, discrete (Kumar et al. 2020;
     Feng et al. 2019).
     """
+
+    impl_class = KLossDiscreteCQLImpl
 
 
 class KLossDiscreteSACImpl(KernelImpl):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Generator, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,9 +42,8 @@ from koffline.store.files import atomic_file
 
 _KERNEL_ROWS = 1024
 _NO_REWARD = 1e-30  # smaller ones are zero in float32
-_LONGEST_HORIZON = (
-    10_000.0  # in steps; applies when gamma is near 1 and no row is terminal
-)
+# in steps; applies when gamma is near 1 and no row is terminal
+_LONGEST_HORIZON = 10_000.0
 
 
 class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
@@ -105,12 +104,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """
         shape = tuple(np.atleast_1d(np.asarray(observation_shape, dtype=object)))
         if len(shape) != 1 or not isinstance(shape[0], (int, np.integer)):
-            what = (
-                f"distances between observations of shape {observation_shape} mean"
-                " little"
-            )
             raise ConfigError(
-                f"{what}; give the log's embedding of them, one vector per observation"
+                f"distances between observations of shape {observation_shape} mean"
+                " little; give the log's embedding of them, one vector per observation"
             )
         super().create_impl((int(shape[0]),), action_size)
 
@@ -125,26 +121,24 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
         Raises ConfigError for less than one epoch, which d3rlpy would skip.
         """
-        given = f"n_steps is {n_steps!r}, n_steps_per_epoch {n_steps_per_epoch!r}"
-        counts = [
-            int(each) if isinstance(each, Real) else -1
-            for each in (n_steps, n_steps_per_epoch)
-        ]
+        received = f"n_steps is {n_steps!r}, n_steps_per_epoch {n_steps_per_epoch!r}"
         if not isinstance(dataset, ReplayBufferBase):
             raise ConfigError(
                 f"fit takes a replay buffer, received a {type(dataset).__name__};"
                 " koffline.ColumnarReplayBuffer(log) makes one"
             )
-        if counts != [n_steps, n_steps_per_epoch]:
-            raise ConfigError(f"{given}; give whole numbers")
-        if counts[0] < counts[1]:
+        if not (_is_whole(n_steps) and _is_whole(n_steps_per_epoch)):
+            raise ConfigError(f"{received}; give whole numbers")
+        if n_steps < n_steps_per_epoch:
             raise ConfigError(
-                f"{given}: not one epoch is trained; lower n_steps_per_epoch"
+                f"{received}: not one epoch is trained; lower n_steps_per_epoch"
             )
         dataset = self.rows_of(dataset)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         self._rewards = _rewards_of(dataset)
-        yield from super().fitter(dataset, *counts, **options)
+        yield from super().fitter(
+            dataset, int(n_steps), int(n_steps_per_epoch), **options
+        )
 
     def rows_of(self, dataset: Any) -> Any:
         """The buffer that mini-batches are drawn from."""
@@ -175,13 +169,12 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         self._rewards = None
         if kernel.reward_size.isnan():  # also as long as all rewards were zero
             if rewards is None:
-                per_step = batch.rewards / batch.intervals
-            else:
-                per_step = rewards
-            size = float(self._scaled("reward", per_step).abs().mean())
+                rewards = batch.rewards / batch.intervals  # of a step
+            size = float(self._scaled("reward", rewards).abs().mean())
             if not math.isfinite(size):
                 raise DataError("rewards are not all finite; check the log")
-            kernel.reward_size.fill_(size if size > _NO_REWARD else math.nan)
+            if size > _NO_REWARD:
+                kernel.reward_size.fill_(size)
         if not kernel.bandwidth.isnan():
             return
         rows = first_steps(whole)
@@ -216,10 +209,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         log_temp = create_parameter(
             (1, 1), math.log(config.initial_temperature), self._device, False
         )
+        optim = None
         if config.temp_learning_rate > 0.0:
             optim = self.make_optimizer("temp_", log_temp)
-        else:
-            optim = None
         return {**parts, "log_temp": log_temp, "temp_optim": optim}
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
@@ -234,20 +226,26 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         option names.
         """
         config = self._config
-        slow = None
         if self.is_discrete:
             create = create_discrete_q_function
         else:
             create = create_continuous_q_function
-        factories = getattr(config, f"{prefix}encoder_factory"), config.q_func_factory
-        options = {
-            "n_ensembles": config.n_critics,
-            "device": self._device,
-            "enable_ddp": False,
-        }
-        q_funcs = create(shape, size, *factories, **options)[0]
+
+        def create_critics() -> nn.ModuleList:
+            return create(
+                shape,
+                size,
+                getattr(config, f"{prefix}encoder_factory"),
+                config.q_func_factory,
+                n_ensembles=config.n_critics,
+                device=self._device,
+                enable_ddp=False,
+            )[0]
+
+        q_funcs = create_critics()
+        slow = None
         if config.tau > 0.0:
-            slow = create(shape, size, *factories, **options)[0]
+            slow = create_critics()
             hard_sync(slow, q_funcs)
         optim = self.make_optimizer(prefix, q_funcs)
         kernel = self.make_kernel(shape, size)
@@ -282,10 +280,11 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def make_kernel(self, shape: Sequence[int], size: int) -> KernelBellmanLoss:
         """Kernel loss for rows of these shapes, on the algorithm's device."""
-        n_actions = size if self.is_discrete else 0
-        return KernelBellmanLoss(self._config, int(shape[0]), size, n_actions).to(
-            self._device
-        )
+        n_actions = 0
+        if self.is_discrete:
+            n_actions = size
+        kernel = KernelBellmanLoss(self._config, int(shape[0]), size, n_actions)
+        return kernel.to(self._device)
 
     def _scaled(self, name: str, array: Any) -> torch.Tensor:
         tensor = convert_to_torch(array, self._device)
@@ -298,19 +297,20 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """Constant added to all initial values, in the units of scaled rewards."""
         if self._config.initial_value != "mean":
             return float(self._config.initial_value)
-        lost = 1.0 - float(
-            np.mean(self._config.gamma**batch.intervals * (1.0 - batch.terminals))
-        )
+        gamma = self._config.gamma
+        lost = 1.0 - float(np.mean(gamma**batch.intervals * (1.0 - batch.terminals)))
         if lost <= 0.0:  # without termination and discount no value is finite
             return 0.0
         rewards = self._scaled("reward", batch.rewards)
         steps = np.arange(batch.rewards.shape[1])
-        taken = convert_to_torch(
-            self._config.gamma**steps * (steps < batch.intervals), self._device
-        )
-        return float(
-            (taken * rewards).sum(dim=1).mean() / max(lost, 1.0 / _LONGEST_HORIZON)
-        )
+        discounts = np.where(steps < batch.intervals, gamma**steps, 0.0)  # (N, steps)
+        per_row = (convert_to_torch(discounts, self._device) * rewards).sum(dim=1)
+        return float(per_row.mean() / max(lost, 1.0 / _LONGEST_HORIZON))
+
+
+def _is_whole(number: Any) -> bool:
+    """Whether a number is whole; 1e4 is."""
+    return isinstance(number, Real) and int(cast(Any, number)) == number
 
 
 def _rewards_of(dataset: ReplayBufferBase) -> np.ndarray:

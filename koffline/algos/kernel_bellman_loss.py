@@ -113,10 +113,9 @@ class KernelCriticConfig(LearnableConfig):
                 "batch_size is 1; the kernel loss compares rows, give at least 2"
             )
         factory = getattr(self, "q_func_factory", None)
-        q_function = "mean" if factory is None else factory.get_type()
-        if q_function != "mean":
+        if factory is not None and factory.get_type() != "mean":
             raise ConfigError(
-                f"q_func_factory is '{q_function}', a distribution of returns; the"
+                f"q_func_factory is '{factory.get_type()}', a distribution of returns; the"
                 " kernel loss needs the mean: use MeanQFunctionFactory (type 'mean')"
             )
         if self.action_kernel == "indicator" and not is_discrete:
@@ -198,9 +197,9 @@ class KernelBellmanLoss(nn.Module):
         self._weight = config.diag_weight
         if config.memory > 0.0 and self._weight is None:
             self._weight = _REMEMBERED_WEIGHT
-        columns = observation_size + (
-            action_size if config.action_kernel == "joint" else 0
-        )
+        columns = observation_size
+        if config.action_kernel == "joint":
+            columns += action_size
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
         # NaN until it is fixed
@@ -209,9 +208,8 @@ class KernelBellmanLoss(nn.Module):
         # mean |reward| of a step; NaN: unknown
         self.register_buffer("reward_size", torch.tensor(math.nan))
         self._random_features = MemoryLoss(self._kernel, features=_FEATURES)  # type: ignore[arg-type]
-        self.looks_back = (
-            False  # whether residuals belong to the previous step's parameters
-        )
+        # whether residuals belong to the previous step's parameters
+        self.looks_back = False
         self._memory: Memory | None = None  # not saved with the model
         self._before: Tensor | None = None
         # gradient steps so far, which d3rlpy does not save
@@ -224,25 +222,23 @@ class KernelBellmanLoss(nn.Module):
         indices.
         """
         if self._config.memory > 0.0:
-            return (
-                self._remembered(residual, self._features(observations, actions))
-                * self.factor
-            )
+            features = self._features(observations, actions)
+            return self._remembered(residual, features) * self.factor
         with torch.no_grad():
             gram = self._gram_of(self._rows(observations, actions), actions)
         if self._weight is None:
             return v_statistic(residual, gram) * self.factor
-        return (
-            kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0)
-            * self.factor
-        )
+        weight = self._weight
+        if residual.shape[-1] == 1:  # one row has no pairs off the diagonal
+            weight = 1.0
+        return kernel_loss(residual, gram, weight) * self.factor
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *rest: Any
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
         """Load buffers; in files of earlier versions the unit of reward was one."""
         state_dict.setdefault(f"{prefix}reward_size", torch.tensor(1.0))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _remembered(
         self, residual: Residual, psi: Float[Tensor, "row feature"]
@@ -260,9 +256,8 @@ class KernelBellmanLoss(nn.Module):
         self._before = None
         product = (remembered * now).sum(dim=1)
         weight: Any = self._weight  # never None with a memory
-        return (1.0 - weight) * (
-            2.0 * product - product.detach()
-        ) + weight * residual.square().mean(dim=1)
+        off_diagonal = 2.0 * product - product.detach()
+        return (1.0 - weight) * off_diagonal + weight * residual.square().mean(dim=1)
 
     def _features(
         self, observations: Tensor, actions: Tensor
@@ -308,9 +303,10 @@ class KernelBellmanLoss(nn.Module):
         if factor is None:
             bandwidth = float(config.bandwidth)
         else:
-            distances = torch.pdist(
-                scaled, p=1.0 if config.kernel == "laplacian" else 2.0
-            )
+            norm = 2.0
+            if config.kernel == "laplacian":
+                norm = 1.0
+            distances = torch.pdist(scaled, p=norm)
             bandwidth = max(factor * float(distances.median()), _SMALLEST)
         gram = self._gram_of(scaled / bandwidth, actions[:_MOST_ROWS])
         off_diagonal = float(
@@ -324,17 +320,15 @@ class KernelBellmanLoss(nn.Module):
         is_bounded = config.kernel != "linear"
         self.mean.copy_(centre)
         self.inverse_scale.copy_(1.0 / (deviation * bandwidth))
-        self.factor.fill_(1.0 / mean_value if config.normalise and is_bounded else 1.0)
+        self.factor.fill_(1.0)
+        if config.normalise and is_bounded:
+            self.factor.fill_(1.0 / mean_value)
         self.bandwidth.fill_(bandwidth)
         if is_bounded and off_diagonal < 1.0 / batch_size:
-            what = (
-                "below 1/batch_size: the loss is nearly that of residual gradient; give"
-                " a larger bandwidth"
-            )
             _LOG.warning(
-                "kernel values average %.1e, %s than %.3g",
+                "kernel values average %.1e, below 1/batch_size: the loss is nearly that"
+                " of residual gradient; give a larger bandwidth than %.3g",
                 off_diagonal,
-                what,
                 bandwidth,
             )
 
@@ -351,5 +345,6 @@ class KernelBellmanLoss(nn.Module):
         gram = self._kernel.gram(scaled)
         if self._config.action_kernel == "indicator":
             index = actions.reshape(-1)
-            gram = gram * (index.unsqueeze(0) == index.unsqueeze(1))
+            is_same = index.unsqueeze(0) == index.unsqueeze(1)  # (N, N)
+            gram = gram * is_same
         return gram

@@ -1,7 +1,7 @@
 """Gradient step of all implementations: the critics with the kernel loss, then the
 actor, if there is one.
 
-An algorithm's implementation is a direct subclass of `KernelImpl`. It defines the
+An algorithm's implementation is a subclass of `KernelImpl`. It defines the
 critic's loss (with `values_of_both`, `backed_up`, `residual` and `kernel_losses`), the
 actor's loss, and how actions are chosen.
 """
@@ -9,6 +9,7 @@ actor's loss, and how actions are chosen.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,12 +28,31 @@ Losses = dict[str, Tensor]
 
 def modules_of(parts: dict[str, Any]) -> Any:
     """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel
-    with its buffers.
+    with its buffers, by their names in the file.
     """
-    # it can be pickled
-    again = {"__reduce__": lambda self: (modules_of, (vars(self),))}
-    options: Any = {"bases": (Modules,), "frozen": True, "namespace": again}
-    return dataclasses.make_dataclass("KernelModules", list(parts), **options)(**parts)
+    return _modules_class(tuple(parts))(**parts)
+
+
+@functools.cache
+def _modules_class(names: tuple[str, ...]) -> Any:
+    """The class of records with these parts.
+
+    d3rlpy goes through the fields of a dataclass to save, to freeze and to switch modes;
+    which parts there are depends on the algorithm, or on the one of d3rlpy's that it
+    varies.
+    """
+    return dataclasses.make_dataclass(
+        "KernelModules",
+        names,
+        bases=(Modules,),
+        frozen=True,
+        namespace={"__reduce__": _reduced},
+    )
+
+
+def _reduced(modules: Any) -> tuple[Any, ...]:
+    """How a record is pickled: its class has no name to import it by."""
+    return modules_of, (vars(modules),)
 
 
 class KernelImpl(QLearningAlgoImplBase):
@@ -57,12 +77,8 @@ class KernelImpl(QLearningAlgoImplBase):
         self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
         self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
         self._before: list[Tensor] = []
-        if (
-            self.is_captured
-            and config.compile_graph
-            and not config.memory
-            and "cuda" in device
-        ):
+        is_wanted = config.compile_graph and not config.memory
+        if self.is_captured and is_wanted and "cuda" in device:
             self._critic_grad = CudaGraphWrapper(self.compute_critic_grad)
             self._actor_grad = CudaGraphWrapper(self.compute_actor_grad)
 
@@ -123,19 +139,14 @@ class KernelImpl(QLearningAlgoImplBase):
         the current ones.
         """
         kernel = self._modules.kernel
-        held = (
-            getattr(self._modules, name, None)
-            for name in ("q_funcs", "slow_q_funcs", "targ_q_funcs")
-        )
-        parameters = [
-            parameter
-            for part in held
-            if part is not None
-            for parameter in part.parameters()
-        ]
+        parameters: list[Tensor] = []
+        for functions in _value_functions(self._modules):
+            parameters += functions.parameters()
         present = [parameter.detach().clone() for parameter in parameters]
         if self._before:
-            devices = [self._device] if "cuda" in self._device else []
+            devices = []
+            if "cuda" in self._device:
+                devices = [self._device]
             with torch.random.fork_rng(devices):  # the same actions are drawn again
                 _put(parameters, self._before)
                 kernel.looks_back = True
@@ -173,15 +184,16 @@ class KernelImpl(QLearningAlgoImplBase):
         actions: Tensor | None = None,
         q_funcs: nn.ModuleList | None = None,
     ) -> Float[Tensor, "critic row *action"]:
-        """Q(s, a) of every critic, or Q(s, ·) without given actions (discrete)."""
+        """Q(s, a) of every critic, or Q(s, ·) where ``actions`` is None (discrete).
+
+        observations: (N, d). actions: (N, k). q_funcs: the critics, or a copy of them.
+        """
         if q_funcs is None:
-            functions = self._modules.q_funcs
-        else:
-            functions = q_funcs
+            q_funcs = self._modules.q_funcs
         if actions is None:
-            return torch.stack([q(observations).q_value for q in functions])
+            return torch.stack([q(observations).q_value for q in q_funcs])
         return torch.stack(
-            [q(observations, actions).q_value.squeeze(1) for q in functions]
+            [q(observations, actions).q_value.squeeze(1) for q in q_funcs]
         )
 
     def values_of_both(
@@ -195,30 +207,29 @@ class KernelImpl(QLearningAlgoImplBase):
         """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy
         if there is one.
 
-        beside: further actions at s; their values follow those of the logged actions.
+        next_actions: a' (N, k), or None for the values of all discrete actions. beside:
+        further actions at s; their values follow those of the logged actions.
         """
         observations = batch.observations
         actions = batch.actions
         if beside is not None:
-            observations = torch.cat((observations,) * 2)
-            actions = torch.cat((batch.actions, beside))
+            observations = torch.cat((observations, observations))
+            actions = torch.cat((actions, beside))
+        if next_actions is None:
+            actions = None
         slow = self._modules.slow_q_funcs
         if slow is not None:
             with torch.no_grad():
-                there = self.q_values(batch.next_observations, next_actions, slow)
-            return (
-                self.q_values(observations, None if next_actions is None else actions),
-                there,
-            )
+                next_values = self.q_values(batch.next_observations, next_actions, slow)
+            return self.q_values(observations, actions), next_values
+        # one pass of the network, whose gradient reaches both ends of a transition
         both = torch.cat((observations, batch.next_observations))
-        if next_actions is None:
-            acted = None
-        else:
-            acted = torch.cat((actions, next_actions))
-        here, there = self.q_values(both, acted).split(
+        if next_actions is not None:
+            actions = torch.cat((actions, next_actions))
+        values, next_values = self.q_values(both, actions).split(
             [len(observations), len(batch.rewards)], dim=1
         )
-        return here, there
+        return values, next_values
 
     def backed_up(
         self, values: Float[Tensor, "critic row *rest"]
@@ -229,15 +240,14 @@ class KernelImpl(QLearningAlgoImplBase):
         backup = self._config.backup
         if backup == "own" or len(values) == 1:
             return values
-        return (
-            values.amin(dim=0) if backup == "min" else values.mean(dim=0)
-        ).unsqueeze(0)
+        if backup == "min":
+            return values.amin(dim=0, keepdim=True)
+        return values.mean(dim=0, keepdim=True)
 
     def discount(self, batch: Any) -> Float[Tensor, " row"]:
         """gamma ** interval, zero after a termination."""
-        return (self._config.gamma**batch.intervals * (1.0 - batch.terminals)).squeeze(
-            1
-        )
+        discounts = self._config.gamma**batch.intervals * (1.0 - batch.terminals)
+        return discounts.squeeze(1)
 
     def residual(
         self,
@@ -263,10 +273,8 @@ class KernelImpl(QLearningAlgoImplBase):
         error = residual.detach().square().mean()
         losses = {"critic_loss": loss, "bellman_error": error}
         if conservative is not None:
-            losses |= {
-                "critic_loss": loss + conservative,
-                "conservative_loss": conservative.detach(),
-            }
+            losses["critic_loss"] = loss + conservative
+            losses["conservative_loss"] = conservative.detach()
         return losses
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
@@ -318,11 +326,18 @@ class KernelImpl(QLearningAlgoImplBase):
 
 def shift_values(modules: Any, value: float) -> None:
     """Add a constant to the outputs of all value functions and of their copies."""
-    for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs"):
-        for function in getattr(modules, name, None) or ():
+    for functions in _value_functions(modules):
+        for function in functions:
             function._fc.bias.data.add_(value)
     if hasattr(modules, "value_func"):
         modules.value_func._fc.bias.data.add_(value)
+
+
+def _value_functions(modules: Any) -> list[Any]:
+    """The critics and their copies, as far as an algorithm has them."""
+    names = ("q_funcs", "slow_q_funcs", "targ_q_funcs")
+    functions = [getattr(modules, name, None) for name in names]
+    return [part for part in functions if part is not None]
 
 
 def _numbers(losses: Losses) -> dict[str, float]:

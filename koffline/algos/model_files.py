@@ -66,12 +66,11 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     """
     path = Path(path)
     kind = detect(path)
-    what = (
-        f"this is a policy of kind {kind}, without critic or optimisers;"
-        " koffline.load_policy reads it"
-    )
     if kind != "d3":
-        raise PolicyError(f"{path!s}: {what}")
+        raise PolicyError(
+            f"{path!s}: this is a policy of kind {kind}, without critic or optimisers;"
+            " koffline.load_policy reads it"
+        )
     device = device_name(device)
     file = read_d3(path)
     if file.version != d3rlpy.__version__:
@@ -100,20 +99,16 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
     it.
     """
     if file.algorithm == "fqe":
-        what = (
-            "d3rlpy's FQE does not save the policy it evaluates, so that it cannot be"
-            " rebuilt"
-        )
         raise PolicyError(
-            f"{file.name}: {what}; use koffline.algos.KLossFQE, which does"
+            f"{file.name}: d3rlpy's FQE does not save the policy it evaluates, so that"
+            " it cannot be rebuilt; use koffline.algos.KLossFQE, which does"
         )
     known = CONFIG_STORAGE[LearnableConfig].config_list
     if file.algorithm not in known:
-        what = (
-            f"the algorithm '{file.algorithm}' is unknown;"
-            f" {nearest_name(file.algorithm, sorted(known))}"
+        raise PolicyError(
+            f"{file.name}: the algorithm '{file.algorithm}' is unknown;"
+            f" {nearest_name(file.algorithm, sorted(known))}; {_IMPORT_IT}"
         )
-        raise PolicyError(f"{file.name}: {what}; {_IMPORT_IT}")
     kinds = {
         kind for registry in CONFIG_STORAGE.values() for kind in registry.config_list
     } | {"none"}
@@ -154,18 +149,20 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
 
 def device_name(device: str | int | bool) -> str:
     """The device as d3rlpy writes it: "cpu" or "cuda:<number>". Raises ConfigError."""
-    if not isinstance(device, str):
-        if device is False:
-            device = "cpu"
-        else:
-            device = f"cuda:{int(device is not True and device)}"
+    if device is False:
+        device = "cpu"
+    elif device is True:
+        device = "cuda:0"
+    elif not isinstance(device, str):
+        device = f"cuda:{int(device)}"
     there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     known = {"cpu": "cpu", "cpu:0": "cpu", **{name: name for name in there}}
-    known |= {"cuda": "cuda:0"} if there else {}
+    if there:
+        known["cuda"] = "cuda:0"
     if device not in known:
-        found = " or ".join(there) or "no CUDA device was found"
+        choices = " or ".join(there) or "no CUDA device was found"
         raise ConfigError(
-            f"device is {device!r}, which is not there; give cpu ({found})"
+            f"device is {device!r}, which is not there; give cpu ({choices})"
         )
     return known[device]
 
@@ -183,13 +180,16 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
     sizes = [array.numel() for array in arrays if isinstance(array, torch.Tensor)]
     most = _COPIES * sum(sizes) + _SLACK_NUMBERS
     most_tensors = _COPIES * len(sizes) + _SLACK_TENSORS
-    made: list[int] = []
+    counted: list[int] = []  # numbers in each parameter
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        made.extend([] if parameter is None else [parameter.numel()])
-        if len(made) > most_tensors or sum(made) > most:
-            asked = f"its configuration asks for networks of more than {most} numbers"
-            raise PolicyError(f"{asked}, its weights are {sum(sizes)} in {len(sizes)}")
+        if parameter is not None:
+            counted.append(parameter.numel())
+        if len(counted) > most_tensors or sum(counted) > most:
+            raise PolicyError(
+                f"its configuration asks for networks of more than {most} numbers, its"
+                f" weights are {sum(sizes)} in {len(sizes)}"
+            )
 
     handle = nn.modules.module.register_module_parameter_registration_hook(count)
     try:
@@ -296,11 +296,12 @@ def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
     examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
 
     def act(*observations: torch.Tensor) -> torch.Tensor:
-        seen: Any = [observation.float() for observation in observations]
-        seen = seen[0] if len(seen) == 1 else seen
+        x: Any = [observation.float() for observation in observations]
+        if len(x) == 1:
+            x = x[0]
         if algo.observation_scaler is not None:
-            seen = algo.observation_scaler.transform(seen)
-        action = algo.impl.predict_best_action(seen)
+            x = algo.observation_scaler.transform(x)
+        action = algo.impl.predict_best_action(x)
         if algo.action_scaler is None:
             return action
         return algo.action_scaler.reverse_transform(action)
@@ -319,16 +320,17 @@ def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
         return content.getvalue(), draws
     names = [f"input_{i}" for i in range(len(examples))]
     target = ["output_0"]
-    free = {name: {0: "batch"} for name in (*names, *target)}
-    options: dict[str, Any] = {
-        "input_names": names,
-        "output_names": target,
-        "dynamic_axes": free,
-    }
     with TemporaryDirectory(prefix="koffline-") as folder:
         place = Path(folder, "model.onnx")
         torch.onnx.export(
-            script, examples, str(place), **options, opset_version=_OPSET, dynamo=False
+            script,
+            examples,
+            str(place),
+            input_names=names,
+            output_names=target,
+            dynamic_axes={name: {0: "batch"} for name in (*names, *target)},
+            opset_version=_OPSET,
+            dynamo=False,
         )
         return place.read_bytes(), draws
 
@@ -337,4 +339,6 @@ def _batch_size(x: Any) -> Any:
     """Number of rows; in a trace, d3rlpy's own `get_batch_size` would make it a
     constant.
     """
-    return (x if hasattr(x, "shape") else x[0]).shape[0]
+    if not hasattr(x, "shape"):  # observations of several parts
+        x = x[0]
+    return x.shape[0]

@@ -44,15 +44,18 @@ _MEDIAN_RULE = re.compile(
 
 
 def _number_or(
-    is_word: Callable[[Any], Any], is_fit: Callable[[float], bool], said: str
+    is_word: Callable[[Any], Any], is_fit: Callable[[float], bool], remedy: str
 ) -> Any:
-    """Type of a number, or of a word instead of it."""
+    """Type of a number, or of a word instead of it.
+
+    is_word, is_fit: which words and which numbers are valid. remedy: what to give.
+    """
 
     def check(value: Any) -> Any:
         with contextlib.suppress(ValueError, TypeError):
             value = float(value)  # YAML reads 1e-3 as text
         if not is_word(value) and not (isinstance(value, float) and is_fit(value)):
-            raise PydanticCustomError("number_or_word", said)
+            raise PydanticCustomError("number_or_word", remedy)
         return value
 
     return Annotated[Any, AfterValidator(check)]
@@ -60,34 +63,32 @@ def _number_or(
 
 def median_factor(bandwidth: Any) -> float | None:
     """Multiple of the median in a rule such as "0.5 median"; None for anything else."""
-    if isinstance(bandwidth, str):
-        rule = _MEDIAN_RULE.fullmatch(bandwidth.strip())
-    else:
-        rule = None
-    if rule:
-        return float(rule["factor"] or 1.0)
-    return None
+    if not isinstance(bandwidth, str):
+        return None
+    rule = _MEDIAN_RULE.fullmatch(bandwidth.strip())
+    if rule is None:
+        return None
+    return float(rule["factor"] or 1.0)
 
 
 def _numbers(value: Any) -> Any:
+    """A list of finite numbers, or None, as an option of a scaler."""
+    if value is None:
+        return None
     with contextlib.suppress(TypeError, ValueError):
-        if (
-            value is None
-            or np.isfinite(array := np.asarray(value, dtype=np.float64)).all()
-        ):
-            if value is None:
-                return None
+        array = np.asarray(value, dtype=np.float64)
+        if np.isfinite(array).all():
             return array.tolist()
     raise PydanticCustomError("numbers", "give a list of numbers")
 
 
 def _kernel(name: str) -> str:
     if name not in KERNELS:
-        said = (
+        remedy = (
             f"known are {listed(KERNELS)}; add one of your own to"
             " koffline.kernels.KERNELS"
         )
-        raise PydanticCustomError("kernel", said)
+        raise PydanticCustomError("kernel", remedy)
     return name
 
 
@@ -178,9 +179,10 @@ def _section_of(config_class: Any) -> tuple[type[Section], dict[str, ConfigMetad
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        rule = _RULES.get(
-            name, _NOT_NEGATIVE if name.endswith(_NOT_NEGATIVE_ENDS) else hints[name]
-        )
+        rule = hints[name]
+        if name.endswith(_NOT_NEGATIVE_ENDS):
+            rule = _NOT_NEGATIVE
+        rule = _RULES.get(name, rule)
         encoder = field.metadata.get("dataclasses_json", {}).get("encoder")
         if id(encoder) in registries:
             factories[name] = registries[id(encoder)]
@@ -190,14 +192,16 @@ def _section_of(config_class: Any) -> tuple[type[Section], dict[str, ConfigMetad
             rule = Annotated[Any, AfterValidator(_numbers)]
         elif encoder is not None:
             continue
-        options[name] = (rule, ... if default is dataclasses.MISSING else default)
+        if default is dataclasses.MISSING:
+            default = ...
+        options[name] = (rule, default)
     return create_model(config_class.__name__, __base__=Section, **options), factories
 
 
 def _filled(
-    config_class: Any, given: Params, where: str, base: Params | None = None
+    config_class: Any, params: Params, where: str, base: Params | None = None
 ) -> dict[str, Any]:
-    """All fields of a config as plain values; `given` overrides `base`, or the defaults
+    """All fields of a config as plain values; `params` override `base`, or the defaults
     without a `base`.
 
     where: the path of the config in the user's file, for messages. Raises ConfigError
@@ -205,12 +209,14 @@ def _filled(
     field and a value of the wrong kind.
     """
     section, factories = _section_of(config_class)
-    values = {**(base or {}), **given}
+    values = {**(base or {}), **params}
     for name, registry in factories.items():
-        own = section.model_fields[name].default
-        default = own if base is None else base[name]
+        default = section.model_fields[name].default
+        may_be_none = default == _NONE
+        if base is not None:
+            default = base[name]
         values[name] = _factory(
-            registry, given.get(name, {}), default, own == _NONE, f"{where}.{name}"
+            registry, params.get(name, {}), default, may_be_none, f"{where}.{name}"
         )
     return read_section(section, values, where).resolved()
 
@@ -222,6 +228,11 @@ def _factory(
     may_be_none: bool,
     where: str,
 ) -> dict[str, Any]:
+    """A factory as its type and all its params; `value` overrides `default`.
+
+    registry: the kinds that there are. value: what the user's file holds, a type alone
+    or a mapping. where: as in `_filled`. Raises ConfigError.
+    """
     if value is None or isinstance(value, str):
         value = {"type": value or "none"}
     if not isinstance(value, Mapping) or not isinstance(
@@ -238,19 +249,19 @@ def _factory(
         )
     kind = value.get("type", default["type"])
     params = value.get("params") or {}
-    known = {
-        name: each for name, each in registry.config_list.items() if name != "tuple"
-    }
+    known = dict(registry.config_list)
+    known.pop("tuple", None)
     if may_be_none and kind in (None, "none") and not params:
         return {**_NONE, "params": {}}
     if not isinstance(kind, str) or kind not in known:
-        names = [*known, "none"] if may_be_none else known
+        names = list(known)
+        if may_be_none:
+            names.append("none")
         raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
+    base = None
     if kind == default["type"]:
-        laid_over = default["params"]
-    else:
-        laid_over = None
-    filled = _filled(known[kind], params, f"{where}.params", laid_over)
+        base = default["params"]
+    filled = _filled(known[kind], params, f"{where}.params", base)
     if kind == "clip" and filled["low"] is filled["high"] is None:
         raise ConfigError(
             f"{where} clips at no bound; give params.low, params.high or both"

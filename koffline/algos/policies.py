@@ -14,8 +14,9 @@ The policy, by algorithm (observation and action scalers are applied as in the m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -86,49 +87,36 @@ def policy_from_algo(
 
     Raises PolicyError.
     """
-    algo = algo.algo if isinstance(algo, KLossFQE) else algo
+    if isinstance(algo, KLossFQE):
+        algo = algo.algo
     check_acts(algo, name)
-    is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
-    own_space = (
-        Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
-    )
+    actions: base.ActionSpace
+    if algo.get_action_type() == ActionSpace.DISCRETE:
+        actions = Discrete(algo.action_size)
+    else:
+        actions = Continuous(algo.action_size)
     base.check_spaces(
-        name, (own_space, algo.observation_shape), (action_space, observation_shape)
+        name, (actions, algo.observation_shape), (action_space, observation_shape)
     )
     shape = tuple(observation_shape)
-    device = torch.device(algo.impl.device)
     copies = max(1, int(getattr(algo.config, "n_action_samples", 1)))
     drawn_so = (f"{name} draws its actions and is valued so; {_BEST_ONE}",)
 
     def probabilities(observations: np.ndarray) -> Tensor:
-        return action_probabilities(
-            algo, convert_to_torch(observations, algo.impl.device)
-        )
+        tensor = convert_to_torch(observations, algo.impl.device)
+        return action_probabilities(algo, tensor)
 
     def familiar(method: Callable[[np.ndarray], Any], observations: np.ndarray) -> Any:
-        """Call a method, unless by its own scaler most of many observations are far
-        from all it knew.
-        """
-        if algo.observation_scaler is not None and len(observations) >= _MANY:
-            sizes = (
-                _scaled(algo, convert_to_torch(observations, algo.impl.device))
-                .abs()
-                .flatten(1)
-            )
-            far, column = sizes.median(dim=0).values.max(dim=0)
-            if far > _FAR:
-                raise PolicyError(
-                    f"{name}: "
-                    f"most observations are {far:.3g} in column {column} {_SCALED}"
-                )
+        """Call a method, unless its observations are nothing like the training log's."""
+        _check_familiar(algo, name, observations)
         return method(observations)
 
     if isinstance(action_space, Discrete):
-        act, notes = (
-            (probabilities, drawn_so)
-            if _has_probabilities(algo)
-            else (algo.predict, ())
-        )
+        act: Callable[[np.ndarray], Any] = algo.predict
+        notes: tuple[str, ...] = ()
+        if _has_probabilities(algo):
+            act = probabilities
+            notes = drawn_so
         return base.DiscretePolicy(
             action_space.n, partial(familiar, act), name, shape, copies, notes
         )
@@ -141,23 +129,52 @@ def policy_from_algo(
     def drawn(
         seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray
     ) -> np.ndarray:
-        """Call a method with torch's global generators seeded, and restore them
-        afterwards.
-        """
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.default_generator.manual_seed(seed)
-            if device.type == "cuda":
-                torch.cuda.manual_seed(seed)
+        with _seeded(seed, torch.device(algo.impl.device)):
             return familiar(method, observations)
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return drawn(int(generator.integers(2**63)), algo.sample_action, observations)
 
-    mean = partial(drawn, 0, algo.predict)
     density, cut_to = _action_density(algo)
     return base.ContinuousPolicy(
-        action_space.k, mean, sample, name, shape, density, cut_to, copies, drawn_so
+        action_space.k,
+        mean_function=partial(drawn, 0, algo.predict),
+        sample_function=sample,
+        name=name,
+        observation_shape=shape,
+        density_function=density,
+        cut_to=cut_to,
+        copies=copies,
+        notes=drawn_so,
     )
+
+
+def _check_familiar(algo: Any, name: str, observations: np.ndarray) -> None:
+    """Raise PolicyError if, by the algorithm's own scaler, most of many observations
+    are far from all that it was trained on.
+    """
+    if algo.observation_scaler is None or len(observations) < _MANY:
+        return
+    scaled = _scaled(algo, convert_to_torch(observations, algo.impl.device))
+    medians = scaled.abs().flatten(1).median(dim=0).values
+    far, column = medians.max(dim=0)
+    if far > _FAR:
+        raise PolicyError(
+            f"{name}: most observations are {far:.3g} in column {column} {_SCALED}"
+        )
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Context with torch's global generators seeded; they are restored afterwards."""
+    devices = []
+    if device.type == "cuda":
+        devices = [device]
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
 
 
 @torch.no_grad()
@@ -235,7 +252,9 @@ def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
         )
         return inside - float(np.log(half).sum())
 
-    return log_density, box if is_cut else None
+    if not is_cut:
+        return log_density, None
+    return log_density, box
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -282,7 +301,7 @@ class KLossFQEImpl(KernelImpl):
         units of the log.
         """
         algo = self._algo
-        own = self._config.action_scaler
+        scaler = self._config.action_scaler
         if _is_deterministic(algo):
             act = algo.impl.predict_best_action
         else:
@@ -290,9 +309,9 @@ class KLossFQEImpl(KernelImpl):
         actions = act(_scaled(algo, observations))
         if algo.action_scaler is not None:
             actions = algo.action_scaler.reverse_transform(actions)
-        if own is None:
+        if scaler is None:
             return actions
-        return own.transform(actions)
+        return scaler.transform(actions)
 
 
 @dataclasses.dataclass()
@@ -349,12 +368,12 @@ class KLossFQE(KernelCriticAlgo):
         algo = self.algo
         if algo.impl is None:
             algo.create_impl(shape, size)
-        own = (tuple(algo.observation_shape), algo.action_size)
-        log = (tuple(shape), size)
-        if own != log:
+        policy_shape = tuple(algo.observation_shape)
+        if policy_shape != tuple(shape) or algo.action_size != size:
             raise ConfigError(
-                f"the policy is for observations {own[0]} and {own[1]} actions, the log"
-                f" has {log[0]} and {log[1]}; give the log that it was trained for"
+                f"the policy is for observations {policy_shape} and {algo.action_size}"
+                f" actions, the log has {tuple(shape)} and {size}; give the log that it"
+                " was trained for"
             )
         target = nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device)
         modules = modules_of({**self.make_parts(shape, size), "target": target})
@@ -385,9 +404,10 @@ class KLossFQE(KernelCriticAlgo):
                 for action in range(shares.shape[1])
             ]
             return (shares * np.stack(values, axis=1)).sum(axis=1)
-        count = 1 if _is_deterministic(self.algo) else draws
+        if _is_deterministic(self.algo):
+            draws = 1
         return np.mean(
-            [self.predict_value(x, self.algo.sample_action(x)) for _ in range(count)],
+            [self.predict_value(x, self.algo.sample_action(x)) for _ in range(draws)],
             axis=0,
         )
 

@@ -132,16 +132,13 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     wanted = algo.get_action_type()
     shape = log.observation_shape
     is_discrete = isinstance(log.action_space, Discrete)
-    if wanted not in (
-        ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS,
-        ActionSpace.BOTH,
-    ):
-        what = (
-            f"{kind} is for {wanted.name.lower()} actions, the log has"
-            f" {log.action_space}"
-        )
+    logged = ActionSpace.CONTINUOUS
+    if is_discrete:
+        logged = ActionSpace.DISCRETE
+    if wanted not in (logged, ActionSpace.BOTH):
         raise ConfigError(
-            f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}"
+            f"{kind} is for {wanted.name.lower()} actions, the log has"
+            f" {log.action_space}; choose an algorithm such as {_SUCH_AS[is_discrete]}"
         )
     with _making(kind, f"cannot be made for observations of shape {shape}"):
         fit_scalers(algo, buffer)
@@ -160,55 +157,70 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
         "action": log.actions,
         "reward": log.rewards,
     }
-    if isinstance(buffer, LazyReplayBuffer):
-        lazy = buffer.statistics
-    else:
-        lazy = None
     for name, column in columns.items():
         scaler = getattr(algo, f"{name}_scaler")
         if scaler is None:
             continue
-        kind = scaler.get_type()
-        if not scaler.built and kind in _EXTENTS:
-            if lazy is None:
-                statistics = ColumnStatistics.of(column)
-            else:
-                statistics = getattr(lazy, f"{name}s")
-            for own, theirs in _EXTENTS[kind].items():
-                value = getattr(statistics, theirs)
-                setattr(scaler, own, value if np.ndim(value) else float(value))
-        elif not scaler.built and kind == "return":
-            what = (
+        if not scaler.built:
+            _fit_scaler(scaler, buffer, name, column)
+        _check_scaler(scaler, name, column)
+
+
+def _fit_scaler(
+    scaler: Any, buffer: ColumnarReplayBuffer, name: str, column: np.ndarray
+) -> None:
+    """Fit a scaler to a column of the log: observations, actions or rewards.
+
+    name: "observation", "action" or "reward". Raises ConfigError if the scaler needs
+    episodes and the log has none.
+    """
+    log = buffer.transitions
+    statistics = None
+    if isinstance(buffer, LazyReplayBuffer):
+        statistics = buffer.statistics
+    kind = scaler.get_type()
+    if kind in _EXTENTS:
+        if statistics is None:
+            of_column = ColumnStatistics.of(column)
+        else:
+            of_column = getattr(statistics, f"{name}s")
+        for attribute, statistic in _EXTENTS[kind].items():
+            value = getattr(of_column, statistic)
+            if not np.ndim(value):
+                value = float(value)
+            setattr(scaler, attribute, value)
+    elif kind == "return":
+        if not log.has_episodes:
+            raise ConfigError(
                 "algo.params.reward_scaler 'return' needs episodes, the log has none;"
                 " choose another"
             )
-            if not log.has_episodes:
-                raise ConfigError(what)
-            extremes = (lazy and lazy.returns) or (
-                float(log.returns().min()),
-                float(log.returns().max()),
-            )
-            scaler.return_min, scaler.return_max = extremes
-        elif not scaler.built:
-            scaler.fit_with_transition_picker(buffer.episodes, buffer.transition_picker)
-        some = np.asarray(column[:_ROWS_CHECKED], dtype=np.float32)
-        with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
-            try:
-                if np.isfinite(scaler.transform_numpy(some)).all():
-                    continue
-            except (AssertionError, ValueError):
-                scaler_of = f"algo.params.{name}_scaler"
-                what = (
-                    f"{scaler_of} '{kind}' is for other {name}s than the log's, of"
-                    f" shape {some.shape[1:]}"
-                )
-                raise ConfigError(
-                    f"{what}; --set {scaler_of}={kind} fits it to the log"
-                ) from None
-        what = f"algo.params.{name}_scaler '{kind}' gives {name}s that are not finite"
-        raise ConfigError(
-            f"{what} (does a column never change?); leave it out or choose another"
-        )
+        extremes = statistics and statistics.returns
+        if not extremes:
+            extremes = (float(log.returns().min()), float(log.returns().max()))
+        scaler.return_min, scaler.return_max = extremes
+    else:
+        scaler.fit_with_transition_picker(buffer.episodes, buffer.transition_picker)
+
+
+def _check_scaler(scaler: Any, name: str, column: np.ndarray) -> None:
+    """Raise ConfigError if a scaler is for other columns, or divides by zero."""
+    kind = scaler.get_type()
+    option = f"algo.params.{name}_scaler"
+    first = np.asarray(column[:_ROWS_CHECKED], dtype=np.float32)
+    with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
+        try:
+            if np.isfinite(scaler.transform_numpy(first)).all():
+                return
+        except (AssertionError, ValueError):
+            raise ConfigError(
+                f"{option} '{kind}' is for other {name}s than the log's, of shape"
+                f" {first.shape[1:]}; --set {option}={kind} fits it to the log"
+            ) from None
+    raise ConfigError(
+        f"{option} '{kind}' gives {name}s that are not finite (does a column never"
+        " change?); leave it out or choose another"
+    )
 
 
 def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
@@ -282,9 +294,12 @@ class LogEvaluator:
 
 def random_state() -> dict[str, Any]:
     """States of the global random generators, for a checkpoint."""
+    cuda = []
+    if torch.cuda.is_initialized():
+        cuda = torch.cuda.get_rng_state_all()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": cuda,
         "numpy": json.dumps(np.random.get_state(), default=np.ndarray.tolist),  # noqa: NPY002  (d3rlpy's)
         "python": json.dumps(random.getstate()),
     }

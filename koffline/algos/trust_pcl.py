@@ -124,8 +124,10 @@ class TrustPCLImpl(KernelImpl):
         self, policy: Any, paths: TorchMiniBatch
     ) -> Float[Tensor, "row step"]:
         """Log-probabilities of the logged actions."""
-        steps = (part.flatten(0, 1) for part in (paths.observations, paths.actions))
-        return self.log_density(policy, *steps).view(paths.rewards.shape)
+        observations = paths.observations.flatten(0, 1)  # (N · steps, d)
+        actions = paths.actions.flatten(0, 1)
+        densities = self.log_density(policy, observations, actions)
+        return densities.view(paths.rewards.shape)
 
     def log_density(
         self, policy: Any, observations: Tensor, actions: Tensor
@@ -201,12 +203,15 @@ class TrustPCLImpl(KernelImpl):
             return self._values(modules.q_funcs, paths.observations[:, 0]), next_value
         both = torch.cat((paths.observations[:, 0], paths.next_observations))
         value, next_value = self._values(modules.q_funcs, both).chunk(2, dim=1)
-        return value, next_value.detach() if kind == "td0" else next_value
+        if kind == "td0":
+            next_value = next_value.detach()
+        return value, next_value
 
     def _discounts(self, paths: TorchMiniBatch) -> Float[Tensor, "row step"]:
         """Discounts γ^t of the steps, zero after a path's end."""
         steps = torch.arange(paths.rewards.shape[1], device=paths.rewards.device)
-        return self._config.gamma**steps * (steps < paths.intervals)
+        is_inside = steps < paths.intervals  # (N, steps)
+        return self._config.gamma**steps * is_inside
 
     @staticmethod
     def _values(

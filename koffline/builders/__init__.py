@@ -46,8 +46,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         content = read_bytes(path, TEXT_BYTES)
         return TypeAdapter(dict[str, dict[str, Any]]).validate_json(content)
     except (OSError, ValueError):  # pydantic's errors and Refused are ValueErrors
-        said = f"{path} is not a manifest (JSON: name → entry)"
-        raise DataError(f"{said}; repair it or choose another folder") from None
+        raise DataError(
+            f"{path} is not a manifest (JSON: name → entry); repair it or choose another"
+            " folder"
+        ) from None
 
 
 def add_to_manifest(

@@ -95,14 +95,14 @@ def build_control(
             learned = control_learning.learn(learning, show)
         if kind == "replay":
             return _described(replay_log(learned, learning, settings.n), kind=kind)
-        found = control_learning.medium_and_expert(learned, random_return(env))
-        playing = [found[level].policy for level in levels]
-        names = [f"learned in {found[level].step} steps" for level in levels]
+        snapshots = control_learning.medium_and_expert(learned, random_return(env))
+        playing = [snapshots[level].policy for level in levels]
+        names = [f"learned in {snapshots[level].step} steps" for level in levels]
     else:
-        given = policies or [str(bundled_policy(env, level)) for level in levels]
+        specs = policies or [str(bundled_policy(env, level)) for level in levels]
         playing = [
-            as_policy(each, copies.action_space, copies.observation_shape)
-            for each in given
+            as_policy(spec, copies.action_space, copies.observation_shape)
+            for spec in specs
         ]
         names = [policy.name.split("/")[-1] for policy in playing] or ["uniform"]
     who: dict[str, Any] = {"policies": names}
@@ -114,10 +114,9 @@ def build_control(
         recipe = RECIPES.get(env)
         if recipe and recipe.medium_noise is not None:
             usual = {**usual, "medium": recipe.medium_noise}
-        who["noise"] = [
-            usual[level] if settings.noise is None else settings.noise
-            for level in levels
-        ]
+        who["noise"] = [usual[level] for level in levels]
+        if settings.noise is not None:
+            who["noise"] = [settings.noise] * len(levels)
         pairs = zip(playing, who["noise"], strict=True)
         playing = [noisy(policy, noise, copies.action_space) for policy, noise in pairs]
     return _described(
@@ -159,7 +158,10 @@ def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
 
     Raises ConfigError if the noise is negative, or above one for discrete actions.
     """
-    if not 0.0 <= noise <= (1.0 if isinstance(policy, DiscretePolicy) else math.inf):
+    largest = math.inf
+    if isinstance(policy, DiscretePolicy):
+        largest = 1.0
+    if not 0.0 <= noise <= largest:
         raise ConfigError(
             f"noise is {noise}; give a probability in [0, 1], or a deviation for box"
             " actions"
@@ -223,7 +225,9 @@ def _play(
 ) -> Transitions:
     n = settings.n or ROWS
     recipe = RECIPES.get(settings.env)
-    gamma = 0.99 if recipe is None else recipe.learning.gamma
+    gamma = 0.99
+    if recipe is not None:
+        gamma = recipe.learning.gamma
     rollouts = RolloutSettings(
         settings.env, n, (1.0,) * len(playing), seed=settings.seed, gamma=gamma
     )

@@ -233,7 +233,9 @@ def learn(
                     (*REQUIRED_COLUMNS, "episode_ids", "steps"), row, strict=True
                 ):
                     if name not in rows:
-                        kind = np.float32 if "observations" in name else values.dtype
+                        kind = values.dtype
+                        if "observations" in name:
+                            kind = np.dtype(np.float32)
                         rows[name] = np.zeros((settings.steps, *values.shape[1:]), kind)
                     rows[name][step] = values[0]
                 observations = here.observations
@@ -302,11 +304,10 @@ class OnlineLearner:
         settings: LearningSettings,
     ) -> None:
         if len(observation_shape) != 1:
-            what = (
+            raise ConfigError(
                 f"observations have shape {observation_shape}; the learner takes"
                 " vectors: wrap it"
             )
-            raise ConfigError(what)
         d3rlpy: Any = import_d3rlpy()
         self._space = action_space
         factor = settings.reward_factor

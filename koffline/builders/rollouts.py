@@ -206,19 +206,19 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
         clipped = columns.pop("clipped")
         log_probabilities = columns.pop("log_probabilities")
         self._clipped += int(clipped.sum())
-        note = (
-            f"{self._clipped} actions were outside the action space; they are stored as"
-            " clipped"
-        )
+        if not isinstance(self.action_space, Discrete):
+            log_probabilities = None
+        notes: tuple[str, ...] = ()
+        if self._clipped:
+            notes = (
+                f"{self._clipped} actions were outside the action space; they are"
+                " stored as clipped",
+            )
         return Transitions(
             **columns,
             action_space=self.action_space,
-            behavior_log_probabilities=(
-                log_probabilities if isinstance(self.action_space, Discrete) else None
-            ),
-            metadata=world_metadata(
-                self._copies, self._settings.gamma, (note,) * bool(self._clipped)
-            ),
+            behavior_log_probabilities=log_probabilities,
+            metadata=world_metadata(self._copies, self._settings.gamma, notes),
         )
 
 
@@ -271,11 +271,10 @@ class _Actor:
         """
         count = len(running)
         is_discrete = isinstance(self._space, Discrete)
-        actions = (
-            np.zeros(count, dtype=np.int64)
-            if is_discrete
-            else np.zeros((count, self._space.k))
-        )
+        if isinstance(self._space, Discrete):
+            actions = np.zeros(count, dtype=np.int64)
+        else:
+            actions = np.zeros((count, self._space.k))
         log_probabilities = np.zeros(count)
         if is_discrete and step % BLOCK == 0:
             self._numbers = np.stack(

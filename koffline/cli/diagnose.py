@@ -102,7 +102,7 @@ def diagnose(
 
     check_spec(policy)
     settings = parse_assignments(assignments)
-    test_options = {"seed": 0}
+    test_options: dict[str, Any] = {"seed": 0}
     test_options |= {
         name: value for name, value in options.items() if value is not None
     }

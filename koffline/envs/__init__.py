@@ -184,9 +184,9 @@ def make_copies(identifier: str, time_limit: int | None = None) -> Copies:
     """
     if identifier in NAMES:
         return WorldCopies(NAMES[identifier], time_limit)
-    return Copies(
-        identifier, **({} if time_limit is None else {"max_episode_steps": time_limit})
-    )
+    if time_limit is None:
+        return Copies(identifier)
+    return Copies(identifier, max_episode_steps=time_limit)
 
 
 def closed_copies(identifier: str) -> Copies:

@@ -365,12 +365,12 @@ def uniform_states(
     world: BoxWorld, n: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "copy d"]:
     """n states uniform over the non-terminal part of the box."""
-    found = np.empty((0, len(world.low)))
-    while len(found) < n:
-        count = max(2 * (n - len(found)), 16)
+    states = np.empty((0, len(world.low)))
+    while len(states) < n:
+        count = max(2 * (n - len(states)), 16)
         drawn = generator.uniform(world.low, world.high, size=(count, len(world.low)))
-        found = np.concatenate([found, drawn[~world.is_terminal(drawn)]])[:n]
-    return found
+        states = np.concatenate([states, drawn[~world.is_terminal(drawn)]])[:n]
+    return states
 
 
 def draw_categories(

@@ -274,8 +274,11 @@ def discretise(
         table = transition[:, action]
         on = ~ended
         np.add.at(table, (from_cell[ended], cells), 1.0 / samples)
-        one = grid.cell_of(state[on])[:, None], np.ones((on.sum(), 1))
-        to, weights = grid.weights_of(state[on]) if interpolate else one
+        if interpolate:
+            to, weights = grid.weights_of(state[on])
+        else:  # the cell of each state, with all weight
+            to = grid.cell_of(state[on])[:, None]
+            weights = np.ones((on.sum(), 1))
         np.add.at(table, (from_cell[on][:, None], to), weights / samples)
     transition[cells, :, cells] = 1.0
     terminal = np.append(world.is_terminal(grid.centres), True)

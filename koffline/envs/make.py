@@ -82,11 +82,11 @@ def _modules_of(identifier: str, folder: str | None) -> Iterator[None]:
     importlib.invalidate_caches()  # the module may have been written a moment ago
     with user_modules.named(module, folder=folder):
         importlib.import_module(module)  # registers the environment
+        modules = []
         spec = gymnasium.registry.get(name)
-        entry = spec.entry_point if spec is not None else None
-        with user_modules.named(
-            *[entry] if isinstance(entry, str) else [], folder=folder
-        ):
+        if spec is not None and isinstance(spec.entry_point, str):
+            modules.append(spec.entry_point)
+        with user_modules.named(*tuple(modules), folder=folder):
             yield
 
 
@@ -120,15 +120,14 @@ class Copies:
         self._options = {"disable_env_checker": True, **options}
         first = make_env(identifier, **self._options)
         self._envs = [first]
-        if first.spec is None:
-            self.name = identifier
-        else:
+        self.name = identifier
+        self.time_limit: int | None = None
+        if first.spec is not None:
             self.name = first.spec.id
-        if first.spec is None:
-            self.time_limit = None
-        else:
             self.time_limit = first.spec.max_episode_steps
-        self._spaces = observation, action = first.observation_space, first.action_space
+        observation = first.observation_space
+        action = first.action_space
+        self._spaces = (observation, action)
         self.notes: tuple[str, ...] = ()
         box = observation
         if not isinstance(box, spaces.Box):
@@ -142,9 +141,9 @@ class Copies:
         self.observation_shape = box.shape or (1,)
         self._dtype = _number_type(box)
         self.action_space = _action_space(self.name, action)
-        self.action_dtype = np.dtype(
-            np.int64 if isinstance(action, spaces.Discrete) else action.dtype
-        )
+        self.action_dtype = np.dtype(action.dtype)
+        if isinstance(action, spaces.Discrete):
+            self.action_dtype = np.dtype(np.int64)
 
     def reset(
         self, seeds: Sequence[int], copies: Sequence[int] | None = None
@@ -152,7 +151,9 @@ class Copies:
         """Start an episode in the given copies (default: the first), one per seed;
         observations (n, …).
         """
-        places = range(len(seeds)) if copies is None else copies
+        places: Sequence[int] = range(len(seeds))
+        if copies is not None:
+            places = copies
         while len(self._envs) <= max(places):
             self._envs.append(make_env(self._identifier, **self._options))
         with _playing(self.name, "failed in reset"):
@@ -214,12 +215,13 @@ class Copies:
         assert isinstance(space, spaces.Box)
         return list(actions.astype(space.dtype).reshape(-1, *space.shape))
 
-    def _finite(self, what: str, numbers: np.ndarray) -> np.ndarray:
+    def _finite(self, noun: str, numbers: np.ndarray) -> np.ndarray:
+        """The numbers, if all are finite; ConfigError calls them ``noun``."""
         # One sum tells whether any is not finite, ten times faster than looking at
         # each.
         if not np.isfinite(numbers.sum()) and not np.isfinite(numbers).all():
             raise ConfigError(
-                f"{self.name} gave {what} that is not a finite number; mend the"
+                f"{self.name} gave {noun} that is not a finite number; mend the"
                 " environment, or end the episode before it breaks"
             )
         return numbers
@@ -256,9 +258,10 @@ def _number_type(box: spaces.Box) -> np.dtype[Any]:
     if box.dtype in (np.uint8, np.float32, np.float64):
         return np.dtype(box.dtype)
     if np.issubdtype(box.dtype, np.floating):
-        return np.dtype(np.float32 if np.dtype(box.dtype).itemsize <= 2 else np.float64)
-    small = (
-        np.abs([box.low.astype(float), box.high.astype(float)]).max()
-        <= _EXACT_IN_FLOAT32
-    )
-    return np.dtype(np.float32 if small else np.float64)
+        is_exact = np.dtype(box.dtype).itemsize <= 2
+    else:
+        corners = np.abs([box.low.astype(float), box.high.astype(float)])
+        is_exact = corners.max() <= _EXACT_IN_FLOAT32
+    if is_exact:
+        return np.dtype(np.float32)
+    return np.dtype(np.float64)

@@ -53,12 +53,10 @@ class Collected:
         counts = np.bincount(self.runs, minlength=count)
         place = np.arange(counts.max())
         ends = np.cumsum(counts)[:, None]
-        found = self.paths.flat_rows(
-            np.minimum(ends - counts[:, None] + place, ends - 1), leading=1
-        )
-        return replace(
-            found, lengths=np.where(place < counts[:, None], found.lengths, 0)
-        )
+        rows = np.minimum(ends - counts[:, None] + place, ends - 1)
+        padded = self.paths.flat_rows(rows, leading=1)
+        lengths = np.where(place < counts[:, None], padded.lengths, 0)
+        return replace(padded, lengths=lengths)
 
 
 class Actor:
@@ -146,8 +144,10 @@ class Collector:
         self._lengths = np.zeros(n, int)
         self._episodes = np.zeros(n, int)
         # Of the running episodes, (n, ·): to resume from.
-        size = (n, _FIRST_LENGTH, *([shape.outputs] if shape.continuous else []))
-        self._taken = np.zeros(size, dtype=float if shape.continuous else np.int64)
+        if shape.continuous:
+            self._taken = np.zeros((n, _FIRST_LENGTH, shape.outputs))
+        else:
+            self._taken = np.zeros((n, _FIRST_LENGTH), dtype=np.int64)
 
     def collect(self, act: Act) -> Collected:
         """Play ``steps_per_iteration`` / E steps in every copy."""
@@ -174,15 +174,15 @@ class Collector:
 
         If they do not agree, new episodes begin.
         """
-        found = vectors(self._copies.reset(self._seeds))
+        replayed = vectors(self._copies.reset(self._seeds))
         for step in range(int(self._lengths.max())):
             active = np.flatnonzero(self._lengths > step)
             here = self._copies.step(active.tolist(), self._taken[active, step])
-            found[active] = vectors(here.observations)
+            replayed[active] = vectors(here.observations)
             if (here.terminated | here.truncated).any():  # earlier than before
-                found.fill(np.nan)
+                replayed.fill(np.nan)
                 break
-        if np.array_equal(found, self._observations):
+        if np.array_equal(replayed, self._observations):
             return True
         self._episodes += 1
         self._observations = vectors(self._copies.reset(self._seeds))

@@ -128,8 +128,10 @@ class OnlineConfig(Section):
     keep_checkpoints: Count = 2
 
     def __init__(self, env: str | None = None, **settings: Any) -> None:
+        if env is not None:
+            settings["env"] = env
         try:
-            super().__init__(**({} if env is None else {"env": env}), **settings)
+            super().__init__(**settings)
         except ValidationError as error:
             raise describe_error(OnlineConfig, error) from None
         if self.steps_per_iteration % self.num_envs:
@@ -163,16 +165,14 @@ class OnlineConfig(Section):
         """Raise ConfigError if a stack of so many seeds takes more memory than there
         is.
         """
-        network = network_bytes(seeds, (1, *self.hidden, 1))
-        # of a step: observation, action, reward and flags, as float32
-        if self.streaming:
-            replay = 0.0
-        else:
-            replay = 12.0 * seeds * self.capacity * (self.path_length + 1)
-        windows = min(self.windows_per_path or self.path_length, self.path_length)
-        batch = 4.0 * seeds * self.batch_size * windows * (1 + sum(self.hidden))
+        needed = 2 * network_bytes(seeds, (1, *self.hidden, 1))
+        if not self.streaming:
+            # of a step: observation, action, reward and flags, as float32
+            needed += 12.0 * seeds * self.capacity * (self.path_length + 1)
+            windows = min(self.windows_per_path or self.path_length, self.path_length)
+            needed += 4.0 * seeds * self.batch_size * windows * (1 + sum(self.hidden))
         check_fits(
-            2 * network + replay + (0.0 if self.streaming else batch),
+            needed,
             f"seeds {seeds}, hidden {list(self.hidden)[:8]}, capacity {self.capacity},"
             f" path_length {self.path_length}, batch_size {self.batch_size}",
             "lower what is large among them",

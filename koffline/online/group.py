@@ -217,7 +217,9 @@ class _Training:
         """Write the replays of the seeds that did not diverge, then the result."""
         stack = self._stack
         config = self._config
-        gamma = config.gamma if 0.0 < config.gamma < 1.0 else None
+        gamma = None
+        if 0.0 < config.gamma < 1.0:
+            gamma = config.gamma
         for place, (seed, folder) in enumerate(self._folders.items()):
             if seed in self._found.diverged or config.streaming:
                 continue

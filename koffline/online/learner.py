@@ -67,13 +67,12 @@ class Learner:
         self._remembered: RememberedLoss | None = None
         rows = self._rows_of.get("memory")
         if rows is not None:
-            kernel = (
-                self._bandwidth_scale[rows],
-                self._actions_in_kernel[rows],
-                networks.of(rows),
-            )
             self._remembered = RememberedLoss(
-                memory[rows], self._diag_weight[rows], *kernel
+                share=memory[rows],
+                diag_weight=self._diag_weight[rows],
+                bandwidth_scale=self._bandwidth_scale[rows],
+                has_actions=self._actions_in_kernel[rows],
+                now=networks.of(rows),
             )
         self._adam = StackedAdam(self.online.flat, epsilon=epsilon)
         # reused: allocation costs more than the sum
@@ -120,27 +119,25 @@ class Learner:
         """Compute ``gradient`` (K, P) of both networks, before clipping; return
         diagnostics (K,).
         """
-        found = critics.Residual(self.networks, self._slow, batch, coefficients)
-        residual = found.windows
-        density = found.density
-        values = found.values
+        evaluated = critics.Residual(self.networks, self._slow, batch, coefficients)
+        residual = evaluated.windows
+        density = evaluated.density
+        values = evaluated.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
-        share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(
-            dim=2
-        )
+        of_windows = bounded.view_as(batch.discounts).unsqueeze(3)  # (K, B, W, 1)
+        share = (of_windows * batch.weights).sum(dim=2)  # (K, B, T)
         # mean over paths with a window
         share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
-        policy = density.gradients(slope, found.pull_policy)
-        critic = self._critic(found, batch, coefficients)
+        policy = density.gradients(slope, evaluated.pull_policy)
+        critic = self._critic(evaluated, batch, coefficients)
         parts = (*policy, values.pull(critic.slope, self._through_end))
         for place, part in zip(self.online.shape.parts, parts, strict=True):
             self.gradient[:, place] = part
         count = values.valid.sum(dim=1)
         mean = (residual * values.valid).sum(dim=1) / count
-        spread = ((residual - mean.unsqueeze(1)).square() * values.valid).sum(
-            dim=1
-        ) / count
+        squares = (residual - mean.unsqueeze(1)).square() * values.valid
+        spread = squares.sum(dim=1) / count
         return {
             "residual_mean": mean,
             "residual_std": spread.sqrt(),
@@ -152,37 +149,32 @@ class Learner:
         }
 
     def _critic(
-        self, found: critics.Residual, batch: Minibatch, coefficients: Tensor
+        self, evaluated: critics.Residual, batch: Minibatch, coefficients: Tensor
     ) -> CriticGradient:
         """Gradient of each run by its own critic."""
-        residual = found.windows
-        valid = found.values.valid
+        residual = evaluated.windows
+        valid = evaluated.values.valid
         parts: list[tuple[Rows, CriticGradient]] = []
         rows = self._rows_of.get("kloss")
         if rows is not None:
             inputs = self._kernel_inputs(batch, rows)
             kept = valid[rows]
             gram = critics.gaussian_gram(inputs, kept, self._bandwidth_scale[rows])
-            parts.append(
-                (
-                    rows,
-                    critics.kernel_gradient(
-                        residual[rows], kept, gram, self._diag_weight[rows]
-                    ),
-                )
+            gradient = critics.kernel_gradient(
+                residual[rows], kept, gram, self._diag_weight[rows]
             )
+            parts.append((rows, gradient))
         rows = self._rows_of.get("memory")
         if rows is not None and self._remembered is not None:
             inputs = self._kernel_inputs(batch, rows)
-            now = self.networks.of(rows), coefficients[:, rows]
-            parts.append(
-                (
-                    rows,
-                    self._remembered.gradient(
-                        residual[rows], batch.of(rows), inputs, *now
-                    ),
-                )
+            gradient = self._remembered.gradient(
+                residual[rows],
+                batch.of(rows),
+                inputs,
+                now=self.networks.of(rows),
+                coefficients=coefficients[:, rows],
             )
+            parts.append((rows, gradient))
         if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
             return parts[0][1]
         whole = critics.squared_error_gradient(residual, valid)
@@ -267,12 +259,12 @@ def _rows_by(kinds: Sequence[Any]) -> dict[Any, Rows]:
     """Rows of the runs of each kind; a slice if they are contiguous, which avoids
     copies.
     """
-    found: dict[Any, Rows] = {}
+    rows_of: dict[Any, Rows] = {}
     for kind in dict.fromkeys(kinds):
         rows = [k for k, other in enumerate(kinds) if other == kind]
         together = rows[-1] - rows[0] + 1 == len(rows)
         if together:
-            found[kind] = slice(rows[0], rows[-1] + 1)
+            rows_of[kind] = slice(rows[0], rows[-1] + 1)
         else:
-            found[kind] = torch.tensor(rows)
-    return found
+            rows_of[kind] = torch.tensor(rows)
+    return rows_of

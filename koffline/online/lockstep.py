@@ -61,10 +61,11 @@ class LockStep:
         self.runs = tuple(runs)
         self._configs = [run.config for run in runs]
         self._common = common = check_equal(self._configs)
-        self._dtype = np.float64 if dtype == torch.float64 else np.float32
-        self._copies, self._evaluators = (
-            Copies(common.env, **common.env_options) for _ in range(2)
-        )
+        self._dtype: type[np.floating[Any]] = np.float32
+        if dtype == torch.float64:
+            self._dtype = np.float64
+        self._copies = Copies(common.env, **common.env_options)
+        self._evaluators = Copies(common.env, **common.env_options)
         space = self._copies.action_space
         dimension = int(np.prod(self._copies.observation_shape))
         self.shape = shape = Shape(dimension, space, common.hidden)
@@ -76,7 +77,7 @@ class LockStep:
             tuple(map(np.random.default_rng, kind)) for kind in kinds
         )
         online = AgentStack.initialise(
-            shape, [each.generate_state(2).tolist() for each in seeds], dtype
+            shape, [seed.generate_state(2).tolist() for seed in seeds], dtype
         )
         self.learner = Learner(
             self._configs, Networks(online, AgentStack(shape, online.flat.clone()))
@@ -85,16 +86,19 @@ class LockStep:
         self.moments = InputMoments(
             len(runs), dimension, [c.standardise for c in self._configs]
         )
-        capacity = 1 if common.streaming else common.capacity
+        capacity = common.capacity
+        if common.streaming:
+            capacity = 1
         self.replay = PathReplay(
             len(runs), capacity, common.path_length, shape, self._dtype
         )
         self._collector = Collector(self._copies, shape, self._generators[1], common)
         scales = [c.exploration for c in self._configs]
-        self._exploration = (
-            Exploration(scales, dimension, dtype) if any(scales) else None
-        )
-        self.iterations = self.steps = 0
+        self._exploration: Exploration | None = None
+        if any(scales):
+            self._exploration = Exploration(scales, dimension, dtype)
+        self.iterations = 0
+        self.steps = 0
         self.trust_region = TrustRegion(self._configs)
         self._sums: dict[str, Tensor] = {}
         self._summed = 0
@@ -113,15 +117,13 @@ class LockStep:
     def entropy_coef(self) -> np.ndarray:
         """Coefficients λ (K,) at this iteration, after decay."""
         share = self.iterations / _DECAY_ITERATIONS
-        decays = [
-            1.0 if c.entropy_decay is None else c.entropy_decay for c in self._configs
-        ]
-        return np.array(
-            [
-                c.entropy_coef * d**share
-                for c, d in zip(self._configs, decays, strict=True)
-            ]
-        )
+        coefficients = []
+        for config in self._configs:
+            coefficient = config.entropy_coef
+            if config.entropy_decay is not None:
+                coefficient *= config.entropy_decay**share
+            coefficients.append(coefficient)
+        return np.array(coefficients, dtype=np.float64)
 
     def iterate(self) -> None:
         """Collect ``steps_per_iteration`` steps per run and take a gradient step
@@ -188,12 +190,12 @@ class LockStep:
         """Return means (K,) of the diagnostics since the last call; empty without
         gradient steps.
         """
-        found = {
+        means = {
             name: (total / self._summed).numpy() for name, total in self._sums.items()
         }
         self._sums = {}
         self._summed = 0
-        return found
+        return means
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """Mean or most probable actions (K, E, k) or (K, E), within bounds, for
@@ -205,9 +207,14 @@ class LockStep:
     def agent(self, run: int) -> Agent:
         """Copy of a run's networks."""
         networks = self.learner.networks.of(torch.tensor([run]))
-        inputs = self.moments.mean[run].copy(), self.moments.std[run].copy()
-        coefficients = self.trust_region.kl_coef[run], self.entropy_coef[run]
-        return Agent(*networks, *inputs, *map(float, coefficients))
+        return Agent(
+            online=networks.online,
+            target=networks.target,
+            mean=self.moments.mean[run].copy(),
+            std=self.moments.std[run].copy(),
+            kl_coef=float(self.trust_region.kl_coef[run]),
+            entropy_coef=float(self.entropy_coef[run]),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """State from which the runs continue identically."""
@@ -230,32 +237,34 @@ class LockStep:
         """Returns and lengths (2, K) of one episode of each run's mean action."""
         count = len(self.runs)
         observations = vectors(self._evaluators.reset([seed] * count))
-        found = np.zeros((2, count))
+        totals = np.zeros((2, count))
         active = np.arange(count)
         for _ in range(self._common.evaluation_limit):
             here = self._evaluators.step(
                 active.tolist(), self.act(observations[:, None])[active, 0]
             )
             observations[active] = vectors(here.observations)
-            found[:, active] += here.rewards, np.ones(len(active))
+            totals[:, active] += here.rewards, np.ones(len(active))
             active = active[~(here.terminated | here.truncated)]
             if not len(active):
                 break
-        return found
+        return totals
 
     def _learn(self, paths: Paths) -> None:
+        """Take a gradient step on these paths, and add up its diagnostics."""
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)
         if self._exploration:
             batch = self._exploration.add(batch)
         region = self.trust_region
-        said = {
-            "kl_coef": region.kl_coef,
-            "entropy_coef": self.entropy_coef,
-            "wanted_kl_coef": region.wanted,
+        kl_coef = torch.from_numpy(region.kl_coef)
+        entropy_coef = torch.from_numpy(self.entropy_coef)
+        coefficients = torch.stack([kl_coef, entropy_coef]).unsqueeze(2)  # (2, K, 1)
+        metrics = {
+            **self.learner.update(batch, coefficients.to(self.learner.online.flat)),
+            "kl_coef": kl_coef,
+            "entropy_coef": entropy_coef,
+            "wanted_kl_coef": torch.from_numpy(region.wanted),
         }
-        told = {name: torch.from_numpy(numbers) for name, numbers in said.items()}
-        coefficients = torch.stack([told["kl_coef"], told["entropy_coef"]]).unsqueeze(2)
-        found = self.learner.update(batch, coefficients.to(self.learner.online.flat))
-        for name, part in {**found, **told}.items():
+        for name, part in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1

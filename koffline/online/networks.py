@@ -61,8 +61,15 @@ class Shape:
             sum((i + 1) * o for i, o in itertools.pairwise(sizes))
             for sizes in self.sizes
         )
-        middle = policy + (self.outputs if self.continuous else 0)
+        middle = policy + self.deviations
         return slice(0, policy), slice(policy, middle), slice(middle, middle + value)
+
+    @property
+    def deviations(self) -> int:
+        """Number of log deviations; none for discrete actions."""
+        if self.continuous:
+            return self.outputs
+        return 0
 
 
 class AgentStack:
@@ -88,13 +95,15 @@ class AgentStack:
         """Initialise one run per pair of seeds (policy, value), with log deviations
         0.
         """
-        policy, value = (
-            StackedMLP.initialise(sizes, own, _ACTIVATION, dtype=dtype).flat
-            for sizes, own in zip(shape.sizes, zip(*seeds, strict=True), strict=True)
-        )
-        deviations = policy.new_zeros(
-            len(seeds), shape.outputs if shape.continuous else 0
-        )
+        policy_sizes, value_sizes = shape.sizes
+        policy_seeds, value_seeds = zip(*seeds, strict=True)
+        policy = StackedMLP.initialise(
+            policy_sizes, policy_seeds, _ACTIVATION, dtype=dtype
+        ).flat
+        value = StackedMLP.initialise(
+            value_sizes, value_seeds, _ACTIVATION, dtype=dtype
+        ).flat
+        deviations = policy.new_zeros(len(seeds), shape.deviations)
         return cls(shape, torch.cat((policy, deviations, value), dim=1))
 
     def of(self, runs: slice | Tensor) -> AgentStack:
@@ -241,50 +250,50 @@ def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
         "hidden_units": list(agent.online.shape.hidden),
         "activation": _ACTIVATION,
     }
-    both = {
-        "learning_rate": config.learning_rate,
-        "optim_factory": {"type": "adam", "params": adam},
-        "encoder_factory": {"type": "vector", "params": layers},
-    }
-    space = agent.online.shape.action_space
-    is_entropic = agent.entropy_coef > 0.0
-    is_standardised = (agent.mean != 0.0).any() or (agent.std != 1.0).any()
-    standard = {"mean": agent.mean, "std": agent.std, "eps": 0.0}
-    if _is_scaled(space):
-        box = {"minimum": space.low, "maximum": space.high}
-    else:
-        box = None
-    reward_scale = {"type": "multiply", "params": {"multiplier": config.reward_scale}}
-    remembers = config.critic == "memory"
-    return {
-        **{
-            name: getattr(config, name)
-            for name in ("gamma", "diag_weight", "clip_adv", "target_decay")
-        },
-        "critic": "kloss" if remembers else config.critic,
-        "memory": config.memory if remembers else 0.0,
-        **{
-            f"{network}_{name}": value
-            for network in ("actor", "critic")
-            for name, value in both.items()
-        },
+    options: dict[str, Any] = {
+        "gamma": config.gamma,
+        "diag_weight": config.diag_weight,
+        "clip_adv": config.clip_adv,
+        "target_decay": config.target_decay,
+        "critic": config.critic,
+        "memory": 0.0,
         "batch_size": max(2, config.batch_size),
-        "observation_scaler": (
-            {"type": "standard", "params": standard} if is_standardised else None
-        ),
-        "action_scaler": None if box is None else {"type": "min_max", "params": box},
-        "reward_scaler": None if config.reward_scale == 1.0 else reward_scale,
+        "observation_scaler": None,
+        "action_scaler": None,
+        "reward_scaler": None,
         "kernel": "gaussian",
         "bandwidth": f"{config.bandwidth_scale!r} median",
-        "action_kernel": "joint" if config.kernel_inputs == "state_action" else "none",
+        "action_kernel": "none",
         "normalise": False,
         "initial_value": 0.0,  # the values are already trained
         "path_length": config.window_length,
         "entropy_coef": agent.entropy_coef,
-        # may have ended at zero
-        "kl_coef": (agent.kl_coef if is_entropic else max(agent.kl_coef, 1e-8)),
+        "kl_coef": agent.kl_coef,
         "squash": False,
     }
+    for network in ("actor", "critic"):
+        options[f"{network}_learning_rate"] = config.learning_rate
+        options[f"{network}_optim_factory"] = {"type": "adam", "params": adam}
+        options[f"{network}_encoder_factory"] = {"type": "vector", "params": layers}
+    if config.critic == "memory":
+        options["critic"] = "kloss"
+        options["memory"] = config.memory
+    if (agent.mean != 0.0).any() or (agent.std != 1.0).any():
+        standard = {"mean": agent.mean, "std": agent.std, "eps": 0.0}
+        options["observation_scaler"] = {"type": "standard", "params": standard}
+    space = agent.online.shape.action_space
+    if _is_scaled(space):
+        box = {"minimum": space.low, "maximum": space.high}
+        options["action_scaler"] = {"type": "min_max", "params": box}
+    if config.reward_scale != 1.0:
+        multiplier = {"multiplier": config.reward_scale}
+        options["reward_scaler"] = {"type": "multiply", "params": multiplier}
+    if config.kernel_inputs == "state_action":
+        options["action_kernel"] = "joint"
+    # one of the two must be positive, and this one may have ended at zero
+    if agent.entropy_coef <= 0.0:
+        options["kl_coef"] = max(agent.kl_coef, 1e-8)
+    return options
 
 
 def _is_scaled(space: ActionSpace) -> TypeGuard[Continuous]:

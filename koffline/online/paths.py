@@ -72,14 +72,12 @@ class PathReplay:
         self.action_space = shape.action_space
         self._inserted = np.zeros(runs, dtype=np.int64)
         steps = path_length
-        is_continuous = shape.continuous
+        action_column: tuple[tuple[int, ...], Any] = ((steps,), np.int64)
+        if shape.continuous:
+            action_column = ((steps, shape.outputs), dtype)
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             "observations": ((steps + 1, shape.observation_dim), dtype),
-            "actions": (
-                ((steps, shape.outputs), dtype)
-                if is_continuous
-                else ((steps,), np.int64)
-            ),
+            "actions": action_column,
             "rewards": ((steps,), dtype),
             **dict.fromkeys(("terminated", "truncated"), ((), bool)),
             **dict.fromkeys(
@@ -167,11 +165,9 @@ def replay_transitions(
     changes = np.diff(np.repeat(episode, paths.lengths)) != 0
     terminated = (paths.terminated[:, None] & last)[inside]
     dropped = int((~begins).sum())
-    notes = (
-        (f"{dropped} episodes whose beginning was overwritten were left out",)
-        if dropped
-        else ()
-    )
+    notes: tuple[str, ...] = ()
+    if dropped:
+        notes = (f"{dropped} episodes whose beginning was overwritten were left out",)
     return Transitions(
         observations=paths.observations[:, :-1][inside],
         actions=replay.action_space.clip(paths.actions[inside]),
@@ -212,16 +208,16 @@ def draw_ages(
             keys = generator.gumbel(size=size) - rate * np.arange(size)
             ages[run] = np.argsort(-keys, kind="stable")[:count]
             continue
-        found = np.zeros(0, dtype=np.int64)
-        while len(found) < count:
+        distinct = np.zeros(0, dtype=np.int64)
+        while len(distinct) < count:
             uniform = generator.random(2 * count)
             if rate > 0.0:
                 drawn = np.log1p(-uniform * rate * weight) / -rate
             else:
                 drawn = uniform * size
-            found = np.append(found, np.minimum(drawn.astype(np.int64), size - 1))
-            found = found[np.sort(np.unique(found, return_index=True)[1])]
-        ages[run] = found[:count]
+            distinct = np.append(distinct, np.minimum(drawn.astype(np.int64), size - 1))
+            distinct = distinct[np.sort(np.unique(distinct, return_index=True)[1])]
+        ages[run] = distinct[:count]
     return ages
 
 
@@ -320,16 +316,14 @@ class WindowCutter:
         rows = np.argsort(~is_covered, axis=1, kind="stable")[
             :, : counts.max(initial=1)
         ]
-        mean, inverse = (
-            self._tensor(part)[:, None, None]
-            for part in (moments.mean, 1.0 / moments.std)
-        )
+        mean = self._tensor(moments.mean)[:, None, None]
+        inverse = self._tensor(1.0 / moments.std)[:, None, None]
         actions = torch.from_numpy(paths.actions)
+        if actions.dtype != torch.int64:  # no indices of discrete actions
+            actions = actions.to(self._dtype)
         return Minibatch(
             inputs=(self._tensor(paths.observations) - mean) * inverse,
-            actions=(
-                actions if actions.dtype == torch.int64 else actions.to(self._dtype)
-            ),
+            actions=actions,
             rewards=self._tensor(paths.rewards) * self._reward_scale,
             starts=torch.from_numpy(np.array(starts)),
             ends=torch.from_numpy(ends),

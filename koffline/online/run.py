@@ -8,6 +8,7 @@ curve.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -119,29 +120,25 @@ def train(
         )
     if config is None:
         config = Path(str(resume)) / CONFIG
-    if isinstance(config, OnlineConfig):
-        config = config
-    else:
+    if not isinstance(config, OnlineConfig):
         config = load_config(config)
     folder = Path(resume or out or default_folder(config))
-    if resume is None:
-        stored = None
-    else:
+    stored = None
+    if resume is not None:
         stored = read_record(folder, _KIND)
     if stored:
         groups = stored["groups"]
     else:
         groups = _share_out(seed, seed_count, workers)
-    seeds = [each for group in groups for each in group]
+    seeds = list(itertools.chain.from_iterable(groups))
     config.check_fits(max(map(len, groups)))
     if seed not in (None, seeds[0]) or seed_count not in (None, len(seeds)):
         raise ConfigError(
             f"{resume} has the seeds {', '.join(map(str, seeds))}, not those that were"
             " asked for; leave them out, or begin another run"
         )
-    Copies(
-        config.env, **config.env_options
-    ).close()  # raises the error of a bad setting
+    # raises the error of a bad setting
+    Copies(config.env, **config.env_options).close()
     record = start_run(
         _KIND, config=config.resolved(), groups=groups, versions=versions()
     )
@@ -153,33 +150,25 @@ def train(
     ):
         paths = {tuple(group): result_path(folder, group) for group in groups}
         _train_all(config, paths, workers, show_progress)
-        found = {
-            seeds: done for seeds, path in paths.items() if (done := read_result(path))
-        }
-        result = summarise(folder, config, found)
+        results = {group: read_result(path) for group, path in paths.items()}
+        finished = {group: part for group, part in results.items() if part}
+        result = summarise(folder, config, finished)
         write_summary(result)
         record |= stored or {}
         if not record["finished"]:
-            seconds = round(result.seconds, 3)
-            speed = round(result.steps_per_second, 1)
-            write_record(
-                folder,
-                {
-                    **record,
-                    "finished": now(),
-                    "seconds": seconds,
-                    "steps_per_second": speed,
-                },
-            )
+            outcome = {
+                "finished": now(),
+                "seconds": round(result.seconds, 3),
+                "steps_per_second": round(result.steps_per_second, 1),
+            }
+            write_record(folder, {**record, **outcome})
     return result
 
 
 def default_folder(config: OnlineConfig) -> Path:
     """Default output folder, for example runs/InvertedPendulum-v5-kloss."""
-    return (
-        Path("runs")
-        / f"{config.env.replace('/', '-').replace(':', '-')}-{config.critic}"
-    )
+    environment = config.env.replace("/", "-").replace(":", "-")
+    return Path("runs") / f"{environment}-{config.critic}"
 
 
 def _share_out(
@@ -189,7 +178,9 @@ def _share_out(
     per worker.
     """
     first = seed or 0
-    number = DEFAULT_SEEDS if seed_count is None else seed_count
+    number = DEFAULT_SEEDS
+    if seed_count is not None:
+        number = seed_count
     if first < 0 or number < 1:
         raise ConfigError(
             f"seed is {first}, seed_count {number}; give at least 0 and 1"
@@ -333,7 +324,9 @@ def _curves(result: OnlineResult) -> Any:
             [[s.spread.low, s.spread.iqm, s.spread.high, *s.per_seed] for s in scores]
         )
         low, middle, high, *seeds = np.where(np.isfinite(lines), lines, np.nan).T
-        look: Any = {"color": _COLOUR, "marker": "o" if len(scores) == 1 else ""}
+        look: Any = {"color": _COLOUR}
+        if len(scores) == 1:
+            look["marker"] = "o"
         axes.plot(result.points, np.transpose(seeds), **look, lw=0.7, alpha=0.35, ms=3)
         axes.fill_between(result.points, low, high, color=_COLOUR, alpha=0.18, lw=0)
         axes.plot(result.points, middle, **look, lw=1.8, ms=4)

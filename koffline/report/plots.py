@@ -206,11 +206,13 @@ def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float
     """Limits that show all values and marks, the first estimator's interval and the
     narrower two thirds.
     """
-    valued = [line for line in lines if line.value is not None]
-    intervals = [line.interval for line in valued if line.interval]
+    values = [line.value for line in lines if line.value is not None]
+    intervals = [
+        line.interval for line in lines if line.value is not None and line.interval
+    ]
     by_width = sorted(intervals, key=lambda interval: interval.width)
     narrow = by_width[: (2 * len(intervals) + 2) // 3]
-    shown = [*marks, *(line.value for line in valued)]
+    shown = [*marks, *values]
     for interval in [*narrow, *intervals[:1]]:
         shown += [interval.low, interval.high]
     low = min(shown)

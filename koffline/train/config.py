@@ -33,9 +33,8 @@ _Given = Annotated[
 ]
 _MOST_RUNS = 100_000
 _MODULE_BYTES = 10_000  # of a network in Python, besides its numbers
-_ROW_BYTES = (
-    36  # of a row of a mini-batch at least: seven float32 and its place in the log
-)
+# of a row of a mini-batch at least: seven float32 and its place in the log
+_ROW_BYTES = 36
 _FALLS = ("td_error", "continuous_action_diff")
 
 
@@ -184,17 +183,17 @@ def load_config(
     others to the current folder. Raises ConfigError in one line, with the nearest name
     for an unknown key or type at any depth.
     """
-    laid = parse_assignments(assignments) | (
-        {} if data is None else {"data.source": str(data)}
-    )
+    overrides = parse_assignments(assignments)
+    if data is not None:
+        overrides["data.source"] = str(data)
     content = {
         name: part
-        for name, part in read_layers(path, laid, FILES).items()
+        for name, part in read_layers(path, overrides, FILES).items()
         if part is not None
     }
-    given = content.pop("evaluators", {})
+    sections = content.pop("evaluators", {})
     config = read_section(TrainConfig, {"data": {}, "algo": {}, **content})
-    evaluators = _read_evaluators(given, config.data.split.held_out > 0.0, laid)
+    evaluators = _read_evaluators(sections, config.data.split.held_out > 0.0, overrides)
     from koffline.algos.options import algorithm_types, resolve_params
 
     if config.algo.type is None:
@@ -223,17 +222,15 @@ def _check_params_fit(params: Mapping[str, Any]) -> None:
     for name, value in params.items():
         if name.startswith("n_action") and isinstance(value, int):
             samples = max(samples, value)
-    needed = networks * (
-        _MODULE_BYTES + network_bytes(1, (1, *widest, 1), batch_rows * samples)
-    )
-    needed += batch_rows * _ROW_BYTES
-    what = (
+    of_network = network_bytes(1, (1, *widest, 1), batch_rows * samples)
+    needed = networks * (_MODULE_BYTES + of_network) + batch_rows * _ROW_BYTES
+    settings = (
         f"algo.params: batch_size is {batch_rows}, {networks} critics of hidden units"
         f" {list(widest)}"
     )
     if samples > 1:
-        what += f", {samples} actions of each state"
-    check_fits(needed, what, "lower what is large among them")
+        settings += f", {samples} actions of each state"
+    check_fits(needed, settings, "lower what is large among them")
 
 
 def _values_of(params: Any, name: str) -> Iterator[Any]:
@@ -247,19 +244,25 @@ def _values_of(params: Any, name: str) -> Iterator[Any]:
 
 
 def _read_evaluators(
-    given: Any, held_out: bool, laid: Mapping[str, Any]
+    sections: Any, held_out: bool, overrides: Mapping[str, Any]
 ) -> dict[str, EvaluatorSettings]:
     """Evaluator settings by name; without a type, the name is the type.
 
-    None in ``laid`` leaves one out.
+    sections: what the file holds under ``evaluators``. held_out: whether rows are held
+    out. overrides: settings by dotted name; None for ``evaluators.name`` leaves that
+    one out. Raises ConfigError.
     """
-    if not isinstance(given, Mapping) or not all(
-        isinstance(each, Mapping | None) for each in given.values()
+    is_mapping = isinstance(sections, Mapping)
+    if not is_mapping or not all(
+        isinstance(section, Mapping | None) for section in sections.values()
     ):
-        raise ConfigError(f"evaluators is {given!r}; write it as lines of 'key: value'")
-    made = {}
-    for name, settings in given.items():
-        if laid.get(where := f"evaluators.{name}", where) is None:
+        raise ConfigError(
+            f"evaluators is {sections!r}; write it as lines of 'key: value'"
+        )
+    evaluators = {}
+    for name, settings in sections.items():
+        where = f"evaluators.{name}"
+        if where in overrides and overrides[where] is None:
             continue
         settings = {"type": name, **(settings or {})}
         kind = str(settings["type"])
@@ -273,15 +276,17 @@ def _read_evaluators(
                 f"{where} cannot name a metric; use letters, digits, _ . - and no"
                 " *_loss"
             )
-        if "part" in _EVALUATORS[kind].model_fields:
-            settings.setdefault("part", "held_out" if held_out else "train")
+        if "part" in _EVALUATORS[kind].model_fields and "part" not in settings:
+            settings["part"] = "train"
+            if held_out:
+                settings["part"] = "held_out"
         if settings.get("part") == "held_out" and not held_out:
             raise ConfigError(
                 f"{where}.part is held_out, but nothing is held out; set"
                 " data.split.held_out"
             )
-        made[name] = read_section(_EVALUATORS[kind], settings, where)
-    return made
+        evaluators[name] = read_section(_EVALUATORS[kind], settings, where)
+    return evaluators
 
 
 @dataclass(frozen=True)
@@ -350,20 +355,26 @@ def make_plan(
     settings = []
     for point in itertools.product(*axes.values()):
         values = dict(zip(axes, point, strict=True))
-        laid = [f"{key}={_as_json(value)}" for key, value in values.items()]
-        config = load_config(
-            path, (*assignments, *laid), None if "data.source" in axes else data
-        )
-        shown = {
-            named[k]: v if isinstance(v, str) else _as_json(v)
-            for k, v in values.items()
-        }
-        settings.append(Setting(shown, config))
+        overrides = [f"{key}={_as_json(value)}" for key, value in values.items()]
+        source = data
+        if "data.source" in axes:
+            source = None
+        config = load_config(path, (*assignments, *overrides), source)
+        texts = {}
+        for key, value in values.items():
+            if not isinstance(value, str):
+                value = _as_json(value)
+            texts[named[key]] = value
+        settings.append(Setting(texts, config))
     config = settings[0].config
     name, falls = _choose_metric(config, metric)
-    chosen = tuple(range(config.train.seed, config.train.seed + seeds))
+    if maximize is None:
+        maximize = not falls
     return SweepPlan(
-        tuple(settings), chosen, name, not falls if maximize is None else maximize
+        settings=tuple(settings),
+        seeds=tuple(range(config.train.seed, config.train.seed + seeds)),
+        metric=name,
+        maximize=maximize,
     )
 
 

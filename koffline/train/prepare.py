@@ -136,15 +136,18 @@ def prepared(
         stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
         stack.enter_context(threads(config.train.threads))
         stack.enter_context(own_randomness(config.train.seed))
-        data = open_data(config.data) if data is None else data
+        if data is None:
+            data = open_data(config.data)
         algo = training.make_algorithm(
             kind, config.algo.params, device, config.algo.policy
         )
         buffer = _make_buffer(algo, config, data)
         training.build_networks(algo, buffer, kind)
         if training.actions_out_of_reach(algo, buffer):
-            what = "logged actions leave [-1, 1], where the policy acts"
-            _LOG.warning("%s; set algo.params.action_scaler to min_max", what)
+            _LOG.warning(
+                "logged actions leave [-1, 1], where the policy acts; set"
+                " algo.params.action_scaler to min_max"
+            )
         evaluators = _make_evaluators(config, data)
         for evaluator in evaluators.values():
             if isinstance(evaluator, LogEvaluator):
@@ -167,16 +170,16 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
             return PathReplayBuffer(data.rows, path_length, generator)
         return ColumnarReplayBuffer(data.rows, generator)
     assert data.statistics is not None
-    needs = {
-        "returns to the end of an episode": algo.need_returns_to_go,
-        "paths (path_length above 1)": path_length > 1,
-    }
-    for what, is_needed in needs.items():
-        if is_needed:
-            raise ConfigError(
-                f"{config.algo.type} learns from {what}, this log stays on disk; load"
-                " it (data.lazy: false)"
-            )
+    needed = ""
+    if algo.need_returns_to_go:
+        needed = "returns to the end of an episode"
+    elif path_length > 1:
+        needed = "paths (path_length above 1)"
+    if needed:
+        raise ConfigError(
+            f"{config.algo.type} learns from {needed}, this log stays on disk; load it"
+            " (data.lazy: false)"
+        )
     pool = data.log.block_rows_for(
         int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
     )
@@ -186,20 +189,20 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
 
 
 def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    """The config's evaluators by name: of the log, or environments."""
+    evaluators: dict[str, Any] = {}
     for name, settings in config.evaluators.items():
         if isinstance(settings, EnvironmentSettings):
-            made[name] = EnvironmentEvaluator(
+            evaluators[name] = EnvironmentEvaluator(
                 settings.env, data.rows, settings.episodes, settings.seed
             )
-        else:
-            if settings.part == "train" or data.held_out is None:
-                part = data.rows
-            else:
-                part = data.held_out
-            more = settings.model_dump(exclude={"type", "part"})
-            made[name] = LogEvaluator(settings.type, part, name, **more)
-    return made
+            continue
+        part = data.rows
+        if settings.part != "train" and data.held_out is not None:
+            part = data.held_out
+        options = settings.model_dump(exclude={"type", "part"})
+        evaluators[name] = LogEvaluator(settings.type, part, name, **options)
+    return evaluators
 
 
 def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
@@ -213,28 +216,26 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
         trained = data.statistics.rows
         held_out = rows - data.statistics.rows
     counts = {"rows": rows, "train_rows": trained, "held_out_rows": held_out}
-    # then data.rows is only a sample of the training rows
+    # data.rows of a log on disk are only a sample of the training rows
     is_lazy = isinstance(data.log, LazyTransitions)
-    some = (
-        np.sort(counted_rows(data.rows))[: 0 if is_lazy else _FINGERPRINTS]
-        .astype("<u8")
-        .tobytes()
-        .hex()
-    )
+    fingerprints = np.sort(counted_rows(data.rows))[:_FINGERPRINTS]
+    if is_lazy:
+        fingerprints = fingerprints[:0]
     source = {
         "source": config.data.source,
         **counts,
         "lazy": is_lazy,
-        "fingerprints": some,
-    }
-    known = {
-        "data": source,
-        "digests": digests,
-        "seed": config.train.seed,
-        "device": device,
+        "fingerprints": fingerprints.astype("<u8").tobytes().hex(),
     }
     return start_run(
-        "train", config.files(), config=config.resolved(), versions=versions(), **known
+        "train",
+        config.files(),
+        config=config.resolved(),
+        versions=versions(),
+        data=source,
+        digests=digests,
+        seed=config.train.seed,
+        device=device,
     )
 
 
@@ -273,14 +274,15 @@ class EnvironmentEvaluator:
         self._copies = Copies(identifier)
         self._seeds = range(seed, seed + episodes)
         self.close = self._copies.close
-        own = self._copies.action_space, self._copies.observation_shape
-        told = "it has", "name the one that the log is from, or none (evaluators={})"
         check_spaces(
             identifier,
-            own,
+            (self._copies.action_space, self._copies.observation_shape),
             (log.action_space, log.observation_shape),
-            told,
-            ConfigError,
+            words=(
+                "it has",
+                "name the one that the log is from, or none (evaluators={})",
+            ),
+            kind=ConfigError,
         )
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:

@@ -94,10 +94,10 @@ def train(
                 _keep_model(config, folder, parts.algo, progress)
         model = folder / f"model_{progress.steps}.d3"
         if not record.get("finished"):
-            known = {
-                key: value if math.isfinite(value) else None
-                for key, value in progress.metrics.items()
-            }
+            known: dict[str, float | None] = dict(progress.metrics)
+            for key, value in progress.metrics.items():
+                if not math.isfinite(value):
+                    known[key] = None
             outcome = {
                 "steps": progress.steps,
                 "seconds": progress.seconds,
@@ -192,9 +192,9 @@ def save_state(
         "model": torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8),
         "grad_step": int(algo.grad_step),
         "gradients": {
-            name: each.grad
-            for name, each in parameters_of(algo)
-            if each.grad is not None
+            name: parameter.grad
+            for name, parameter in parameters_of(algo)
+            if parameter.grad is not None
         },
         "random": {**random_state(), "buffer": json.dumps(parts.buffer.state_dict())},
         "sizes": {path.name: path.stat().st_size for path in folder.glob("*.csv")},
@@ -225,9 +225,10 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
         raise ConfigError(
             f"{path} is gone, and the run cannot go on; train again into another --out"
         )
-    _cut_back(folder, {} if state is None else state["sizes"])
     if state is None:
+        _cut_back(folder, {})
         return Progress()
+    _cut_back(folder, state["sizes"])
     try:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
         gradients = state["gradients"]
@@ -258,14 +259,14 @@ def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
 
     Raises ConfigError for a shorter file.
     """
-    found = {path: path.stat().st_size for path in folder.glob("*.csv")}
-    for path, size in found.items():
+    lengths = {path: path.stat().st_size for path in folder.glob("*.csv")}
+    for path, size in lengths.items():
         if size < sizes.get(path.name, 0):
             raise ConfigError(
                 f"{path} is shorter than its checkpoint says: it was edited; train"
                 " elsewhere"
             )
-    for path in found:
+    for path in lengths:
         if path.name in sizes:
             os.truncate(path, sizes[path.name])
         else:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError, KofflineError, counted
 from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import (
@@ -114,22 +114,25 @@ def run_sweep(
         def job_of(name: str, config: TrainConfig) -> Job:
             folder = there.get(name.rpartition("-")[2], place / name)
             return Job(
-                folder.name,
-                train_run,
-                (config, device),
-                folder / RECORD,
-                _read_finished,
+                name=folder.name,
+                call=train_run,
+                arguments=(config, device),
+                path=folder / RECORD,
+                is_valid=_read_finished,
             )
 
         by_setting = [list(starmap(job_of, named.items())) for named in names]
         jobs = list(chain.from_iterable(by_setting))
-        found = sum(job.done for job in jobs)
+        already_done = sum(job.done for job in jobs)
         began = perf_counter()
         failures = run_jobs(jobs, workers, ray, show_progress, keep_going=True)
         records = [[_read_finished(job.path) for job in same] for same in by_setting]
         summary = summarise(plan, records, failures)
         write_summary(summary, out, command)
-        counts = {"ran": len(jobs) - found - len(failures), "found": found}
+        counts = {
+            "ran": len(jobs) - already_done - len(failures),
+            "found": already_done,
+        }
         seconds = round(perf_counter() - began, 3)
         write_record(out, {**started, **counts, "seconds": seconds, "finished": now()})
         return summary
@@ -155,8 +158,10 @@ def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
     labels: dict[str, str] = {}
     opened = None
     for setting in plan.settings:
-        # each would log the same warning
-        with _silent() if names else contextlib.nullcontext():
+        context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if names:  # each setting would log the same warning
+            context = _silent()
+        with context:
             if opened is None or opened[0] != setting.config.data:
                 opened = setting.config.data, open_data(setting.config.data)
             with prepared(setting.config, device, opened[1]) as parts:
@@ -197,8 +202,13 @@ def _take_folder(out: Path, force: bool) -> None:
         raise ConfigError(
             f"{out} holds something that is not a sweep; choose another --out"
         )
-    for path in [found for pattern in _OURS if force for found in out.glob(pattern)]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if force:
+        for pattern in _OURS:
+            for path in list(out.glob(pattern)):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
     out.mkdir(parents=True, exist_ok=True)
 
 
@@ -240,14 +250,13 @@ def summarise(
 
     Raises ConfigError if no run has the metric.
     """
-    sign = -1.0 if plan.maximize else 1.0
-    known = {
-        name
-        for found in records
-        for run in found
-        if run
-        for name in run.get("metrics", {})
-    }
+    sign = 1.0
+    if plan.maximize:
+        sign = -1.0
+    known: set[str] = set()
+    for run in chain.from_iterable(records):
+        if run:
+            known.update(run.get("metrics", {}))
     if known and plan.metric not in known:
         names = ", ".join(
             sorted(name for name in known if not name.startswith("time_"))
@@ -257,23 +266,24 @@ def summarise(
             f" {names}"
         )
     rows = []
-    for setting, found in zip(plan.settings, records, strict=True):
-        done = [
-            run.get("metrics", {plan.metric: None}) for run in found if run is not None
-        ]
-        scores = [metrics[plan.metric] for metrics in done if plan.metric in metrics]
-        # None: not finite, or diverged
-        kept = tuple(sign * math.inf if s is None else s for s in scores)
-        counts = {
-            "diverged": sum(map(math.isinf, kept)),
-            "missing": len(found) - len(kept),
-        }
+    for setting, runs in zip(plan.settings, records, strict=True):
+        scores = []
+        for run in runs:
+            if run is None:
+                continue
+            metrics = run.get("metrics", {plan.metric: None})
+            if plan.metric in metrics:
+                score = metrics[plan.metric]
+                if score is None:  # not finite, or diverged
+                    score = sign * math.inf
+                scores.append(score)
         rows.append(
             Row(
-                **vars(spread_of(np.array(kept))),
+                **vars(spread_of(np.array(scores))),
                 setting=setting,
-                scores=kept,
-                **counts,
+                scores=tuple(scores),
+                diverged=sum(map(math.isinf, scores)),
+                missing=len(runs) - len(scores),
             )
         )
     # Complete settings first, then by interquartile mean.
@@ -289,16 +299,18 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
     if summary.best is not None:
         write_config(folder / "best.yaml", summary.best.setting.config.resolved())
     plan = summary.plan
+    settings = []
+    for row in summary.rows:
+        numbers = {
+            name: value for name, value in vars(row).items() if name != "setting"
+        }
+        settings.append({"values": row.setting.values, **numbers})
     content = {
         "metric": plan.metric,
         "maximize": plan.maximize,
         "seeds": plan.seeds,
         "interval": LEVEL,
-        "settings": [
-            {"values": r.setting.values}
-            | {k: v for k, v in vars(r).items() if k != "setting"}
-            for r in summary.rows
-        ],
+        "settings": settings,
         "failures": [
             {"run": name, "reason": str(error), "trace": getattr(error, "trace", "")}
             for name, error in summary.failures.items()
@@ -325,10 +337,11 @@ def as_markdown(summary: SweepSummary) -> str:
             interval = low
         else:
             interval = f"{low} … {high}"
-        seeds = str(len(row.scores)) + (
-            f" of {len(row.scores) + row.missing}" if row.missing else ""
-        )
-        seeds += f", {row.diverged} diverged" if row.diverged else ""
+        seeds = str(len(row.scores))
+        if row.missing:
+            seeds += f" of {len(row.scores) + row.missing}"
+        if row.diverged:
+            seeds += f", {row.diverged} diverged"
         words = [*row.setting.values.values()] or [row.setting.label]
         lines.append([*words, _number(row.iqm), interval, seeds])
     table = [
@@ -337,11 +350,11 @@ def as_markdown(summary: SweepSummary) -> str:
     ]
     failed = [f"failed: {name}: {error}" for name, error in summary.failures.items()]
     notes = [f"- {note}" for note in (*_notes(summary), *failed)]
-    better = "more" if plan.maximize else "less"
-    count = len(plan.seeds)
-    title = (
-        f"## {plan.metric} ({better} is better), {count} seed{'s' if count > 1 else ''}"
-    )
+    better = "less"
+    if plan.maximize:
+        better = "more"
+    seeds = counted(len(plan.seeds), "seed")
+    title = f"## {plan.metric} ({better} is better), {seeds}"
     return "\n".join([title, "", *table, "", *notes]) + "\n"
 
 
