@@ -90,10 +90,25 @@ class Objective(Protocol):
     def next_from(self) -> NextFrom:
         """The network that gives the next value, and whether gradients reach it."""
 
-    def compute_gradients(self, *parts: Any, **named: Any) -> ValueGradients:
-        """Loss and gradients in closed form, from residuals, discounts and the Gram
-        matrix.
+
+@runtime_checkable
+class ResidualObjective(Objective, Protocol):
+    """An objective whose gradients depend on the residuals of a mini-batch alone.
+
+    One with a second function (`GradientTD2`, `SaddlePoint`, `MemoryLoss`) has
+    gradients of its own, and a step that also updates that function
+    (`koffline.steps.make_step`).
+    """
+
+    def compute_gradients(
+        self, residual: Rows, discount: Own, gram: Tensor | None = None
+    ) -> ValueGradients:
+        """Loss and gradients in closed form.
+
+        residual: δ (R, N). discount: (R, N) or (N,). gram: the kernel matrix of the
+        rows, (N, N) or (G, N, N); None without a kernel.
         """
+        ...
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,21 @@ update it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import partial, singledispatch
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Batch, BatchSource
+from koffline.errors import ConfigError
 from koffline.objectives import (
     GradientTD2,
     MemoryLoss,
     Objective,
+    ResidualObjective,
     SaddlePoint,
     ValueGradients,
     gram_product,
@@ -27,18 +29,10 @@ from koffline.objectives import (
 from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP, affine, outer_sum
 
 
-class Step:
-    """Loss and parameter gradient of an objective at each step; this one has no
-    state.
-    """
+class Step(ABC):
+    """Loss and parameter gradient of an objective at each step of the training."""
 
-    def __init__(self, objective: Any, source: BatchSource) -> None:
-        self._objective = objective
-        self._source = source
-        self._next_bounds: tuple[float, float] | None = getattr(
-            objective, "next_bounds", None
-        )
-
+    @abstractmethod
     def compute(
         self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -48,10 +42,30 @@ class Step:
         target: None if the network itself gives the next values. rates: the learning
         rates (R, 1). The gradient may be in a buffer that the next call overwrites.
         """
+
+
+class ResidualStep(Step):
+    """Step of an objective without a second function; it has no state."""
+
+    def __init__(self, objective: ResidualObjective, source: BatchSource) -> None:
+        self._objective = objective
+        self._source = source
+        # of `FittedIteration`; an objective of a user need not have any
+        self._next_bounds: tuple[float, float] | None = getattr(
+            objective, "next_bounds", None
+        )
+
+    def compute(
+        self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient, as `Step.compute`."""
         return self._at(self._source.numbers(step), network, target)
 
     def _at(
-        self, numbers: tuple[Tensor, ...], network: Any, target: Any
+        self,
+        numbers: tuple[Tensor, ...],
+        network: StackedMLP,
+        target: StackedMLP | None,
     ) -> tuple[Tensor, Tensor]:
         """`compute` on the rows with these numbers, from `BatchSource.numbers`."""
         batch, gram = self._source.read(*numbers)
@@ -72,7 +86,7 @@ class Step:
         return gradients.loss, pullback(spread_gradient(gradients.value, batch.readout))
 
 
-class RecordedStep(Step):
+class RecordedStep(ResidualStep):
     """On a GPU: recorded once as a CUDA graph and replayed for each step's rows; one
     launch for dozens.
     """
@@ -80,7 +94,7 @@ class RecordedStep(Step):
     _graph: torch.cuda.CUDAGraph | None = None
 
     def compute(
-        self, step: int, network: Any, target: Any, rates: Tensor
+        self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Loss and gradient; the networks must be those of the first call, modified in
         place.
@@ -144,7 +158,8 @@ class MemoryStep(Step):
     def __init__(
         self, objective: MemoryLoss, source: BatchSource, network: StackedMLP
     ) -> None:
-        super().__init__(objective, source)
+        self._objective = objective
+        self._source = source
         self._before = network.flat.clone()
         self._memory = Memory(
             objective.memory,
@@ -152,7 +167,7 @@ class MemoryStep(Step):
         )
 
     def compute(
-        self, step: int, network: Any, target: Any, rates: Tensor
+        self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Update the memory; return loss and gradient."""
         batch, psi = self._source.batch(step)
@@ -181,13 +196,16 @@ class GradientTD2Step(Step):
     as the value.
     """
 
-    def __init__(self, objective: Any, source: BatchSource, second: Tensor) -> None:
-        super().__init__(objective, source)
+    def __init__(
+        self, objective: GradientTD2, source: BatchSource, second: Tensor
+    ) -> None:
+        self._objective = objective
+        self._source = source
         self.second = second
         self._adam = StackedAdam(second)
 
     def compute(
-        self, step: int, network: Any, target: Any, rates: Tensor
+        self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Update w; return the loss and the value's gradient."""
         batch, _ = self._source.batch(step)
@@ -201,6 +219,7 @@ class GradientTD2Step(Step):
         residual = batch.rewards + batch.discounts * next_value - value
         parts = self._objective.compute_gradients(residual, batch.discounts, correction)
         regression = self._objective.compute_auxiliary_gradient(residual, correction)
+        assert parts.next_value is not None
         gradient = pull_next(spread_gradient(parts.next_value, batch.next_readout))
         gradient = gradient + pull(
             spread_gradient(parts.value, batch.readout),
@@ -219,14 +238,17 @@ class SaddlePointStep(Step):
     value's gradient.
     """
 
-    def __init__(self, objective: Any, source: BatchSource, test: StackedMLP) -> None:
-        super().__init__(objective, source)
+    def __init__(
+        self, objective: SaddlePoint, source: BatchSource, test: StackedMLP
+    ) -> None:
+        self._objective = objective
+        self._source = source
         self._test = test
         self.second = test.flat
         self._adam = StackedAdam(test.flat)
 
     def compute(
-        self, step: int, network: Any, target: Any, rates: Tensor
+        self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Update f; return the loss and the value's gradient."""
         batch, _ = self._source.batch(step)
@@ -249,22 +271,55 @@ class SaddlePointStep(Step):
         return full_gradient(network, batch, gradients)
 
 
+@singledispatch
 def make_step(
-    objective: Objective, source: BatchSource, network: StackedMLP, plan: ReplicaPlan
+    objective: Objective,
+    source: BatchSource,
+    network: StackedMLP,
+    plan: ReplicaPlan,
 ) -> Step:
-    """The step for any objective."""
-    if isinstance(objective, MemoryLoss):
-        return MemoryStep(objective, source, network)
-    if not isinstance(objective, GradientTD2 | SaddlePoint):
-        if network.flat.is_cuda:
-            return RecordedStep(objective, source)
-        return Step(objective, source)
-    flat = network.flat
-    if isinstance(objective, GradientTD2):
-        return GradientTD2Step(objective, source, torch.zeros_like(flat))
+    """The step of an objective: by default that of its residuals.
+
+    source: draws the mini-batches. network: the networks that are trained, updated in
+    place. plan: the replicas' seeds and learning rates. An objective with a second
+    function registers its own step: ``@make_step.register``. Raises ConfigError if an
+    objective has neither.
+    """
+    del plan
+    if not isinstance(objective, ResidualObjective):
+        raise ConfigError(
+            f"a {type(objective).__name__} is no objective; give it kernel, next_from"
+            " and compute_gradients (koffline.objectives.ResidualObjective)"
+        )
+    if network.flat.is_cuda:
+        return RecordedStep(objective, source)
+    return ResidualStep(objective, source)
+
+
+@make_step.register
+def _(
+    objective: MemoryLoss, source: BatchSource, network: StackedMLP, plan: ReplicaPlan
+) -> Step:
+    del plan
+    return MemoryStep(objective, source, network)
+
+
+@make_step.register
+def _(
+    objective: GradientTD2, source: BatchSource, network: StackedMLP, plan: ReplicaPlan
+) -> Step:
+    del plan
+    return GradientTD2Step(objective, source, torch.zeros_like(network.flat))
+
+
+@make_step.register
+def _(
+    objective: SaddlePoint, source: BatchSource, network: StackedMLP, plan: ReplicaPlan
+) -> Step:
     # other initial weights than the value's
     seeds = [seed + 1_000_003 for seed in plan.batch_seeds]
     sizes = (network.sizes[0], *objective.hidden, network.sizes[-1])
+    flat = network.flat
     test = StackedMLP.initialise(sizes, seeds, dtype=flat.dtype, device=flat.device)
     return SaddlePointStep(objective, source, test)
 

@@ -259,3 +259,8 @@ def test_the_loss_has_no_bias_of_its_diagonal():
 def test_impossible_memories_are_refused(memory):
     with pytest.raises(ConfigError, match="memory is"):
         MemoryLoss(Gaussian(1.0), memory)
+
+
+def test_an_object_that_is_no_objective_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a dict is no objective; give it kernel"):
+        make_step({}, None, None, None)
