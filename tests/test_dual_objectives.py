@@ -22,6 +22,7 @@ from koffline.objectives import (
 from koffline.replicas import ReplicaPlan, StackedMLP
 from koffline.steps import make_step
 from tests.engine_problems import FORMS, SIZES, make_table
+from tests.refusals import refused
 
 PLAN = ReplicaPlan((0.01, 0.02, 0.01, 0.03), (1, 1, 2, 3))
 RATES = torch.tensor(PLAN.learning_rates, dtype=torch.float64)[:, None]
@@ -262,5 +263,5 @@ def test_impossible_memories_are_refused(memory):
 
 
 def test_an_object_that_is_no_objective_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a dict is no objective; give it kernel"):
+    with refused(ConfigError, "a dict is no objective; give it kernel"):
         make_step({}, None, None, None)

@@ -326,7 +326,7 @@ class _Loader(yaml.SafeLoader):
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         """The tag of a node without an explicit tag."""
-        tag: str = super().resolve(kind, value, implicit)
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         if tag in (_INT, _FLOAT) and ":" in value:
             return _TEXT
         return tag

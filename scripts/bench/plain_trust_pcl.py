@@ -12,6 +12,7 @@ import copy
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -61,7 +62,11 @@ class Replay:
         self.count = 0
 
     def append(
-        self, observations: list, actions: list, rewards: list, terminated: bool
+        self,
+        observations: list[Any],
+        actions: list[Any],
+        rewards: list[float],
+        terminated: bool,
     ) -> None:
         """One sub-episode of T steps and T + 1 observations."""
         slot = self.count % CAPACITY
@@ -120,9 +125,9 @@ class Window:
 class _Running:
     """The sub-episode being collected."""
 
-    observations: list = field(default_factory=list)
-    actions: list = field(default_factory=list)
-    rewards: list = field(default_factory=list)
+    observations: list[Any] = field(default_factory=list)
+    actions: list[Any] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
 
 
 class PlainRun:
