@@ -9,7 +9,7 @@ DATA := datasets/cartpole.hdf5
 POLICY := datasets/cartpole_policy.npz
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench docs clean
+.PHONY: help demo test test-slow coverage check format bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ test: $(VENV)/.dev  ## the default tests
 
 test-slow: $(VENV)/.dev  ## statistical checks that take minutes
 	@$(BIN)/python -m pytest -n 2 -m slow
+
+coverage: $(VENV)/.dev  ## the default tests, and which lines they reach: out/coverage/index.html
+	@$(BIN)/python -m pytest -n 2 --dist worksteal --cov=koffline --cov-report=term:skip-covered --cov-report=html:out/coverage
 
 check: $(VENV)/.dev  ## lint, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
