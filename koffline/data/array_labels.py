@@ -27,39 +27,25 @@ def with_labels(log: RawLog, encode: Mapping[str, Any], source: str) -> RawLog:
     encode: by column one-hot, or ``one-hot:1,2,3`` with all labels. A column is a
     feature's name, ``observations[3]``, or ``observations`` for all. Raises DataError.
     """
-    from koffline.data.table.mapping import as_encoding  # which loads polars
-
     known = log.metadata.features
     if known is not None and (known.layout is not None or known.encodings):
         raise DataError(f"{source}: its labels are encoded already; leave --encode out")
     observations = as_array("observations", log.columns["observations"])
     following = as_array("next_observations", log.columns["next_observations"])
-    flat, flat_following = (
-        each.reshape(len(each), -1) for each in (observations, following)
-    )
+    flat = observations.reshape(len(observations), -1)
+    flat_following = following.reshape(len(following), -1)
     if flat.shape[1:] != flat_following.shape[1:]:
         return log  # refused with its shapes when the log is checked
     count = flat.shape[1]
+    names = ["observations"]
     if count > 1:
         names = [f"observations[{i}]" for i in range(count)]
-    else:
-        names = ["observations"]
     if known is not None and len(known.names) == count:
         names = list(known.names)
     labels: dict[str, tuple[int, ...]] = {}
-    for column, given in encode.items():
-        try:
-            encoding = as_encoding(given)
-        except ValueError as error:
-            raise DataError(f"--encode {column or 'observations'}: {error}") from None
-        if encoding.kind != ONE_HOT:
-            said = (
-                f"--encode {column}={encoding.kind}: numbers of arrays are taken as"
-                " quantities already"
-            )
-            raise DataError(f"{said}; leave it out, or say one-hot if they are labels")
-        chosen = names if column in _ALL else [column]
-        for name in chosen:
+    for column, value in encode.items():
+        declared = _declared_labels(column, value)
+        for name in names if column in _ALL else [column]:
             if name not in names:
                 remedy = nearest_name(name, ["observations", *names])
                 raise DataError(
@@ -67,7 +53,7 @@ def with_labels(log: RawLog, encode: Mapping[str, Any], source: str) -> RawLog:
                 )
             place = names.index(name)
             both = np.concatenate([flat[:, place], flat_following[:, place]])
-            labels[name] = _labels(name, both, encoding.categories, source)
+            labels[name] = _labels(name, both, declared, source)
     parts = [Part(name, labels=labels.get(name)) for name in names]
     layout = make_layout(parts, observations.shape[1:], source)
     if layout is None:
@@ -85,48 +71,61 @@ def with_labels(log: RawLog, encode: Mapping[str, Any], source: str) -> RawLog:
     return replace(log, columns=columns, metadata=metadata.with_notes(layout.note))
 
 
+def _declared_labels(column: str, value: Any) -> tuple[str, ...]:
+    """All labels of a column as texts, none if they are to be found; value: as in
+    `with_labels`.
+
+    Raises DataError unless the encoding is one-hot.
+    """
+    from koffline.data.table.mapping import as_encoding  # which loads polars
+
+    try:
+        encoding = as_encoding(value)
+    except ValueError as error:
+        raise DataError(f"--encode {column or 'observations'}: {error}") from None
+    if encoding.kind != ONE_HOT:
+        raise DataError(
+            f"--encode {column}={encoding.kind}: numbers of arrays are taken as"
+            " quantities already; leave it out, or say one-hot if they are labels"
+        )
+    return encoding.categories
+
+
 def _labels(
     name: str, values: np.ndarray, declared: tuple[str, ...], source: str
 ) -> tuple[int, ...]:
-    """The labels of a column in ascending order, declared or found.
+    """The labels of a column, values (N,), in ascending order, declared or found.
 
     Raises DataError.
     """
     if values.dtype.kind == "f":
         wrong = ~np.isfinite(values) | (values != np.trunc(values))
         if wrong.any():
-            shown = values[int(wrong.argmax())]
-            said = (
-                f"{source}: observation {name} holds {shown:g}, which is no whole"
-                " number"
-            )
             raise DataError(
-                f"{said}; labels are whole numbers: mend such rows, or leave {name} out"
-                " of --encode"
+                f"{source}: observation {name} holds {values[int(wrong.argmax())]:g},"
+                " which is no whole number; labels are whole numbers: mend such rows,"
+                f" or leave {name} out of --encode"
             )
-    found = np.unique(values)
-    if len(found) > MOST_LABELS:
-        said = (
-            f"{source}: observation {name} holds {len(found)} different numbers, more"
-            f" than {MOST_LABELS}"
+    distinct = np.unique(values)
+    if len(distinct) > MOST_LABELS:
+        raise DataError(
+            f"{source}: observation {name} holds {len(distinct)} different numbers,"
+            f" more than {MOST_LABELS}; group them, or leave {name} out of --encode"
         )
-        raise DataError(f"{said}; group them, or leave {name} out of --encode")
-    labels = [int(label) for label in found.tolist()]
+    labels = [int(label) for label in distinct.tolist()]
     if not declared:
         return tuple(labels)
     try:
         known = sorted({int(label) for label in declared})
     except ValueError:
-        said = (
+        raise DataError(
             f"--encode {name}=one-hot:{','.join(declared)}: labels of arrays are whole"
-            " numbers"
-        )
-        raise DataError(f"{said}; list these, or none") from None
+            " numbers; list these, or none"
+        ) from None
     unknown = sorted(set(labels) - set(known))
     if unknown:
-        said = (
+        raise DataError(
             f"{source}: observation {name} holds {unknown[0]}, no label of those"
-            " declared"
+            " declared; list all of them, or none"
         )
-        raise DataError(f"{said}; list all of them, or none")
     return tuple(known)

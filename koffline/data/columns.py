@@ -8,6 +8,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -66,16 +67,17 @@ def as_float(array: np.ndarray) -> np.ndarray:
     """
     if array.dtype in (np.float32, np.float64):
         return array
-    is_small = array.dtype.itemsize <= 2
-    if not is_small and array.dtype.kind in "iu" and array.size:
-        is_small = (
-            int(array.max()) <= _EXACT_IN_FLOAT32
-            and int(array.min()) >= -_EXACT_IN_FLOAT32
-        )
-    return array.astype(np.float32 if is_small else np.float64)
+    is_exact = array.dtype.itemsize <= 2
+    if not is_exact and array.dtype.kind in "iu" and array.size:
+        largest = max(int(array.max()), -int(array.min()))
+        is_exact = largest <= _EXACT_IN_FLOAT32
+    if is_exact:
+        return array.astype(np.float32)
+    return array.astype(np.float64)
 
 
 def _vector(name: str, values: Any) -> np.ndarray:
+    """A column with one number per row, (N,). Raises DataError."""
     array = as_array(name, values)
     if array.ndim != 1:
         raise DataError(
@@ -84,84 +86,71 @@ def _vector(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def _refuse(
-    name: str,
-    array: np.ndarray,
-    what: str,
-    remedy: str,
-    bad: np.ndarray,
-    first_row: int,
-) -> None:
-    """Raise DataError for the first number marked in ``bad``, if there is one."""
-    if bad.any():
-        row, *within = np.argwhere(bad)[0].tolist()
-        where = f"row {first_row + row}{f' at {within}' if within else ''}"
+@dataclass(frozen=True, eq=False)
+class ValueFault:
+    """A possible error in a column: what is wrong, a remedy, and a mask ``is_bad`` of
+    the bad numbers, in the shape of the column.
+    """
+
+    column: str
+    problem: str
+    remedy: str
+    is_bad: np.ndarray
+
+
+def _refuse(fault: ValueFault, array: np.ndarray, first_row: int) -> None:
+    """Raise DataError for the first bad number of a column, if there is one.
+
+    first_row: number of the array's first row, for the message.
+    """
+    if fault.is_bad.any():
+        row, *within = np.argwhere(fault.is_bad)[0].tolist()
+        where = f"row {first_row + row}"
+        if within:
+            where = f"{where} at {within}"
         raise DataError(
-            f"{name} holds {array[(row, *within)]:g} in {where}, {what}; {remedy}"
+            f"{fault.column} holds {array[(row, *within)]:g} in {where},"
+            f" {fault.problem}; {fault.remedy}"
         )
 
 
 def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     """Cast a column to int64 (N,); floats must be whole numbers.
 
-    ``first_row``: row number for messages.
+    ``first_row``: row number for messages. Raises DataError.
     """
     array = _vector(name, values)
     if array.dtype.kind == "f":
         wide = array.astype(np.float64)  # 16 bits do not hold the bound
-        bad = ~(np.abs(wide) < 2.0**63) | (np.trunc(wide) != wide)
-        _refuse(
-            name,
-            array,
-            "no whole number of 64 bits",
-            "give whole numbers",
-            bad,
-            first_row,
+        fault = ValueFault(
+            column=name,
+            problem="no whole number of 64 bits",
+            remedy="give whole numbers",
+            is_bad=~(np.abs(wide) < 2.0**63) | (np.trunc(wide) != wide),
         )
+        _refuse(fault, array, first_row)
     return array.astype(np.int64, copy=False)
 
 
 def value_faults(
     columns: Mapping[str, np.ndarray], space: ActionSpace
-) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """Yield possible errors in columns: column name, what is wrong, remedy, and a mask
-    of the bad numbers.
+) -> Iterator[ValueFault]:
+    """Yield possible errors in columns, one after the other; the mask of each tells
+    whether it is there.
 
-    The mask has the shape of the column. Flags may be 0 and 1; densities of continuous
+    columns: by name, with aligned rows. Flags may be 0 and 1; densities of continuous
     actions may exceed 1.
     """
     for name, column in columns.items():
         if column.dtype.kind == "f":
-            yield (
-                name,
-                "no finite number",
-                "drop or mend such rows",
-                ~np.isfinite(column),
+            yield ValueFault(
+                name, "no finite number", "drop or mend such rows", ~np.isfinite(column)
             )
-    actions = columns["actions"]
-    outside = None
-    if isinstance(space, Discrete) and actions.ndim == 1:
-        if actions.dtype.kind == "f":
-            fractions = np.isfinite(actions) & (np.trunc(actions) != actions)
-            yield "actions", "no whole number", "count actions from 0", fractions
-        outside = (actions < 0) | (actions >= space.n)
-    elif isinstance(space, Continuous) and actions.shape[1:] == (space.k,):
-        bounds = np.asarray([space.low, space.high])
-        slack = _BOUND_TOLERANCE * np.maximum(
-            1.0, np.where(np.isfinite(bounds), np.abs(bounds), 1.0)
-        )
-        outside = (actions < bounds[0] - slack[0]) | (actions > bounds[1] + slack[1])
-    if outside is not None:
-        yield (
-            "actions",
-            f"outside {space}",
-            "declare the space anew or mend such rows",
-            outside,
-        )
+    yield from _action_faults(columns["actions"], space)
     for name in ("terminated", "truncated"):
         flags = columns[name]
         if flags.dtype != np.bool_:
-            yield (
+            yield ValueFault(
                 name,
                 "neither true nor false",
                 "give 0 or 1",
@@ -169,18 +158,44 @@ def value_faults(
             )
     weights = columns.get("weights")
     if weights is not None:
-        yield "weights", "negative", "give weights of at least 0", weights < 0
-    if (
-        isinstance(space, Discrete)
-        and (found := columns.get("behavior_log_probabilities")) is not None
-    ):
-        remedy = "give natural logarithms of probabilities"
-        yield (
+        yield ValueFault(
+            "weights", "negative", "give weights of at least 0", weights < 0
+        )
+    log_probabilities = columns.get("behavior_log_probabilities")
+    if isinstance(space, Discrete) and log_probabilities is not None:
+        yield ValueFault(
             "behavior_log_probabilities",
             "a probability above 1",
-            remedy,
-            found > 1e-4,
+            "give natural logarithms of probabilities",
+            log_probabilities > 1e-4,
         )
+
+
+def _action_faults(actions: np.ndarray, space: ActionSpace) -> Iterator[ValueFault]:
+    """Yield possible errors in actions (N,) or (N, k): fractions, and what lies outside
+    of the space.
+    """
+    if isinstance(space, Discrete) and actions.ndim == 1:
+        if actions.dtype.kind == "f":
+            fractions = np.isfinite(actions) & (np.trunc(actions) != actions)
+            yield ValueFault(
+                "actions", "no whole number", "count actions from 0", fractions
+            )
+        is_outside = (actions < 0) | (actions >= space.n)
+    elif isinstance(space, Continuous) and actions.shape[1:] == (space.k,):
+        bounds = np.asarray([space.low, space.high])
+        sizes = np.where(np.isfinite(bounds), np.abs(bounds), 1.0)
+        slack = _BOUND_TOLERANCE * np.maximum(1.0, sizes)
+        is_below = actions < bounds[0] - slack[0]
+        is_outside = is_below | (actions > bounds[1] + slack[1])
+    else:
+        return
+    yield ValueFault(
+        "actions",
+        f"outside {space}",
+        "declare the space anew or mend such rows",
+        is_outside,
+    )
 
 
 def check_some_weight(weights: np.ndarray) -> None:
@@ -189,92 +204,106 @@ def check_some_weight(weights: np.ndarray) -> None:
         raise DataError("weights are all 0; give at least one row a positive weight")
 
 
-def row_columns(  # noqa: C901
-    given: Mapping[str, Any], space: ActionSpace, first_row: int = 0
+def row_columns(
+    columns: Mapping[str, Any], space: ActionSpace, first_row: int = 0
 ) -> dict[str, np.ndarray]:
     """Checked columns of some rows, named as in ``Transitions``, without
     ``episode_ids`` and ``steps``.
 
     Observations of float32, float64 or uint8 keep their type, others are cast exactly.
     All weights may be 0, because the rows may be a part of a log. ``first_row``: number
-    of the first row, for messages.
+    of the first row, for messages. Raises DataError.
     """
-    held = {
+    arrays = {
         name: as_array(name, values)
-        for name, values in given.items()
+        for name, values in columns.items()
         if name not in COUNTED
     }
-    for name, array in held.items():
-        if name in ("observations", "next_observations"):
-            if array.ndim < 2 or (len(array) and not array.size):
-                if array.size:
-                    remedy = f"use {name}.reshape(-1, 1)"
-                else:
-                    remedy = "give at least one number per row"
-                raise DataError(
-                    f"{name} has shape {array.shape}, expected (N, …); {remedy}"
-                )
-        elif name != "actions" or isinstance(space, Discrete):
-            _vector(name, array)
-        elif array.shape != (len(array), space.k):
-            said = (
-                f"actions has shape {array.shape}, expected (N, {space.k}) for {space}"
-            )
-            raise DataError(
-                f"{said}; declare Continuous(k, low, high) or use actions.reshape(-1,"
-                f" {space.k})"
-            )
-    for rows in blocks(len(held["rewards"])):
-        block = {name: array[rows] for name, array in held.items()}
-        for name, what, remedy, bad in value_faults(block, space):
-            _refuse(name, block[name], what, remedy, bad, first_row + rows.start)
-    for name, array in held.items():
+    for name, array in arrays.items():
+        _check_shape(name, array, space)
+    for rows in blocks(len(arrays["rewards"])):
+        block = {name: array[rows] for name, array in arrays.items()}
+        for fault in value_faults(block, space):
+            _refuse(fault, block[fault.column], first_row + rows.start)
+    for name, array in arrays.items():
         if name in ("terminated", "truncated"):
-            held[name] = array.astype(np.bool_, copy=False)
+            arrays[name] = array.astype(np.bool_, copy=False)
         elif name == "actions" and isinstance(space, Discrete):
-            held[name] = array.astype(np.int64, copy=False)
+            arrays[name] = array.astype(np.int64, copy=False)
         elif name == "clusters":
-            held[name] = integer_column(name, array, first_row)
+            arrays[name] = integer_column(name, array, first_row)
         elif array.dtype != np.uint8 or "observations" not in name:
-            held[name] = as_float(array)
-    return held
+            arrays[name] = as_float(array)
+    return arrays
 
 
-def log_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
+def _check_shape(name: str, array: np.ndarray, space: ActionSpace) -> None:
+    """Raise DataError unless a column has the shape of its kind: (N, …) observations,
+    (N, k) continuous actions, else (N,).
+    """
+    if name in ("observations", "next_observations"):
+        has_numbers = bool(array.size) or not len(array)
+        if array.ndim >= 2 and has_numbers:
+            return
+        if array.size:
+            remedy = f"use {name}.reshape(-1, 1)"
+        else:
+            remedy = "give at least one number per row"
+        raise DataError(f"{name} has shape {array.shape}, expected (N, …); {remedy}")
+    if name != "actions" or isinstance(space, Discrete):
+        _vector(name, array)
+    elif array.shape != (len(array), space.k):
+        raise DataError(
+            f"actions has shape {array.shape}, expected (N, {space.k}) for {space};"
+            f" declare Continuous(k, low, high) or use actions.reshape(-1, {space.k})"
+        )
+
+
+def log_columns(columns: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
     """Checked columns of a whole log, which fit together. Raises DataError."""
     if not isinstance(space, (Discrete, Continuous)):
-        remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
-        raise DataError(f"action_space is {space!r}; {remedy}")
-    held = {name: as_array(name, values) for name, values in given.items()}
-    shape = held["observations"].shape
-    for name, array in held.items():
+        raise DataError(
+            f"action_space is {space!r}; declare koffline.Discrete(n) or"
+            " koffline.Continuous(k, low, high)"
+        )
+    arrays = {name: as_array(name, values) for name, values in columns.items()}
+    shape = arrays["observations"].shape
+    rows = next(iter(shape), 0)
+    for name, array in arrays.items():
         if array.shape[:1] != shape[:1] or not array.ndim:
-            said = (
-                f"{name} has {array.shape[0] if array.ndim else 'no'} rows,"
-                f" observations {(*shape, 0)[0]}"
+            count = next(iter(array.shape), "no")
+            raise DataError(
+                f"{name} has {count} rows, observations {rows}; re-export the log with"
+                " equal lengths"
             )
-            raise DataError(f"{said}; re-export the log with equal lengths")
-    if not shape[0]:
+    if not rows:
         raise DataError("the log has no rows; give at least one transition")
-    checked = row_columns(held, space)
-    following = held["next_observations"].shape
+    checked = row_columns(arrays, space)
+    following = arrays["next_observations"].shape
     if following != shape:
-        said = f"next_observations has shape {following}, observations {shape}"
-        raise DataError(f"{said}; re-export the log with equal shapes")
+        raise DataError(
+            f"next_observations has shape {following}, observations {shape};"
+            " re-export the log with equal shapes"
+        )
     if "weights" in checked:
         check_some_weight(checked["weights"])
-    if "episode_ids" in held or "steps" in held:
-        checked |= episode_columns(held.get("episode_ids"), held.get("steps"))
+    if "episode_ids" in arrays or "steps" in arrays:
+        checked |= episode_columns(arrays.get("episode_ids"), arrays.get("steps"))
         check_flags_end_episodes(checked)
         if "clusters" in checked:
-            changed = (np.diff(checked["clusters"]) != 0) & (checked["steps"][1:] > 0)
-            if changed.any():
-                said = (
-                    "clusters change inside an episode (row"
-                    f" {int(changed.argmax()) + 1})"
-                )
-                raise DataError(f"{said}; all rows of an episode belong to one")
+            _check_clusters(checked["clusters"], checked["steps"])
     return checked
+
+
+def _check_clusters(clusters: np.ndarray, steps: np.ndarray) -> None:
+    """Raise DataError if an episode has several clusters. Both (N,)."""
+    changes = (np.diff(clusters) != 0) & (steps[1:] > 0)
+    if changes.any():
+        row = int(changes.argmax()) + 1
+        raise DataError(
+            f"clusters change inside an episode (row {row}); all rows of an episode"
+            " belong to one"
+        )
 
 
 def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
@@ -292,84 +321,98 @@ def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
     return np.lexsort((times, first[label.reshape(-1)]))
 
 
-def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
-    """Checked ``episode_ids`` and ``steps`` (N,); if only one is given, the other is
-    derived from it.
+def episode_columns(episode_ids: Any, steps: Any) -> dict[str, np.ndarray]:
+    """Checked ``episode_ids`` and ``steps`` (N,); if one of them is None, it is derived
+    from the other.
+
+    Raises DataError if episodes are mixed, or steps do not count their rows.
     """
-    if steps_given is None:
-        steps = None
-    else:
-        steps = integer_column("steps", steps_given)
-    if ids_given is not None:
-        ids = integer_column("episode_ids", ids_given)
+    if steps is not None:
+        steps = integer_column("steps", steps)
+    if episode_ids is not None:
+        ids = integer_column("episode_ids", episode_ids)
     else:
         assert steps is not None, "called with ids or steps"
         ids = np.cumsum(steps == 0) - 1
     starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
     _, first = np.unique(ids[starts], return_index=True)
     if len(first) != len(starts):
-        again = int(np.setdiff1d(starts, starts[first])[0])
-        said = f"row {again} returns to episode {ids[again]} after another episode"
+        row = int(np.setdiff1d(starts, starts[first])[0])
         raise DataError(
-            f"{said}; gather its rows with koffline.data.transitions.order_rows"
+            f"row {row} returns to episode {ids[row]} after another episode; gather its"
+            " rows with koffline.data.transitions.order_rows"
         )
-    expected = np.arange(len(ids)) - np.repeat(
-        starts, np.diff(np.append(starts, len(ids)))
-    )
+    lengths = np.diff(np.append(starts, len(ids)))
+    expected = np.arange(len(ids)) - np.repeat(starts, lengths)
     if steps is not None:
         check_steps(steps, expected)
     return {"episode_ids": ids, "steps": expected}
 
 
 def check_steps(steps: np.ndarray, expected: np.ndarray, first_row: int = 0) -> None:
-    """Raise DataError unless steps are as ``expected``; ``first_row``: row number for
-    messages.
+    """Raise DataError unless steps (N,) are as ``expected``; ``first_row``: row number
+    for messages.
     """
     if not np.array_equal(steps, expected):
         row = int(np.argmax(steps != expected))
-        said = f"row {first_row + row} has step {steps[row]}, expected {expected[row]}"
         raise DataError(
-            f"{said}; count the rows of an episode 0, 1, 2, … in time order"
+            f"row {first_row + row} has step {steps[row]}, expected {expected[row]};"
+            " count the rows of an episode 0, 1, 2, … in time order"
         )
 
 
 def check_flags_end_episodes(
-    columns_of: Mapping[str, np.ndarray], first_row: int = 0
+    columns: Mapping[str, np.ndarray], first_row: int = 0
 ) -> None:
-    """Raise DataError if a row inside an episode is terminated or truncated."""
-    goes_on = columns_of["steps"][1:] > 0
+    """Raise DataError if a row inside an episode is terminated or truncated.
+
+    ``first_row``: row number for messages.
+    """
+    goes_on = columns["steps"][1:] > 0
     for name in ("terminated", "truncated"):
-        inside = columns_of[name][:-1] & goes_on
+        inside = columns[name][:-1] & goes_on
         if inside.any():
             row = first_row + int(np.argmax(inside))
-            said = f"row {row} is {name} but its episode goes on in row {row + 1}"
-            raise DataError(f"{said}; give the rows after it another episode id")
+            raise DataError(
+                f"row {row} is {name} but its episode goes on in row {row + 1}; give the"
+                " rows after it another episode id"
+            )
 
 
-def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
+def last_rows(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """Mask (N,) of the last rows of episodes; all rows if there are no episodes."""
-    if "episode_ids" in log:
-        ids = log["episode_ids"]
+    if "episode_ids" in columns:
+        ids = columns["episode_ids"]
         return np.append(ids[1:] != ids[:-1], True)
-    if "steps" in log:
-        return np.append(log["steps"][1:] == 0, True)
-    return np.ones(len(log["rewards"]), dtype=np.bool_)
+    if "steps" in columns:
+        return np.append(columns["steps"][1:] == 0, True)
+    return np.ones(len(columns["rewards"]), dtype=np.bool_)
 
 
-def digest_columns(
-    hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np.ndarray]]],
-) -> str:
-    """Hex digest of columns in the given order, from each one's name, shape, dtype and
-    rows (in parts).
+@dataclass(frozen=True, eq=False)
+class DigestedColumn:
+    """A column of which a digest is taken, with its rows in parts; shape: of the whole
+    column.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    parts: Iterable[np.ndarray]
+
+
+def digest_columns(columns: Iterable[DigestedColumn]) -> str:
+    """Hex digest of columns in the given order, from the name, shape, kind of numbers
+    and rows of each: floats count as float64, whatever the machine's byte order.
     """
     digest = hashlib.sha256()
-    for name, shape, dtype, parts in hashed:
-        if dtype.kind == "f":
+    for column in columns:
+        if column.dtype.kind == "f":
             kept = np.dtype("<f8")
         else:
-            kept = dtype.newbyteorder("<")
-        digest.update(f"{name}{shape}{dtype.kind};".encode())
-        for part in parts:
+            kept = column.dtype.newbyteorder("<")
+        digest.update(f"{column.name}{column.shape}{column.dtype.kind};".encode())
+        for part in column.parts:
             digest.update(np.ascontiguousarray(part, dtype=kept).data)
     return digest.hexdigest()
 
@@ -384,8 +427,10 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
         chosen = np.flatnonzero(chosen)
     is_index = chosen.ndim == 1 and chosen.size and chosen.dtype.kind in "iu"
     if not is_index or chosen.min() < 0 or chosen.max() >= size:
-        said = f"a selection of shape {chosen.shape} and dtype {chosen.dtype}"
-        raise DataError(f"{said}; give indices within 0 … {size - 1}, at least one")
+        raise DataError(
+            f"a selection of shape {chosen.shape} and dtype {chosen.dtype}; give indices"
+            f" within 0 … {size - 1}, at least one"
+        )
     return chosen
 
 
@@ -394,11 +439,14 @@ def natural_key(name: str) -> list[Any]:
 
     Different names have different keys: a01 and a1 too.
     """
-    parts: list[Any] = [
-        (0, int(p), "") if p.isdecimal() and len(p) < _LONGEST_NUMBER else (1, 0, p)
-        for p in re.split(r"(\d+)", name)
-    ]
-    return [*parts, (-1, 0, name)]
+    key: list[Any] = []
+    for part in re.split(r"(\d+)", name):
+        if part.isdecimal() and len(part) < _LONGEST_NUMBER:
+            key.append((0, int(part), ""))
+        else:
+            key.append((1, 0, part))
+    key.append((-1, 0, name))
+    return key
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:

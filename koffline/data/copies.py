@@ -33,14 +33,13 @@ class DistinctLog:
     @property
     def notes(self) -> list[str]:
         """Note for the user if copies were merged."""
+        if len(self.kept) == self.units:
+            return []
         kind = "episode" if self.transitions.has_episodes else "row"
-        said = (
+        return [
             f"The log has {counted(self.units, kind)}, only {len(self.kept)} of them"
-            " different: copies "
-        )
-        if len(self.kept) < self.units:
-            return [f"{said}count as weight and not as evidence."]
-        return []
+            " different: copies count as weight and not as evidence."
+        ]
 
 
 def without_copies(log: Transitions) -> DistinctLog:
@@ -66,23 +65,24 @@ def without_copies(log: Transitions) -> DistinctLog:
 def _hash_units(
     log: Transitions, starts: Int[np.ndarray, " unit"]
 ) -> UInt64[np.ndarray, " unit"]:
-    """Hash of each unit from its ordered rows, flags, log-probabilities and cluster."""
-    flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(
-        log.truncated
-    )
+    """Hash of each unit from its ordered rows, flags, log-probabilities and cluster.
+
+    starts: the first row of each unit.
+    """
+    terminated = np.asarray(log.terminated, dtype=np.uint64)
+    flags = terminated * np.uint64(2) + np.asarray(log.truncated)
     hashes = hash_rows(log) ^ unit_hash(0, 2, flags)
     if log.behavior_log_probabilities is not None:
-        bits = (
-            np.asarray(log.behavior_log_probabilities, dtype=np.float64) + 0.0
-        ).view(np.uint64)
+        numbers = np.asarray(log.behavior_log_probabilities, dtype=np.float64)
+        bits = (numbers + 0.0).view(np.uint64)  # 0.0 and −0.0 are equal
         hashes ^= unit_hash(0, 3, bits)
     if log.clusters is not None:
         hashes ^= unit_hash(0, 5, log.clusters)
+    # Odd factors are invertible, so that the order of the rows matters.
     steps = np.arange(len(log)) - starts[log.units]
     odd = 2 * steps.astype(np.uint64) + np.uint64(1)
-    return np.add.reduceat(hashes * odd, starts) ^ unit_hash(
-        0, 4, np.bincount(log.units)
-    )
+    lengths = np.bincount(log.units)
+    return np.add.reduceat(hashes * odd, starts) ^ unit_hash(0, 4, lengths)
 
 
 def _recurrence(log: Transitions, rows: Int[np.ndarray, " row"]) -> float:

@@ -54,14 +54,12 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
         for i, steps in enumerate(d3rlpy_steps(log)):
             for name in _COLUMNS:
                 file[f"{name}_{i}"] = steps[name]
+        metadata = dataclasses.replace(log.metadata, sha256=None)
         lost = " and ".join(name for name in _LOST if name in log.columns)
         if lost:
-            notes = [f"{lost} were left out: a d3rlpy dump has no place for them"]
-        else:
-            notes = []
-        for note in notes:
+            note = f"{lost} were left out: a d3rlpy dump has no place for them"
             logging.getLogger(__name__).warning("%s: %s", path, note)
-        metadata = dataclasses.replace(log.metadata, sha256=None).with_notes(*notes)
+            metadata = metadata.with_notes(note)
         write_text(
             file,
             DESCRIPTION,

@@ -34,9 +34,13 @@ def terminal_marks_every_end(n_truncated: int, n_both: int) -> bool:
 
 
 def both_flags_note(n_rows: int, truncated: str, terminal: str) -> str:
-    """Note on rows that have both flags and were taken to be cut."""
-    said = f"all {n_rows} rows flagged {truncated} are flagged {terminal} too"
-    return f"{said}: they were taken to be cut, not to have ended by themselves"
+    """Note on rows that have both flags and were taken to be cut. truncated, terminal:
+    names of the flags.
+    """
+    return (
+        f"all {n_rows} rows flagged {truncated} are flagged {terminal} too: they were"
+        " taken to be cut, not to have ended by themselves"
+    )
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:
@@ -97,24 +101,20 @@ class LinkCounts:
     def notes(self) -> tuple[str, ...]:
         """What was decided, for people."""
         if self.stand_alone:
-            said = (
+            return (
                 "rows stand alone: next observations are not the observations of the"
-                " rows below"
+                " rows below, so terminals alone do not mark episodes",
             )
-            return (f"{said}, so terminals alone do not mark episodes",)
         if self.show_cuts:
-            marked = (
-                f"{counted(self.unlinked, 'row', 'was', 'were')} marked as truncated"
+            rows = counted(self.unlinked, "row", "was", "were")
+            return (
+                f"{rows} marked as truncated: no timeouts are given, and the row below"
+                " begins elsewhere than the next observation",
             )
-            why = (
-                "no timeouts are given, and the row below begins elsewhere than the"
-                " next observation"
-            )
-            return (f"{marked}: {why}",)
         if self.unlinked:
-            said = (
+            return (
                 f"{self.unlinked} of {self.inside} rows inside episodes have a next"
-                " observation other than"
+                " observation other than the observation of the row below; the flags"
+                " were trusted",
             )
-            return (f"{said} the observation of the row below; the flags were trusted",)
         return ()

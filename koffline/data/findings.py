@@ -50,9 +50,11 @@ class RowCount:
 
     def merge(self, other: RowCount, start: int) -> None:
         """Add the count of a later part of the log that begins at row ``start``."""
-        if other.count:
-            self.first = self.first if self.count else start + other.first
-            self.count += other.count
+        if not other.count:
+            return
+        if not self.count:
+            self.first = start + other.first
+        self.count += other.count
 
     def __str__(self) -> str:
         if self.count == 1:
@@ -123,7 +125,6 @@ class WarningTally(LogTally):
 
     def messages(self, log: AnyLog) -> Iterator[str]:
         """Yield one sentence per warning about the log that was tallied."""
-        space = log.action_space
         count = self.episodes.lengths.count
         unfinished = self.episodes.unfinished
         if not count:
@@ -150,68 +151,75 @@ class WarningTally(LogTally):
             symptom.test == "next observations of resets" for symptom in symptoms
         )
         if self._shifted.count and not is_explained:
-            cause = (
-                "one stream cut into pieces, or was it exported by shifting the"
-                " observations by one"
-            )
-            first = f"the first one of the following episode in {self._shifted}"
-            yield f"the next observation is {first}; is it {cause}?"
-        actions = self.actions if self.action_counts is None else None
-        named = {
-            "observations": self.observations,
-            "actions": actions,
-            "rewards": self.rewards,
-        }
-        for name, found in named.items():
-            if found is None or self.rows < 2:
-                continue
-            constant = np.flatnonzero(found.minimum == found.maximum)
-            if constant.size == found.minimum.size == 1:
-                yield f"{name} are all {found.minimum.item():g}"
-            elif constant.size:
-                shown = f"{constant.size} of {found.minimum.size} columns are constant"
-                yield f"{name}: {shown} ({listed(constant, 8)})"
-            yield from _extremes(name, found)
-        if (
-            self.action_counts is not None
-            and (missing := np.flatnonzero(self.action_counts == 0)).size
-        ):
             yield (
-                f"actions {listed(missing)} never appear: nothing can be learnt of them"
+                "the next observation is the first one of the following episode in"
+                f" {self._shifted}; is it one stream cut into pieces, or was it exported"
+                " by shifting the observations by one?"
             )
-        if (
-            not isinstance(space, Discrete)
-            and not np.isfinite([*space.low, *space.high]).all()
-        ):
+        yield from self._messages_on_columns()
+        if self.action_counts is not None:
+            missing = np.flatnonzero(self.action_counts == 0)
+            if missing.size:
+                yield (
+                    f"actions {listed(missing)} never appear: nothing can be learnt of"
+                    " them"
+                )
+        space = log.action_space
+        is_bounded = (
+            isinstance(space, Discrete) or np.isfinite([*space.low, *space.high]).all()
+        )
+        if not is_bounded:
             yield (
                 "action bounds are infinite; declare them (--continuous LOW HIGH) for"
                 " uniform policies"
             )
 
+    def _messages_on_columns(self) -> Iterator[str]:
+        """Yield sentences on numbers that never change, and on those far from others."""
+        if self.rows < 2:
+            return
+        statistics: dict[str, ColumnStatistics | None] = {}
+        statistics["observations"] = self.observations
+        if self.action_counts is None:
+            statistics["actions"] = self.actions
+        statistics["rewards"] = self.rewards
+        for name, of_column in statistics.items():
+            if of_column is None:
+                continue
+            constant = np.flatnonzero(of_column.minimum == of_column.maximum)
+            n_columns = of_column.minimum.size
+            if constant.size == n_columns == 1:
+                yield f"{name} are all {of_column.minimum.item():g}"
+            elif constant.size:
+                yield (
+                    f"{name}: {constant.size} of {n_columns} columns are constant"
+                    f" ({listed(constant, 8)})"
+                )
+            yield from _extremes(name, of_column)
 
-def _extremes(name: str, found: ColumnStatistics) -> Iterator[str]:
-    """Yield a sentence if some numbers lie far from the mean; 0/1 flags of rare
-    categories are ignored.
+
+def _extremes(name: str, statistics: ColumnStatistics) -> Iterator[str]:
+    """Yield a sentence if some numbers of a column lie far from the mean; 0/1 flags of
+    rare categories are ignored.
     """
-    gaps = np.ravel(found.maximum - found.mean), np.ravel(found.mean - found.minimum)
-    is_flag = np.ravel((found.minimum == 0.0) & (found.maximum == 1.0))
-    far = np.flatnonzero(
-        (np.maximum(*gaps) > _FAR * np.ravel(found.deviation)) & ~is_flag
+    above = np.ravel(statistics.maximum - statistics.mean)
+    below = np.ravel(statistics.mean - statistics.minimum)
+    is_flag = np.ravel((statistics.minimum == 0.0) & (statistics.maximum == 1.0))
+    is_far = np.maximum(above, below) > _FAR * np.ravel(statistics.deviation)
+    far = np.flatnonzero(is_far & ~is_flag)
+    if not far.size:
+        return
+    first = far[0]
+    extreme = np.ravel(statistics.minimum)[first]
+    if above[first] > below[first]:
+        extreme = np.ravel(statistics.maximum)[first]
+    columns = ""
+    if is_flag.size > 1:
+        columns = f" in column {listed(far, 8)}"
+    yield (
+        f"{name}{columns} reach {extreme:g}, more than {_FAR:.0f} standard deviations"
+        " from the mean; check whether that is an error"
     )
-    if far.size:
-        if gaps[0][far[0]] > gaps[1][far[0]]:
-            side = found.maximum
-        else:
-            side = found.minimum
-        if is_flag.size > 1:
-            columns = f" in column {listed(far, 8)}"
-        else:
-            columns = ""
-        said = (
-            f"{name}{columns} reach {np.ravel(side)[far[0]]:g}, more than {_FAR:.0f}"
-            " standard deviations"
-        )
-        yield f"{said} from the mean; check whether that is an error"
 
 
 def inspect_log(
@@ -228,44 +236,42 @@ def inspect_log(
         try:
             return inspect_log(log.transitions(), settings, progress)
         except DataError as error:
-            return [
-                Finding("error", said) for said in _all_errors(log, 0) or [str(error)]
-            ]
+            messages = _all_errors(log, 0) or [str(error)]
+            return [Finding("error", message) for message in messages]
     total = tally_of(log, WarningTally(log), settings=settings, progress=progress)
     if not total.errors and total.weights.maximum == 0:
         total.errors.append(
             "weights are all 0; give at least one row a positive weight"
         )
     if total.errors:
-        return [Finding("error", said) for said in total.errors]
-    return [Finding("warning", said) for said in (*total.edited, *total.messages(log))]
+        return [Finding("error", message) for message in total.errors]
+    warnings = (*total.edited, *total.messages(log))
+    return [Finding("warning", message) for message in warnings]
 
 
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
     """All errors in the values of a shard; empty if the error is of another kind."""
     counts: dict[str, tuple[RowCount, str]] = {}
-    if isinstance(log, RawLog):
-        where = ""
-    else:
+    where = ""
+    if not isinstance(log, RawLog):
         where = f"{log.shards[shard].name}: "
     unreadable = list[str]()
     try:
         for start, columns in _raw_blocks(log, shard):
-            for name, what, remedy, bad in checks.value_faults(
-                columns, log.action_space
-            ):
-                counted_rows, _ = counts.setdefault(
-                    f"{name}: {what} in", (RowCount(), remedy)
+            for fault in checks.value_faults(columns, log.action_space):
+                rows, _ = counts.setdefault(
+                    f"{fault.column}: {fault.problem} in", (RowCount(), fault.remedy)
                 )
-                counted_rows.add(np.any(bad.reshape(len(bad), -1), axis=1), start)
+                is_bad = fault.is_bad.reshape(len(fault.is_bad), -1)
+                rows.add(np.any(is_bad, axis=1), start)
     except DataError as error:  # a row that cannot be read
         unreadable = [str(error)]
-    found = [
-        f"{where}{said} {rows}; {remedy}"
-        for said, (rows, remedy) in counts.items()
+    errors = [
+        f"{where}{problem} {rows}; {remedy}"
+        for problem, (rows, remedy) in counts.items()
         if rows.count
     ]
-    return found + unreadable
+    return errors + unreadable
 
 
 def _raw_blocks(
@@ -276,10 +282,8 @@ def _raw_blocks(
     """
     if isinstance(log, RawLog):
         for rows in checks.blocks(len(log.columns["rewards"])):
-            yield (
-                rows.start,
-                {name: column[rows] for name, column in log.columns.items()},
-            )
+            block = {name: column[rows] for name, column in log.columns.items()}
+            yield rows.start, block
         return
     with log.open_shard(shard) as opened:
         for rows in checks.blocks(log.shards[shard].rows):
@@ -290,15 +294,15 @@ def _edited(log: AnyLog, shard: int) -> list[str]:
     """A sentence if the rows or the file have changed since writing, according to their
     digest.
     """
-    said = "the rows are not those the file was written with: it was edited"
+    problem = "the rows are not those the file was written with: it was edited"
     if isinstance(log, Transitions):
         if log.metadata.sha256 not in (None, log.sha256):
-            return [said]
+            return [problem]
         return []
     info = log.shards[shard]
     if info.sha256 is None:
         return []
     with remote.local_file(info.name) as path:
         if digest_of(path) != info.sha256:
-            return [f"{info.name}: {said}"]
+            return [f"{info.name}: {problem}"]
         return []

@@ -84,56 +84,54 @@ def read_flat(
     opening: Any = open_hdf5 if kind == "HDF5" else open_npz
     with reading(path, kind), opening(path) as file:
         keys = [key for known in KEYS.values() for key in known if key in file]
-        _check_layout(
-            file, {key: file.dataset(key) for key in keys}, str(path), one_step
-        )
+        datasets = {key: file.dataset(key) for key in keys}
+        _check_layout(file, datasets, str(path), one_step)
         # next observations are derived from observations in memory
-        found = file.arrays(
-            keys, () if "next_observations" in keys else ("observations",)
-        )
-        if (
-            "episode_terminals" in file
-            and "terminals" in found
-            and "timeouts" not in found
-        ):
+        twice: tuple[str, ...] = ()
+        if "next_observations" not in keys:
+            twice = ("observations",)
+        arrays = file.arrays(keys, twice)
+        lacks_timeouts = "terminals" in arrays and "timeouts" not in arrays
+        if lacks_timeouts and "episode_terminals" in file:
             # d3rlpy 1 marks the last row of every episode; unless terminal, it was
             # truncated
             ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
-            found["timeouts"] = ends & (found["terminals"] != 1)
-        described = read_description(file.text(DESCRIPTION))
-        if described is None and not one_step:
-            notes = _apply_masks(file, found)
-        else:
-            notes = []
-        return _aligned(found, described, str(path), action_space, one_step, notes)
+            arrays["timeouts"] = ends & (arrays["terminals"] != 1)
+        description = read_description(file.text(DESCRIPTION))
+        notes: list[str] = []
+        if description is None and not one_step:
+            notes = _apply_masks(file, arrays)
+        return _aligned(arrays, description, str(path), action_space, one_step, notes)
 
 
-def _apply_masks(file: Any, found: dict[str, Any]) -> list[str]:
+def _apply_masks(file: Any, arrays: dict[str, Any]) -> list[str]:
     """Take ends where JaxRL's ``masks`` say that the world went on for cuts, in place;
-    return notes.
+    return notes. arrays: of the file, by key.
     """
-    keys = used_keys(found)
+    keys = used_keys(arrays)
     if "terminated" not in keys:
         return []
-    done: np.ndarray = np.asarray(found[keys["terminated"]]).reshape(-1) == 1
+    done: np.ndarray = np.asarray(arrays[keys["terminated"]]).reshape(-1) == 1
     if _MASKS not in file or file.dataset(_MASKS).shape[:1] != done.shape:
         return []
     masks = np.asarray(file.arrays([_MASKS])[_MASKS])
-    is_flag = masks.size == done.size and bool(np.isin(masks, (0, 1)).all())
-    ended: np.ndarray = masks.reshape(-1) == 0 if is_flag else done
+    if masks.size != done.size or not np.isin(masks, (0, 1)).all():
+        return []
+    ended: np.ndarray = masks.reshape(-1) == 0
     cut = done & ~ended
     if not cut.any() or (ended & ~done).any():
         return []
     truncated = keys.get("truncated", "timeouts")
-    found[keys["terminated"]] = ended
-    if truncated in found:
-        found[truncated] = cut | (np.asarray(found[truncated]).reshape(-1) == 1)
+    arrays[keys["terminated"]] = ended
+    if truncated in arrays:
+        arrays[truncated] = cut | (np.asarray(arrays[truncated]).reshape(-1) == 1)
     else:
-        found[truncated] = cut
-    said = (
-        f"{counted(int(cut.sum()), 'row')} flagged {keys['terminated']} have {_MASKS} 1"
-    )
-    return [f"{said}: they were taken to be cut, not to have ended by themselves"]
+        arrays[truncated] = cut
+    rows = counted(int(cut.sum()), "row")
+    return [
+        f"{rows} flagged {keys['terminated']} have {_MASKS} 1: they were taken to be"
+        " cut, not to have ended by themselves"
+    ]
 
 
 def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
@@ -171,187 +169,210 @@ def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
 
 
 def _check_layout(
-    file: Any, found: Mapping[str, Any], source: str, one_step: bool
+    file: Any, datasets: Mapping[str, Any], source: str, one_step: bool
 ) -> None:
     """Raise DataError if a required key is missing, there are no rows, or columns
     differ in length.
 
-    found: the arrays with known keys. This is checked before any column is read,
+    datasets: the arrays with known keys. This is checked before any column is read,
     because a hostile column may be of any size.
     """
-    keys = used_keys(found)
+    keys = used_keys(datasets)
     # one-step episodes need no terminal flag
     needed = REQUIRED[:-1] if one_step else REQUIRED
     missing = [KEYS[name] for name in needed if name not in keys]
     if missing:
-        for key in (
-            key
-            for others in missing
-            for key in others
-            if key in getattr(file, "raw", ())
-        ):
-            file.dataset(key)  # raises for a group
-        expected = (
-            "expected observations, actions, rewards, terminals, and others optionally"
-        )
-        remedy = (
-            f"rename them, or say which is which: koffline data inspect {source} --out"
-            " mapping.yaml"
-        )
-        there = listed(sorted(file.datasets), 12) or "none"
-        lacks = (
-            f"{source} lacks {', '.join(key for key, *_ in missing)}: found keys"
-            f" {there}"
-        )
-        raise DataError(f"{lacks}; {expected}; {remedy}")
-    sizes = {key: (*found[key].shape, 0)[0] for key in keys.values()}
+        _refuse_missing_keys(file, missing, source)
+    sizes = {key: (*datasets[key].shape, 0)[0] for key in keys.values()}
     rows = sizes.pop("observations")
-    hint = " (one per step and a last one: store next_observations instead)"
     for key, size in sizes.items():
         if size != rows:
-            said = f"{source}: {key} has {size} rows, observations {rows}"
-            said += hint if set(sizes.values()) == {rows - 1} else ""
-            raise DataError(f"{said}; re-export the log with equal lengths")
+            hint = ""
+            if set(sizes.values()) == {rows - 1}:
+                hint = " (one per step and a last one: store next_observations instead)"
+            raise DataError(
+                f"{source}: {key} has {size} rows, observations {rows}{hint}; re-export"
+                " the log with equal lengths"
+            )
     if rows == 0:
         raise DataError(
             f"{source} has no rows; give a log with at least one transition"
         )
 
 
-def used_keys(found: Iterable[str]) -> dict[str, str]:
-    """The file's key for each column, by column name."""
-    found = set(found)
-    return {
-        name: next(filter(found.__contains__, keys))
-        for name, keys in KEYS.items()
-        if found & set(keys)
-    }
+def _refuse_missing_keys(
+    file: Any, missing: list[tuple[str, ...]], source: str
+) -> None:
+    """Raise DataError for columns that a file lacks. missing: the keys that each of
+    them may have.
+    """
+    for keys in missing:
+        for key in keys:
+            if key in getattr(file, "raw", ()):
+                file.dataset(key)  # raises for a group
+    lacking = ", ".join(key for key, *_ in missing)
+    present = listed(sorted(file.datasets), 12) or "none"
+    raise DataError(
+        f"{source} lacks {lacking}: found keys {present}; expected observations,"
+        " actions, rewards, terminals, and others optionally; rename them, or say which"
+        f" is which: koffline data inspect {source} --out mapping.yaml"
+    )
 
 
-def _aligned(  # noqa: C901
-    found: Mapping[str, np.ndarray],
-    described: FileDescription | None,
+def used_keys(present: Iterable[str]) -> dict[str, str]:
+    """The file's key for each column, by column name. present: the file's keys."""
+    present = set(present)
+    used = {}
+    for name, keys in KEYS.items():
+        for key in keys:
+            if key in present:
+                used[name] = key
+                break
+    return used
+
+
+def _aligned(
+    arrays: Mapping[str, np.ndarray],
+    description: FileDescription | None,
     source: str,
     action_space: SpaceRequest | None,
     one_step: bool,
     notes: list[str],
 ) -> RawLog:
-    """Aligned columns from the arrays of a flat file; ``described`` is given for files
-    that we wrote.
+    """Aligned columns from the arrays of a flat file.
 
-    notes: what was done to the arrays before. Raises DataError if no action space can
-    be found or no row has a next observation.
+    arrays: by the file's keys. description: of files that we wrote. one_step: make
+    every row an episode that ends. notes: what was done to the arrays before. Raises
+    DataError if no action space can be found or no row has a next observation.
     """
-    keys = used_keys(found)
+    keys = used_keys(arrays)
     notes = list(notes)
-    log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}
-    for name, column in log.items():
+    is_ours = description is not None
+    columns = _columns_of(arrays, keys)
+    if keys.get("behavior_log_probabilities") == D4RL_LOG_PROBABILITIES:
+        notes.append(_settle_log_probabilities(columns))
+    if one_step:
+        _make_one_step(columns)
+        notes.append(ONE_STEP_NOTE)
+        if description is not None:  # the stored digest belongs to other rows
+            metadata = replace(description.metadata, sha256=None)
+            description = replace(description, metadata=metadata)
+    columns.setdefault("truncated", np.zeros(len(columns["rewards"]), dtype=np.bool_))
+    for name in ("terminated", "truncated"):
+        flags = columns[name]
+        if flags.dtype != np.bool_ and np.isin(flags, (0, 1)).all():
+            columns[name] = flags.astype(np.bool_)
+    if not is_ours and not one_step:
+        notes += _settle_both_flags(columns, keys)
+    raw = raw_log(columns, description or FileDescription(), action_space, source)
+    if "episode_ids" in columns:
+        notes += _gather_episodes(columns)
+    elif not is_ours and "steps" not in columns:
+        notes += _mark_episodes(columns, has_timeouts="truncated" in keys)
+    metadata = raw.metadata.with_notes(*notes)
+    if "next_observations" not in columns:
+        notes_on_rows, has_lost = follow(columns, source)
+        metadata = metadata.with_notes(
+            "next observations were derived from the rows below", *notes_on_rows
+        )
+        has_lost = has_lost or metadata.lost_last_rows
+        metadata = replace(metadata, lost_last_rows=has_lost)
+    return RawLog(columns, raw.action_space, metadata)
+
+
+def _columns_of(
+    arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """The arrays of a file by the names of their columns, with the shapes of columns:
+    (N, 1) observations for (N,), and (N,) for other columns of shape (N, 1).
+
+    keys: the file's key of each column.
+    """
+    columns = {}
+    for name, key in keys.items():
+        column = checks.as_array(key, arrays[key])
         if name in ("observations", "next_observations"):
             if column.ndim == 1:
-                log[name] = column.reshape(-1, 1)
-            else:
-                log[name] = column
+                column = column.reshape(-1, 1)
         elif name != "actions" and column.shape[1:] == (1,):
-            log[name] = column.reshape(-1)
-    if keys.get("behavior_log_probabilities") == D4RL_LOG_PROBABILITIES:
-        extra = log["behavior_log_probabilities"]
-        if extra.ndim == 1 and np.isfinite(extra).all():
-            notes.append(
-                f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}"
-            )
-        else:
-            del log["behavior_log_probabilities"]
-            notes.append(
-                f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number"
-                " per row"
-            )
-    if one_step:
-        rows = len(log["rewards"])
-        log |= {
-            "next_observations": log["observations"],
-            "episode_ids": np.arange(rows),
-        }
-        log |= {
-            "terminated": np.ones(rows, np.bool_),
-            "truncated": np.zeros(rows, np.bool_),
-        }
-        log.pop("steps", None)
-        notes.append(ONE_STEP_NOTE)
-        if described is not None:  # the stored digest belongs to other rows
-            described = replace(
-                described, metadata=replace(described.metadata, sha256=None)
-            )
-    log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
-    for name in ("terminated", "truncated"):
-        if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
-            log[name] = log[name].astype(np.bool_)
-    if described is None and not one_step:
-        notes += _settle_both_flags(log, keys)
-    raw = raw_log(log, described or FileDescription(), action_space, source)
-    if "episode_ids" in log:
-        notes += _gather_episodes(log)
-    elif described is None and "steps" not in log:
-        notes += _mark_episodes(log, has_timeouts="truncated" in keys)
-    metadata = raw.metadata.with_notes(*notes)
-    if "next_observations" not in log:
-        said, lost = follow(log, source)
-        metadata = metadata.with_notes(
-            "next observations were derived from the rows below", *said
-        )
-        metadata = replace(metadata, lost_last_rows=lost or metadata.lost_last_rows)
-    return RawLog(log, raw.action_space, metadata)
+            column = column.reshape(-1)
+        columns[name] = column
+    return columns
 
 
-def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
+def _settle_log_probabilities(columns: dict[str, np.ndarray]) -> str:
+    """Keep D4RL's log-probabilities if they are one finite number per row, else leave
+    them out, in place; a note on that.
+    """
+    column = columns["behavior_log_probabilities"]
+    if column.ndim == 1 and np.isfinite(column).all():
+        return f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}"
+    del columns["behavior_log_probabilities"]
+    return f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row"
+
+
+def _make_one_step(columns: dict[str, np.ndarray]) -> None:
+    """Make every row an episode of one step that ends, in place."""
+    rows = len(columns["rewards"])
+    columns["next_observations"] = columns["observations"]
+    columns["episode_ids"] = np.arange(rows)
+    columns["terminated"] = np.ones(rows, np.bool_)
+    columns["truncated"] = np.zeros(rows, np.bool_)
+    columns.pop("steps", None)
+
+
+def _gather_episodes(columns: dict[str, np.ndarray]) -> list[str]:
     """Put interleaved episodes in order, in place; return notes."""
-    ids = checks.integer_column("episode_ids", log["episode_ids"])
-    if len(np.unique(ids)) == 1 + np.count_nonzero(np.diff(ids)):
+    ids = checks.integer_column("episode_ids", columns["episode_ids"])
+    n_runs = 1 + np.count_nonzero(np.diff(ids))
+    if len(np.unique(ids)) == n_runs:
         return []
-    order = checks.order_rows(ids, log.get("steps"))
-    log.update({name: column[order] for name, column in log.items()})
+    order = checks.order_rows(ids, columns.get("steps"))
+    for name, column in columns.items():
+        columns[name] = column[order]
     return ["the rows of interleaved episodes were put in order"]
 
 
-def _mark_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> tuple[str, ...]:
+def _mark_episodes(
+    columns: dict[str, np.ndarray], has_timeouts: bool
+) -> tuple[str, ...]:
     """Add episode ids from the flags, checked against next observations if there are
-    any; return notes.
+    any, in place; return notes.
     """
-    truncated = log["truncated"] == 1
-    ends = truncated | (log["terminated"] == 1)
+    truncated = columns["truncated"] == 1
+    ends = truncated | (columns["terminated"] == 1)
     links = LinkCounts()
-    has_next = "next_observations" in log
+    has_next = "next_observations" in columns
     if has_next:
-        linked = rows_are_linked(log["observations"], log["next_observations"])
+        linked = rows_are_linked(columns["observations"], columns["next_observations"])
         links.add(ends, truncated, linked)
         if links.stand_alone:
             return links.notes
         if links.show_cuts:
             cut = np.append(~ends[:-1] & ~linked, False)
-            log["truncated"] = cut
+            columns["truncated"] = cut
             ends = ends | cut
-    log["episode_ids"] = np.cumsum(np.append(False, ends[:-1]))
+    columns["episode_ids"] = np.cumsum(np.append(False, ends[:-1]))
     if has_next or has_timeouts:
         return links.notes
     return (
-        (
-            "neither timeouts nor next_observations are given: episodes were taken to"
-            " end at terminals only; where a time limit cut them, one transition per"
-            " cut is wrong"
-        ),
+        "neither timeouts nor next_observations are given: episodes were taken to end"
+        " at terminals only; where a time limit cut them, one transition per cut is"
+        " wrong",
     )
 
 
 def _settle_both_flags(
-    log: dict[str, np.ndarray], keys: Mapping[str, str]
+    columns: dict[str, np.ndarray], keys: Mapping[str, str]
 ) -> list[str]:
     """Take rows with both flags for cut where ``terminal`` marks every end, in place;
     return notes.
 
     keys: the file's key of each column.
     """
-    truncated = log["truncated"] == 1
-    both = truncated & (log["terminated"] == 1)
+    truncated = columns["truncated"] == 1
+    both = truncated & (columns["terminated"] == 1)
     if not terminal_marks_every_end(int(truncated.sum()), int(both.sum())):
         return []
-    log["terminated"] = (log["terminated"] == 1) & ~truncated
+    columns["terminated"] = (columns["terminated"] == 1) & ~truncated
     return [both_flags_note(int(both.sum()), keys["truncated"], keys["terminated"])]

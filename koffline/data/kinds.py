@@ -13,11 +13,11 @@ from koffline.data.columns import natural_key
 from koffline.errors import DataError
 from koffline.store.files import MINARI
 
-# of a folder of shards: its file, and the mark in it
+# The file that describes a folder of shards, and the mark in it.
 MANIFEST = "manifest.json"
 SHARDS = "koffline-shards"
 METADATA = "metadata.json"  # of Minari
-# what may be replaced
+# Files of ours in a folder, which may be replaced with it.
 OWN_FILES = {
     "shards": (MANIFEST, "shard-*.hdf5"),
     "minari": ("data/*", "data/*/*"),
@@ -80,10 +80,11 @@ def data_folder(folder: Path) -> Path | None:
 
 def is_log_source(name: str) -> bool:
     """Whether a path or URL is a folder of shards or a Minari dataset."""
-    is_minari = name.startswith(MINARI) or (
-        not remote.is_url(name) and data_folder(Path(name)) is not None
-    )
-    return is_minari or is_shard_folder(name)
+    if name.startswith(MINARI):
+        return True
+    if not remote.is_url(name) and data_folder(Path(name)) is not None:
+        return True
+    return is_shard_folder(name)
 
 
 def is_table_source(name: str) -> bool:
@@ -92,9 +93,10 @@ def is_table_source(name: str) -> bool:
 
     A folder counts if it holds such files and is no log of another kind.
     """
-    return not is_log_source(name) and any(
-        kind_of(each, is_table=False) for each in _candidates(name)[:1]
-    )
+    if is_log_source(name):
+        return False
+    first = _candidates(name)[:1]
+    return any(kind_of(file, is_table=False) for file in first)
 
 
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
@@ -105,19 +107,20 @@ def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     files are columns.
     Raises DataError if there is no file, a damaged one, or files of different kinds.
     """
-    kinds = {
-        each: kind for each in _candidates(name) if (kind := kind_of(each, is_table))
-    }
+    kinds: dict[str, str] = {}
+    for file in _candidates(name):
+        kind = kind_of(file, is_table)
+        if kind is not None:
+            kinds[file] = kind
     if len(set(kinds.values())) > 1:
         shown = " and ".join(sorted(set(kinds.values())))
         raise DataError(
             f"{name} holds files of different kinds ({shown}); keep one in a folder"
         )
     if not kinds:
-        raise DataError(
-            f"{name}"
-            f" {NO_TABLE if remote.exists(name) else 'does not exist; check the path'}"
-        )
+        if remote.exists(name):
+            raise DataError(f"{name} {NO_TABLE}")
+        raise DataError(f"{name} does not exist; check the path")
     return next(iter(kinds.values())), tuple(kinds)
 
 
@@ -125,10 +128,11 @@ def _candidates(name: str) -> list[str]:
     """The file at a path, those below a folder, or those that fit a pattern."""
     if remote.is_folder(name):
         return _files_below(name)
-    is_pattern = ("*" in name or "?" in name) and not remote.exists(name)
-    if is_pattern:
+    if remote.exists(name):
+        return [name]
+    if "*" in name or "?" in name:
         return remote.listed(name)
-    return [name] * remote.exists(name)
+    return []
 
 
 def kind_of(name: str, is_table: bool) -> str | None:
@@ -148,15 +152,15 @@ def kind_of(name: str, is_table: bool) -> str | None:
             return None
     for kind in (PARQUET, ARROW):
         if lower.endswith(_SUFFIXES[kind]):
-            said = f"{name} is a truncated or corrupt {kind} table (damaged header)"
-            raise DataError(f"{said}; copy or export it again")
+            raise DataError(
+                f"{name} is a truncated or corrupt {kind} table (damaged header); copy"
+                " or export it again"
+            )
     if is_table and head.lstrip()[:1] in (b"{", b"["):
-        said = (
-            f"{name} is JSON, which is not read; write it as Parquet or CSV"
-            " (polars.read_ndjson)"
-        )
         raise DataError(
-            f"{said}, one decision a row and every nested field a column of its own"
+            f"{name} is JSON, which is not read; write it as Parquet or CSV"
+            " (polars.read_ndjson), one decision a row and every nested field a column"
+            " of its own"
         )
     if is_table or lower.endswith(_SUFFIXES[CSV]):
         return CSV
@@ -168,18 +172,18 @@ def _files_below(folder: str) -> list[str]:
     skipped.
     """
     if not remote.is_url(folder):
-        below = [
-            os.path.join(place, each)
-            for place, _, inside in os.walk(folder)
-            for each in inside
+        paths = [
+            os.path.join(place, name)
+            for place, _, names in os.walk(folder)
+            for name in names
         ]
     else:
-        with remote.storage(folder) as (system, path):
-            below = [system.unstrip_protocol(found) for found in system.find(path)]
-    known = tuple(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
-    shown = (
-        each for each in below if not re.search(r"/[_.]", f"/{each[len(folder) :]}")
-    )
-    return sorted(
-        (each for each in shown if each.lower().endswith(known)), key=natural_key
-    )
+        with remote.storage(folder) as (system, root):
+            paths = [system.unstrip_protocol(path) for path in system.find(root)]
+    suffixes = tuple(suffix for known in _SUFFIXES.values() for suffix in known)
+    tables = []
+    for path in paths:
+        is_hidden = re.search(r"/[_.]", f"/{path[len(folder) :]}")
+        if path.lower().endswith(suffixes) and not is_hidden:
+            tables.append(path)
+    return sorted(tables, key=natural_key)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -23,9 +23,8 @@ import numpy as np
 from koffline.errors import DataError, counted, listed
 
 LAYOUT = "observation_layout"  # key in the ``extra`` of metadata
-MOST_ONE_HOT = (
-    1000  # columns of all labels together; with more, labels of large parts are coded
-)
+# columns of all labels together; with more, labels of large parts are coded
+MOST_ONE_HOT = 1000
 CODE_WIDTH = 64  # columns of a coded label
 MOST_COLUMNS = 4096  # that networks and kernels take
 MOST_LABELS = 2**20  # of one part
@@ -94,7 +93,7 @@ class Part:
         return np.argsort(self._codes)
 
     def encode(self, column: np.ndarray, kind: Any) -> np.ndarray:
-        """Encoded labels (N, width) of a column (N,).
+        """Encoded labels (N, width) of a column (N,), as numbers of the type ``kind``.
 
         Raises DataError for a value that is no label.
         """
@@ -106,16 +105,13 @@ class Part:
             known = f"{self._values[0]} … {self._values[-1]}"
             if len(self._values) < self._values[-1] - self._values[0] + 1:
                 known = listed(self._values.tolist(), 8)
-            what = (
+            raise DataError(
                 f"observation {self.name} is {column[row]:g} in row {row}, no label of"
-                f" {known}"
+                f" {known}; mend that row, or declare the space anew"
             )
-            raise DataError(f"{what}; mend that row, or declare the space anew")
         if self.is_coded:
-            bits = np.unpackbits(
-                self._codes[places, None].astype("<u8").view(np.uint8), axis=1
-            )
-            return 2 * bits.astype(kind) - 1
+            octets = self._codes[places, None].astype("<u8").view(np.uint8)
+            return 2 * np.unpackbits(octets, axis=1).astype(kind) - 1
         encoded = np.zeros((len(column), len(self._values)), dtype=kind)
         encoded[np.arange(len(column)), places] = 1
         return encoded
@@ -161,11 +157,13 @@ class Layout:
         """An observation as the file may hold it, flat: first labels, and zeros for
         quantities.
         """
-        first = [
-            np.full(part.size, 0 if part.labels is None else part.labels[0])
-            for part in self.parts
-        ]
-        return np.concatenate(first)
+        columns = []
+        for part in self.parts:
+            if part.labels is None:
+                columns.append(np.full(part.size, 0))
+            else:
+                columns.append(np.full(part.size, part.labels[0]))
+        return np.concatenate(columns)
 
     @property
     def note(self) -> str:
@@ -184,11 +182,10 @@ class Layout:
         start = 0
         for part in self.parts:
             of_part = flat[:, start : start + part.size]
-            columns.append(
-                of_part.astype(kind)
-                if part.labels is None
-                else part.encode(of_part[:, 0], kind)
-            )
+            if part.labels is None:
+                columns.append(of_part.astype(kind))
+            else:
+                columns.append(part.encode(of_part[:, 0], kind))
             start += part.size
         return np.concatenate(columns, axis=1)
 
@@ -201,11 +198,12 @@ class Layout:
         start = 0
         for part in self.parts:
             of_part = flat[:, start : start + part.width]
-            columns.append(
-                of_part if part.labels is None else part.decode(of_part)[:, None]
-            )
+            if part.labels is None:
+                columns.append(of_part)
+            else:
+                columns.append(part.decode(of_part)[:, None])
             start += part.width
-        if not all(part.labels is not None for part in self.parts):
+        if any(part.labels is None for part in self.parts):
             columns = [column.astype(observations.dtype) for column in columns]
         return np.concatenate(columns, axis=1).reshape(len(observations), *self.shape)
 
@@ -245,12 +243,18 @@ class Layout:
 
 
 def _described(part: Part) -> dict[str, Any]:
+    """A part as plain values; consecutive labels by the first and their number."""
     if part.labels is None:
         return {"name": part.name, "size": part.size}
-    values: dict[str, Any] = {"labels": [int(label) for label in part.labels]}
+    described: dict[str, Any] = {"name": part.name}
     if isinstance(part.labels, range):
-        values = {"first": part.labels[0], "count": len(part.labels)}
-    return {"name": part.name, **values, **({"coded": True} if part.is_coded else {})}
+        described["first"] = part.labels[0]
+        described["count"] = len(part.labels)
+    else:
+        described["labels"] = [int(label) for label in part.labels]
+    if part.is_coded:
+        described["coded"] = True
+    return described
 
 
 def _part(described: Mapping[str, Any]) -> Part:
@@ -275,13 +279,11 @@ def _part(described: Mapping[str, Any]) -> Part:
 
 
 def _number(value: Any, least: int) -> int:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or not least <= value <= 2**53
-    ):
+    """A whole number from ``least`` up to 2⁵³. Raises ValueError for anything else."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= 2**53:
         raise ValueError(f"{value!r} is no number of this kind")
-    return value
+    return int(value)
 
 
 def make_layout(
@@ -293,28 +295,22 @@ def make_layout(
     shape: of one observation in the file. Raises DataError if even then there are more
     columns than networks take.
     """
-    given = tuple(parts)
-    labelled = [part for part in given if part.labels is not None]
-    if not labelled:
+    parts = tuple(parts)
+    n_labelled = sum(part.labels is not None for part in parts)
+    if not n_labelled:
         return None
-    one_hot = sum(len(part.labels or ()) for part in labelled)
-    if one_hot > MOST_ONE_HOT:
-        given = tuple(
-            Part(
-                part.name,
-                part.size,
-                part.labels,
-                is_coded=len(part.labels or ()) > CODE_WIDTH,
-            )
-            for part in given
+    n_one_hot = sum(len(part.labels or ()) for part in parts)
+    if n_one_hot > MOST_ONE_HOT:
+        parts = tuple(
+            replace(part, is_coded=len(part.labels or ()) > CODE_WIDTH)
+            for part in parts
         )
-    layout = Layout(given, shape)
-    of_labels = sum(part.width for part in layout.parts if part.labels is not None)
-    if of_labels > MOST_COLUMNS:
-        said = (
-            f"{source}: observations hold {len(labelled)} labels, which would take"
-            f" {of_labels} columns"
+    layout = Layout(parts, shape)
+    n_columns = sum(part.width for part in parts if part.labels is not None)
+    if n_columns > MOST_COLUMNS:
+        raise DataError(
+            f"{source}: observations hold {n_labelled} labels, which would take"
+            f" {n_columns} columns, more than {MOST_COLUMNS}; flatten or embed them"
+            " before recording, or record quantities as a Box"
         )
-        remedy = "flatten or embed them before recording, or record quantities as a Box"
-        raise DataError(f"{said}, more than {MOST_COLUMNS}; {remedy}")
     return layout

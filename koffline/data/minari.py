@@ -21,7 +21,7 @@ import numpy as np
 
 from koffline.data import raw
 from koffline.data.kinds import METADATA, OWN_FILES, data_folder
-from koffline.data.labels import MOST_LABELS, Part, make_layout
+from koffline.data.labels import MOST_LABELS, Layout, Part, make_layout
 from koffline.data.spaces import (
     ActionSpace,
     Continuous,
@@ -63,81 +63,94 @@ def read_minari(
 
     data = data_folder(folder)
     if data is None:
-        said = (
+        raise DataError(
             f"{source} holds no Minari dataset (no {METADATA}) and no shards (no"
-            " manifest.json)"
+            " manifest.json); give the folder of a dataset"
         )
-        raise DataError(f"{said}; give the folder of a dataset")
     with reading(source, "Minari"):
-        check_inside(data, data / METADATA)
-        described_by = read_json(data / METADATA)
-        if not isinstance(described_by, dict) or "data_format" not in described_by:
-            raise DataError(
-                f"{source} holds no Minari dataset ({METADATA} names no data_format)"
+        fields = _read_fields(data, source)
+        observation_space = _stored_space(fields, "observation_space", source)
+        stored_actions = _stored_space(fields, "action_space", source)
+        text = fields.get(_DESCRIPTION)
+        description = raw.read_description(text if isinstance(text, str) else None)
+        if description is None:
+            description = raw.FileDescription(
+                _declared(stored_actions), metadata=_metadata_of(fields)
             )
-        if described_by["data_format"] != "hdf5":
-            said = (
-                f"{source} has Minari format {described_by['data_format']!r}, known is"
-                " hdf5"
-            )
-            raise DataError(f"{said}; create it again with data_format='hdf5'")
-        seen = _stored_space(described_by, "observation_space", source)
-        acted = _stored_space(described_by, "action_space", source)
-        ours = described_by.get(_DESCRIPTION)
-        described = raw.read_description(ours if isinstance(ours, str) else None)
-        described = described or raw.FileDescription(
-            _declared(acted), metadata=_metadata_of(described_by)
-        )
-        parts = _parts(seen, bool(described_by.get("jpeg_encoding", True)), source)
+        is_jpeg = bool(fields.get("jpeg_encoding", True))
+        parts = _parts(observation_space, is_jpeg, source)
         check_inside(data, data / "main_data.hdf5")
         with open_hdf5(data / "main_data.hdf5") as file:
-            episodes = file.episodes(int(described_by.get("total_episodes", 0)))
-            beside = [
+            episodes = file.episodes(int(fields.get("total_episodes", 0)))
+            info_columns = [
                 name
                 for name in _INFO_COLUMNS
-                if ours and f"episode_0/infos/{name}" in file
+                if text and f"episode_0/infos/{name}" in file
             ]
             columns = raw.join_episodes(
-                _episodes(file, episodes, parts, beside), source
+                _episodes(file, episodes, parts, info_columns), source
             )
         actions = columns["actions"]
         notes = list[str]()
         if actions.ndim > 2:
             columns["actions"] = actions.reshape(len(actions), -1)
-        shape = columns["observations"].shape[1:]
-        if ours:
-            layout = None
-        else:
+        layout = None
+        if not text:  # our own files hold encoded labels
+            shape = columns["observations"].shape[1:]
             layout = make_layout(_columns_of(parts), shape, source)
         if layout is not None:
-            boxes = [
-                space.dtype
-                for _, space in parts.values()
-                if isinstance(space, spaces.Box)
-            ]
-            kind = np.result_type(np.float32, *boxes)
-            for name in ("observations", "next_observations"):
-                columns[name] = layout.encode(columns[name], kind)
+            _encode_labels(columns, layout, parts)
             features = Features.of_layout(layout).to_extra()
-            metadata = replace(
-                described.metadata, extra={**described.metadata.extra, **features}
-            )
-            described = replace(described, metadata=metadata)
+            extra = {**description.metadata.extra, **features}
+            metadata = replace(description.metadata, extra=extra)
+            description = replace(description, metadata=metadata)
             notes.append(layout.note)
         if "observations" not in parts:
-            said = ", ".join(f"{name} {space.shape}" for name, space in parts.values())
+            order = ", ".join(f"{name} {space.shape}" for name, space in parts.values())
             notes.append(
-                f"observations were flattened and joined in this order: {said}"
+                f"observations were flattened and joined in this order: {order}"
             )
-        if isinstance(acted, spaces.Discrete) and int(acted.start):
-            notes.append(
-                f"actions {acted.start}, {acted.start + 1}, … were counted from 0"
-                " instead"
-            )
-            columns["actions"] = actions - int(acted.start)
-        if not described.episodes:
+        if isinstance(stored_actions, spaces.Discrete) and int(stored_actions.start):
+            first = int(stored_actions.start)
+            notes.append(f"actions {first}, {first + 1}, … were counted from 0 instead")
+            columns["actions"] = actions - first
+        if not description.episodes:
             del columns["episode_ids"]
-        return raw.raw_log(columns, described, action_space, source, notes)
+        return raw.raw_log(columns, description, action_space, source, notes)
+
+
+def _read_fields(data: Path, source: str) -> dict[str, Any]:
+    """The fields of Minari's metadata file. Raises DataError for other files and
+    formats.
+    """
+    check_inside(data, data / METADATA)
+    fields = read_json(data / METADATA)
+    if not isinstance(fields, dict) or "data_format" not in fields:
+        raise DataError(
+            f"{source} holds no Minari dataset ({METADATA} names no data_format)"
+        )
+    if fields["data_format"] != "hdf5":
+        raise DataError(
+            f"{source} has Minari format {fields['data_format']!r}, known is hdf5;"
+            " create it again with data_format='hdf5'"
+        )
+    return fields
+
+
+def _encode_labels(
+    columns: dict[str, np.ndarray], layout: Layout, parts: dict[str, tuple[str, Any]]
+) -> None:
+    """Encode the observations in place, as float32, or as the widest type of the parts
+    that are boxes.
+    """
+    from gymnasium import spaces
+
+    boxes = [
+        space.dtype for _, space in parts.values() if isinstance(space, spaces.Box)
+    ]
+    kind = np.result_type(np.float32, *boxes)
+    for name in ("observations", "next_observations"):
+        columns[name] = layout.encode(columns[name], kind)
 
 
 def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]:
@@ -151,20 +164,17 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
     from gymnasium import spaces
     from minari.dataset.minari_storage import is_image_space
 
-    found = {}
+    numeric = (spaces.Box, spaces.MultiBinary, spaces.Discrete, spaces.MultiDiscrete)
+    parts = {}
     for keys, leaf in _leaves(space):
-        kinds = (spaces.Box, spaces.MultiBinary, spaces.Discrete, spaces.MultiDiscrete)
-        if not isinstance(leaf, kinds):
+        if not isinstance(leaf, numeric):
             if keys:
                 name = f"observation part {'/'.join(map(str, keys))}"
             else:
                 name = "the observation"
-            remedy = (
-                "flatten the observations before recording"
-                " (gymnasium.wrappers.FlattenObservation)"
-            )
             raise DataError(
-                f"{source}: {name} is {leaf}, no numbers in one array; {remedy}"
+                f"{source}: {name} is {leaf}, no numbers in one array; flatten the"
+                " observations before recording (gymnasium.wrappers.FlattenObservation)"
             )
         if is_jpeg and is_image_space(leaf):
             raise DataError(
@@ -172,8 +182,9 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
                 " jpeg_encoding=False"
             )
         inside = (f"_index_{key}" if isinstance(key, int) else key for key in keys)
-        found["/".join(["observations", *inside])] = "/".join(map(str, keys)), leaf
-    return found
+        path = "/".join(["observations", *inside])
+        parts[path] = ("/".join(map(str, keys)), leaf)
+    return parts
 
 
 def _columns_of(parts: dict[str, tuple[str, Any]]) -> Iterator[Part]:
@@ -200,13 +211,12 @@ def _columns_of(parts: dict[str, tuple[str, Any]]) -> Iterator[Part]:
 
 
 def _labels(name: str, start: int, count: int) -> range:
+    """The labels of a part of an observation. Raises DataError for too many."""
     if count > MOST_LABELS:
-        said = (
-            f"observation {name} is a label with {count} values, more than"
-            f" {MOST_LABELS}"
-        )
         raise DataError(
-            f"{said}; number only those that occur, or record quantities as a Box"
+            f"observation {name} is a label with {count} values, more than"
+            f" {MOST_LABELS}; number only those that occur, or record quantities as a"
+            " Box"
         )
     return range(start, start + count)
 
@@ -217,40 +227,45 @@ def _leaves(
     """The innermost spaces, with the keys that lead to them."""
     from gymnasium import spaces
 
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = (
-            space.spaces.items()
-            if isinstance(space, spaces.Dict)
-            else enumerate(space.spaces)
-        )
-        for key, part in parts:
-            yield from _leaves(part, (*above, key))
+    parts: list[tuple[Any, Any]]
+    if isinstance(space, spaces.Dict):
+        parts = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        parts = list(enumerate(space.spaces))
     else:
         yield above, space
+        return
+    for key, part in parts:
+        yield from _leaves(part, (*above, key))
 
 
 def _episodes(
-    file: CheckedFile, episodes: range, parts: Collection[str], beside: Collection[str]
+    file: CheckedFile,
+    episodes: range,
+    parts: Collection[str],
+    info_columns: Collection[str],
 ) -> Iterator[dict[str, np.ndarray]]:
     """Columns of each episode; an episode of T steps has T + 1 observations.
 
-    parts: paths of the arrays that make up an observation. beside: names of columns
-    stored among the infos.
+    parts: paths of the arrays that make up an observation. info_columns: names of
+    columns stored among the infos.
     """
-    paths = _KEYS | {name: f"infos/{name}" for name in beside}
+    paths = _KEYS | {name: f"infos/{name}" for name in info_columns}
     names = [
         f"episode_{i}/{path}" for i in episodes for path in (*parts, *paths.values())
     ]
-    read = file.arrays(names, twice=[name for name in names if "/observations" in name])
+    arrays = file.arrays(
+        names, twice=[name for name in names if "/observations" in name]
+    )
     for i in episodes:
-        seen = [read[f"episode_{i}/{part}"] for part in parts]
-        if seen[0].ndim == 1 or "observations" not in parts:
-            seen = [part.reshape(len(part), -1) for part in seen]
-        if len(seen) > 1:
-            observations = np.concatenate(seen, axis=1)
+        states = [arrays[f"episode_{i}/{part}"] for part in parts]
+        if states[0].ndim == 1 or "observations" not in parts:
+            states = [part.reshape(len(part), -1) for part in states]
+        if len(states) > 1:
+            observations = np.concatenate(states, axis=1)
         else:
-            observations = seen[0]
-        steps = {name: read[f"episode_{i}/{path}"] for name, path in paths.items()}
+            observations = states[0]
+        steps = {name: arrays[f"episode_{i}/{path}"] for name, path in paths.items()}
         yield {
             "observations": observations[:-1],
             "next_observations": observations[1:],
@@ -266,59 +281,38 @@ def write_minari(
     Log-probabilities, weights and clusters are stored in the infos; images are stored
     without JPEG.
     """
-    from gymnasium import spaces
     from minari import __version__ as minari_version
     from minari.data_collector import EpisodeBuffer
     from minari.dataset._storages import hdf5_storage
     from minari.dataset.minari_storage import MinariStorage, is_image_space
 
-    # an id that Minari accepts: word characters and dashes, and a version at the end
-    proper = re.sub(r"[^-\w/]+", "-", identifier).strip("-/") or "log"
-    if re.search(r"-v\d+$", proper):
-        proper = proper
-    else:
-        proper = f"{proper}-v0"
-    ours = {
-        "dataset_id": proper,
+    states, actions = _spaces_of(log)
+    options = {}
+    if minari_version != "0.5.3":
+        options["jpeg_encoding"] = False
+    elif is_image_space(states):
+        raise DataError(
+            "Minari 0.5.3 stores pictures as JPEG, which changes them; install 0.5.4,"
+            " or write HDF5"
+        )
+    fields = {
+        "dataset_id": _proper_identifier(identifier),
         "minari_version": minari_version,
         _DESCRIPTION: raw.describe_log(log),
     }
-    beside = {name: log.columns[name] for name in _INFO_COLUMNS if name in log.columns}
-    space = log.action_space
-    seen = log.observations.dtype.type
-    acted = log.actions.dtype.type
-    low, high = (0, 255) if seen == np.uint8 else (-np.inf, np.inf)
-    actions: Any = spaces.Discrete(space.n) if isinstance(space, Discrete) else None
-    if isinstance(space, Continuous):
-        actions = spaces.Box(
-            np.asarray(space.low, acted),
-            np.asarray(space.high, acted),
-            (space.k,),
-            acted,
-        )
-    states = spaces.Box(low, high, log.observation_shape, seen)
-    if minari_version == "0.5.3":
-        exact = {}
-    else:
-        exact = {"jpeg_encoding": False}
-    loses = (
-        "Minari 0.5.3 stores pictures as JPEG, which changes them; install 0.5.4, or"
-        " write HDF5"
-    )
-    if not exact and is_image_space(states):
-        raise DataError(loses)
+    infos = {name: log.columns[name] for name in _INFO_COLUMNS if name in log.columns}
     with (
         atomic_folder(folder, force, OWN_FILES["minari"]) as temporary,
         h5py_that_keeps_errors(hdf5_storage),
     ):
         storage = MinariStorage.new(
-            temporary.resolve()
-            / "data",  # absolute, because Minari joins a relative path with itself
+            # absolute, because Minari joins a relative path with itself
+            temporary.resolve() / "data",
             observation_space=states,
             action_space=actions,
-            **exact,
+            **options,
         )
-        storage.update_metadata(ours)
+        storage.update_metadata(fields)
         storage.update_episodes(
             EpisodeBuffer(
                 observations=np.concatenate(
@@ -331,20 +325,50 @@ def write_minari(
                 rewards=log.rewards[rows],
                 terminations=log.terminated[rows],
                 truncations=log.truncated[rows],
-                infos={name: column[rows] for name, column in beside.items()},
+                infos={name: column[rows] for name, column in infos.items()},
             )
             for rows in raw.cut_episodes(log, "Minari")
         )
 
 
-def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
+def _proper_identifier(identifier: str) -> str:
+    """An id that Minari accepts: word characters and dashes, and a version at the
+    end.
+    """
+    proper = re.sub(r"[^-\w/]+", "-", identifier).strip("-/") or "log"
+    if re.search(r"-v\d+$", proper):
+        return proper
+    return f"{proper}-v0"
+
+
+def _spaces_of(log: Transitions) -> tuple[Any, Any]:
+    """Gymnasium's spaces of a log's observations and actions."""
+    from gymnasium import spaces
+
+    observation_type = log.observations.dtype.type
+    low = -np.inf
+    high = np.inf
+    if observation_type == np.uint8:
+        low = 0
+        high = 255
+    states = spaces.Box(low, high, log.observation_shape, observation_type)
+    space = log.action_space
+    if isinstance(space, Discrete):
+        return states, spaces.Discrete(space.n)
+    action_type = log.actions.dtype.type
+    lows = np.asarray(space.low, action_type)
+    highs = np.asarray(space.high, action_type)
+    return states, spaces.Box(lows, highs, (space.k,), action_type)
+
+
+def _stored_space(fields: dict[str, Any], name: str, source: str) -> Any:
     """A space from Minari's metadata, without making an environment.
 
     Raises DataError.
     """
     from minari.serialization import deserialize_space
 
-    stored = described_by.get(name)
+    stored = fields.get(name)
     if not isinstance(stored, str):
         raise DataError(
             f"{source} stores no {name}; create it again with Minari 0.5 or newer"
@@ -359,19 +383,19 @@ def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
 def _check_box_sizes(described: Any) -> None:
     """Raise Refused for boxes too large for the memory: Gymnasium allocates arrays of
     their bounds.
+
+    described: a space as Minari's metadata have it, parsed.
     """
     if isinstance(described, dict):
         shape = described.get("shape", [])
-        if (
-            isinstance(shape, list)
-            and math.prod(side for side in shape if side != 0) > LARGEST_BOX
-        ):
-            raise Refused(f"a box of shape {str(shape)[:60]}")
-        if (
-            "dtype" in described
-            and np.dtype(str(described["dtype"])).kind not in "biuf"
-        ):
-            raise Refused(f"dtype {str(described['dtype'])[:40]}")
+        if isinstance(shape, list):
+            size = math.prod(side for side in shape if side != 0)
+            if size > LARGEST_BOX:
+                raise Refused(f"a box of shape {str(shape)[:60]}")
+        if "dtype" in described:
+            dtype = str(described["dtype"])
+            if np.dtype(dtype).kind not in "biuf":
+                raise Refused(f"dtype {dtype[:40]}")
         described = list(described.values())
     if isinstance(described, list):
         for part in described:
@@ -391,7 +415,7 @@ def _declared(space: Any) -> ActionSpace:
     )
 
 
-def _metadata_of(described_by: dict[str, Any]) -> Metadata:
+def _metadata_of(fields: dict[str, Any]) -> Metadata:
     """Metadata from Minari's fields that are short texts."""
     kept = (
         "dataset_id",
@@ -400,10 +424,8 @@ def _metadata_of(described_by: dict[str, Any]) -> Metadata:
         "description",
         "minari_version",
     )
-    extra = {
-        key: described_by[key] for key in kept if isinstance(described_by.get(key), str)
-    }
-    if isinstance(described_by.get("env_spec"), str):
+    extra = {key: fields[key] for key in kept if isinstance(fields.get(key), str)}
+    if isinstance(fields.get("env_spec"), str):
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            extra["environment"] = str(json.loads(described_by["env_spec"])["id"])
+            extra["environment"] = str(json.loads(fields["env_spec"])["id"])
     return Metadata(extra=extra)

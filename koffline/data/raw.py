@@ -28,7 +28,7 @@ GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
 STARTS = "starts: "  # beginning of a note on episodes whose beginning is missing
 SHARED = "units: "  # beginning of a note on rows that are not independent
-# ask for care
+# kinds of notes that ask for care
 CAUTIONS = frozenset(kind.removesuffix(": ") for kind in (GAPS, ORDER, STARTS, SHARED))
 # Reads metadata from plain values by the names of its fields; other keys are ignored.
 # Raises ValueError.
@@ -72,7 +72,10 @@ def shaped_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
 
 
 def settle_space(
-    actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None, source: str
+    actions: Any,
+    requested: SpaceRequest | None,
+    declared: ActionSpace | None,
+    source: str,
 ) -> tuple[ActionSpace, tuple[str, ...]]:
     """The requested action space, else the file's, else an assumed one, with notes.
 
@@ -80,50 +83,47 @@ def settle_space(
     other numbers as unbounded Continuous(k). Raises DataError if integers cannot be
     discrete actions.
     """
-    asked = bounded(asked, actions.shape[1:])
-    if asked is not None:
-        differs = declared not in (None, asked)
-        return asked, (
-            (f"action space {asked} as asked, the file declares {declared}",)
-            if differs
-            else ()
-        )
+    space = bounded(requested, actions.shape[1:])
+    if space is not None:
+        if declared in (None, space):
+            return space, ()
+        return space, (f"action space {space} as asked, the file declares {declared}",)
     if declared is not None:
         return declared, ()
     space = _assumed_space(actions, source)
-    remedy = "--discrete N, or --continuous LOW HIGH for quantities, declares it"
-    said = (
+    return space, (
         f"the file declares no action space; assumed {space} from the actions"
-        f" ({remedy})"
+        " (--discrete N, or --continuous LOW HIGH for quantities, declares it)",
     )
-    return space, (said,)
 
 
-def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace | None:
+def bounded(
+    requested: SpaceRequest | None, shape: tuple[int, ...]
+) -> ActionSpace | None:
     """The requested space; Bounds become Continuous for actions of shape (N,
     *shape).
     """
     k = max(1, math.prod(shape))
-    if isinstance(asked, Bounds):
-        return Continuous(k, asked.low, asked.high)
-    return asked
+    if isinstance(requested, Bounds):
+        return Continuous(k, requested.low, requested.high)
+    return requested
 
 
 def _assumed_space(actions: Any, source: str) -> ActionSpace:
+    """The space of actions (N, …) by their numbers. Raises DataError for whole numbers
+    that cannot be choices.
+    """
     if actions.dtype.kind == "f":
         return Continuous(max(1, math.prod(actions.shape[1:])))
     least = int(actions.min())
     greatest = int(actions.max())
     if actions.shape[1:] not in ((), (1,)) or least < 0 or greatest >= _MOST_ASSUMED:
-        said = (
+        raise DataError(
             f"{source}: actions (N, …) = {actions.shape} are whole numbers from {least}"
-            f" up to {greatest}"
-        )
-        remedy = (
-            "declare quantities (--continuous LOW HIGH), or choices 0, 1, 2, …"
+            f" up to {greatest}, and the file declares no action space; declare"
+            " quantities (--continuous LOW HIGH), or choices 0, 1, 2, …"
             " (--discrete N)"
         )
-        raise DataError(f"{said}, and the file declares no action space; {remedy}")
     return Discrete(greatest + 1)
 
 
@@ -133,11 +133,18 @@ def space_to_json(space: ActionSpace) -> dict[str, Any]:
     """
     if isinstance(space, Discrete):
         return {"type": "discrete", "n": space.n}
-    low, high = (
-        [b if math.isfinite(b) else None for b in side]
-        for side in (space.low, space.high)
-    )
-    return {"type": "continuous", "k": space.k, "low": low, "high": high}
+    return {
+        "type": "continuous",
+        "k": space.k,
+        "low": [_finite_or_none(bound) for bound in space.low],
+        "high": [_finite_or_none(bound) for bound in space.high],
+    }
+
+
+def _finite_or_none(bound: float) -> float | None:
+    if math.isfinite(bound):
+        return bound
+    return None
 
 
 def space_from_json(value: Any) -> ActionSpace:
@@ -225,7 +232,7 @@ def read_description(text: str | bytes | None) -> FileDescription | None:
 def raw_log(
     columns: dict[str, np.ndarray],
     described: FileDescription,
-    asked: SpaceRequest | None,
+    action_space: SpaceRequest | None,
     source: str,
     notes: Sequence[str] = (),
     lost: bool = False,
@@ -236,7 +243,7 @@ def raw_log(
     lost: whether last rows were left out.
     """
     actions = checks.as_array("actions", columns["actions"])
-    space, settled = settle_space(actions, asked, described.action_space, source)
+    space, settled = settle_space(actions, action_space, described.action_space, source)
     columns["actions"] = shaped_actions(actions, space)
     notes = (*described.metadata.notes, *notes, *settled)
     lost = lost or described.metadata.lost_last_rows
@@ -249,7 +256,7 @@ def raw_log(
 def episodic_log(
     episodes: Iterable[Mapping[str, np.ndarray]],
     described: FileDescription | None,
-    asked: SpaceRequest | None,
+    action_space: SpaceRequest | None,
     source: str,
 ) -> RawLog:
     """Build a RawLog from episodes (columns (T, ...)) with one observation per step and
@@ -261,56 +268,57 @@ def episodic_log(
     columns = join_episodes(episodes, source)
     notes, lost = follow(columns, source)
     if described is None:
-        return raw_log(columns, FileDescription(), asked, source, notes, lost)
+        return raw_log(columns, FileDescription(), action_space, source, notes, lost)
     if not described.episodes:
         del columns["episode_ids"]
-    return raw_log(columns, described, asked, source)
+    return raw_log(columns, described, action_space, source)
 
 
 def followed(
-    log: Mapping[str, np.ndarray], last: np.ndarray
+    columns: Mapping[str, np.ndarray], is_last: np.ndarray
 ) -> tuple[dict[str, np.ndarray], int]:
     """Columns with next observations taken from the next rows of episodes, and the
     number of rows left out.
 
-    The ``last`` row of an episode has no next row. If terminal, its own observation is
-    used; otherwise it is left out, and if it was truncated, the row before it becomes
-    the truncated one.
+    The last row (``is_last`` (N,)) of an episode has no next row. If terminal, its own
+    observation is used; otherwise it is left out, and if it was truncated, the row
+    before it becomes the truncated one.
     """
-    truncated = log["truncated"] == 1
-    lost = last & (log["terminated"] != 1)
-    moved = np.append(lost[1:] & truncated[1:] & ~last[:-1], False)
+    truncated = columns["truncated"] == 1
+    lost = is_last & (columns["terminated"] != 1)
+    moved = np.append(lost[1:] & truncated[1:] & ~is_last[:-1], False)
     kept = np.flatnonzero(~lost)
-    found = {
-        name: column[kept]
-        for name, column in {**log, "truncated": truncated | moved}.items()
-    }
-    return found | {"next_observations": log["observations"][kept + ~last[kept]]}, int(
-        lost.sum()
-    )
+    rows = {name: column[kept] for name, column in columns.items()}
+    rows["truncated"] = (truncated | moved)[kept]
+    # the row itself where it is the last one of its episode
+    following = np.where(is_last[kept], kept, kept + 1)
+    rows["next_observations"] = columns["observations"][following]
+    return rows, int(lost.sum())
 
 
-def follow(log: dict[str, np.ndarray], source: str) -> tuple[list[str], bool]:
+def follow(columns: dict[str, np.ndarray], source: str) -> tuple[list[str], bool]:
     """Add next observations in place, as `followed` does; return notes, and whether
     rows were left out.
 
     Raises DataError if no row is left.
     """
-    found, lost = followed(log, checks.last_rows(log))
-    log.update(found)
-    if not len(log["rewards"]):
+    rows, n_lost = followed(columns, checks.last_rows(columns))
+    columns.update(rows)
+    if not len(columns["rewards"]):
         raise DataError(
             f"{source}: no row has a next observation; export the log with"
             " next_observations"
         )
-    said = f"{counted(lost, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
-    notes = [said] if lost else []
-    if (checks.last_rows(log) & (log["terminated"] == 1)).any():
+    notes = []
+    if n_lost:
+        lost = counted(n_lost, "row", "was", "were")
+        notes.append(f"{lost} left out: {UNFOLLOWED} in this file")
+    if (checks.last_rows(columns) & (columns["terminated"] == 1)).any():
         notes.append(
             "terminal rows hold their own observation as next observation (it has no"
             " influence)"
         )
-    return notes, lost > 0
+    return notes, n_lost > 0
 
 
 def join_episodes(
@@ -327,12 +335,12 @@ def join_episodes(
         steps = len(episode["rewards"])
         for name, column in episode.items():
             if len(column) != steps:
-                said = (
+                raise DataError(
                     f"{source}: episode {i} has {name} for {len(column)} of {steps}"
-                    " rewards"
+                    " rewards; record it again"
                 )
-                raise DataError(f"{said}; record it again")
-        kept += [episode] if steps else []
+        if steps:
+            kept.append(episode)
     if not kept:
         raise DataError(
             f"{source} has no steps; give a log with at least one transition"
@@ -353,19 +361,14 @@ def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
     is_last = checks.last_rows(log.columns)
     for block in checks.blocks(len(log) - 1):
         below = log.observations[block.start + 1 : block.stop + 1]
-        differs = (
-            (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
-        )
+        differs = log.next_observations[block] != below
+        differs = differs.reshape(len(below), -1).any(axis=1)
         broken = differs & ~is_last[block]
         if broken.any():
             row = block.start + int(np.argmax(broken))
-            said = (
-                f"the next observation of row {row} is not the observation of the row"
-                " below"
-            )
             raise DataError(
-                f"{target} keeps one observation per step, but {said}; write hdf5"
-                " or npz"
+                f"{target} keeps one observation per step, but the next observation of"
+                f" row {row} is not the observation of the row below; write hdf5 or npz"
             )
     for start, stop in pairwise([0, *(np.flatnonzero(is_last) + 1).tolist()]):
         yield slice(start, stop)

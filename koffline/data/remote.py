@@ -60,7 +60,7 @@ def listed(pattern: str) -> list[str]:
     if not is_url(pattern):
         return sorted(name for name in glob.glob(pattern) if os.path.isfile(name))
     with storage(pattern) as (system, path):
-        return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+        return sorted(system.unstrip_protocol(match) for match in system.glob(path))
 
 
 def size(name: str) -> int:

@@ -143,7 +143,12 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     def _dataset_info(self) -> Any:
         """Shapes, dtypes and the declared action space."""
         space = self.transitions.action_space
-        kinds = d3rlpy.ActionSpace
+        if isinstance(space, Discrete):
+            kind = d3rlpy.ActionSpace.DISCRETE
+            size = space.n
+        else:
+            kind = d3rlpy.ActionSpace.CONTINUOUS
+            size = space.k
         observations = self.transitions.observations
         actions = self._actions
         return _dataset.DatasetInfo(
@@ -152,10 +157,8 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
             ),
             action_signature=_dataset.Signature([actions.dtype], [actions.shape[1:]]),
             reward_signature=_dataset.Signature([np.dtype(np.float32)], [(1,)]),
-            action_space=(
-                kinds.DISCRETE if isinstance(space, Discrete) else kinds.CONTINUOUS
-            ),
-            action_size=space.n if isinstance(space, Discrete) else space.k,
+            action_space=kind,
+            action_size=size,
         )
 
     @property
@@ -311,10 +314,19 @@ def from_d3rlpy(buffer: Any) -> Transitions:
             raise DataError(
                 f"{source} holds tuple observations; flatten them into one array"
             )
-        ending = np.asarray(episode.rewards), bool(episode.terminated)
-        episodes.append(episode_rows(episode.observations, episode.actions, *ending))
-    is_discrete = info.action_space == d3rlpy.ActionSpace.DISCRETE
-    space = Discrete(info.action_size) if is_discrete else Continuous(info.action_size)
+        episodes.append(
+            episode_rows(
+                episode.observations,
+                episode.actions,
+                np.asarray(episode.rewards),
+                bool(episode.terminated),
+            )
+        )
+    space: Discrete | Continuous
+    if info.action_space == d3rlpy.ActionSpace.DISCRETE:
+        space = Discrete(info.action_size)
+    else:
+        space = Continuous(info.action_size)
     return episodic_log(episodes, None, space, source).transitions()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -105,11 +104,10 @@ def open_transitions(
             return declared
         return declared.load()
     if lazy and mapping is not None:
-        remedy = (
-            "make shards of it with `koffline data convert … --shard-rows N` and open"
-            " those lazily"
+        raise DataError(
+            "a table is read into memory; make shards of it with `koffline data convert"
+            " … --shard-rows N` and open those lazily"
         )
-        raise DataError(f"a table is read into memory; {remedy}")
     if lazy:
         return open_lazy(source, action_space)
     return _digested(open_raw(source, action_space, mapping).transitions())
@@ -125,7 +123,10 @@ def open_labelled(
     only its name is returned. Raises DataError.
     """
     raw = open_raw(source, action_space, mapping.model_copy(update={"by": by}))
-    return _digested(raw.transitions()), by if raw.labels is None else {by: raw.labels}
+    log = _digested(raw.transitions())
+    if raw.labels is None:
+        return log, by
+    return log, {by: raw.labels}
 
 
 def _digested(log: Transitions) -> Transitions:
@@ -150,37 +151,42 @@ def open_raw(
         from koffline.data.table.reading import read_table
 
         return read_table(name, mapping, action_space)
-    asked = dict(mapping) if isinstance(mapping, Mapping) else {}
-    if "encode" in asked:
-        others = {"one_step": True} if "one_step" in asked else None
-        return with_labels(
-            open_raw(source, action_space, others), asked["encode"], name
-        )
+    if isinstance(mapping, Mapping) and "encode" in mapping:
+        of_rows = None
+        if "one_step" in mapping:
+            of_rows = {"one_step": True}
+        log = open_raw(source, action_space, of_rows)
+        return with_labels(log, mapping["encode"], name)
     of_minari = name.startswith(MINARI)
     one_step = mapping is not None
     if one_step and (of_minari or remote.is_folder(name)):
         raise DataError(f"{name} holds episodes; {_NOT_FLAT}")
     if of_minari:
-        folder = minari_folder(name)
-        if not folder.exists():
-            fetch = f"minari download {name.removeprefix(MINARI)}"
-            raise DataError(f"{name} is not at {folder}; fetch it with `{fetch}`")
-        return read_minari(folder, name, action_space)
+        return read_minari(_existing_minari_folder(name), name, action_space)
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path, or {_READABLE}")
     if is_shard_folder(name):
-        log = open_lazy(name, action_space).load()
-        return RawLog(log.columns, log.action_space, log.metadata)
+        loaded = open_lazy(name, action_space).load()
+        return RawLog(loaded.columns, loaded.action_space, loaded.metadata)
     if remote.is_folder(name):
         if remote.is_url(name):
             raise DataError(f"{name} is no folder of shards; {_READABLE}")
         return read_minari(Path(name), name, action_space)
     with remote.local_file(name) as path:  # a temporary copy if the file is remote
         try:
-            read = _open_file(path, action_space, one_step)
+            log = _open_file(path, action_space, one_step)
         except DataError as error:
             raise DataError(str(error).replace(str(path), name)) from None
-    return replace(read, metadata=replace(read.metadata, source=name))
+    return replace(log, metadata=replace(log.metadata, source=name))
+
+
+def _existing_minari_folder(name: str) -> Path:
+    """The folder of ``minari:<id>``. Raises DataError if it does not exist."""
+    folder = minari_folder(name)
+    if not folder.exists():
+        fetch = f"minari download {name.removeprefix(MINARI)}"
+        raise DataError(f"{name} is not at {folder}; fetch it with `{fetch}`")
+    return folder
 
 
 def _is_table(name: str, mapping: _Mapping) -> bool:
@@ -196,6 +202,11 @@ def _is_table(name: str, mapping: _Mapping) -> bool:
 
 
 def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
+    """Open a local file that is no table: flat, a dump of d3rlpy, or Minari's.
+
+    one_step: make every row an episode. Raises DataError, also for files of episodes
+    then.
+    """
     kind = kind_of(str(path), is_table=True)
     if kind not in (HDF5, NPZ):
         raise DataError(
@@ -236,18 +247,12 @@ def write_transitions(
     check_in_memory(transitions)
     name = os.fspath(target)
     chosen = target_format(name, format)
-    if chosen == "minari":
-        folder = Path(name)
-        identifier = Path(name).name
-        if name.startswith(MINARI):
-            folder = minari_folder(name)
-            identifier = name.removeprefix(MINARI)
-        with (
-            parents_made(folder)
-            if name.startswith(MINARI)
-            else contextlib.nullcontext()
-        ):
-            write_minari(transitions, folder, identifier, force)
+    if name.startswith(MINARI):
+        folder = minari_folder(name)
+        with parents_made(folder):
+            write_minari(transitions, folder, name.removeprefix(MINARI), force)
+    elif chosen == "minari":
+        write_minari(transitions, Path(name), Path(name).name, force)
     elif chosen in _WRITERS:
         _WRITERS[chosen](transitions, Path(name), force)
     else:
@@ -257,24 +262,23 @@ def write_transitions(
     return chosen
 
 
-def target_format(target: str, asked: str | None) -> str:
+def target_format(target: str, requested: str | None) -> str:
     """The requested format, else the one of the target's name. Raises DataError."""
-    guessed = (
-        "minari"
-        if target.startswith(MINARI)
-        else SUFFIXES.get(Path(target).suffix.lower())
-    )
-    chosen = asked or guessed
+    of_minari = target.startswith(MINARI)
+    chosen = requested
+    if not chosen and of_minari:
+        chosen = "minari"
+    elif not chosen:
+        chosen = SUFFIXES.get(Path(target).suffix.lower())
     if chosen not in FORMATS:
-        if asked:
-            said = f"format {asked!r} is unknown"
-        else:
-            said = f"{target} does not tell its format"
+        problem = f"{target} does not tell its format"
+        if requested:
+            problem = f"format {requested!r} is unknown"
         raise DataError(
-            f"{said}; choose one of {', '.join(FORMATS)} (ending, or data convert"
+            f"{problem}; choose one of {', '.join(FORMATS)} (ending, or data convert"
             " --format)"
         )
-    if target.startswith(MINARI) and chosen != "minari":
+    if of_minari and chosen != "minari":
         raise DataError(
             f"{target} names a Minari dataset but the format is {chosen}; give a file"
             " name"
@@ -331,28 +335,36 @@ def read_initial_states(
     if not source.startswith(MINARI) and not path.exists():
         raise DataError(f"initial states {source} do not exist; check the path")
     with reading(f"initial states {path}", "NumPy"):
-        if path.is_file():
-            magic = remote.read_bytes(source, 8)
-        else:
-            magic = b""
-        if magic.startswith(b"\x93NUMPY"):
-            return read_array(path)
-        if magic.startswith(b"PK"):
-            with open_npz(path) as archive:
-                if "rewards" not in archive:
-                    name = next(
-                        (name for name in _START_NAMES if name in archive), None
-                    )
-                    if name:
-                        return archive.arrays([name])[name]
-                    shown = listed(archive.datasets, 12)
-                    raise DataError(
-                        f"initial states {path} hold {shown}; name the array"
-                        f" {_START_NAMES[0]}"
-                    )
-    mapping = mapping if is_table_source(source) else None
+        states = _states_of_arrays(source)
+    if states is not None:
+        return states
+    if not is_table_source(source):
+        mapping = None
     if features is not None and hasattr(mapping, "encode"):
-        mapping = mapping.model_copy(
-            update={"encode": {**mapping.encode, **features.encodings}}
-        )
+        encode = {**mapping.encode, **features.encodings}
+        mapping = mapping.model_copy(update={"encode": encode})
     return open_transitions(source, mapping=mapping).initial_observations()
+
+
+def _states_of_arrays(source: str) -> np.ndarray | None:
+    """Start states (E, …) from a .npy array or an .npz; None for logs, and for other
+    files. Raises DataError for archives without them.
+    """
+    path = Path(source)
+    if not path.is_file():
+        return None
+    magic = remote.read_bytes(source, 8)
+    if magic.startswith(b"\x93NUMPY"):
+        return read_array(path)
+    if not magic.startswith(b"PK"):
+        return None
+    with open_npz(path) as archive:
+        if "rewards" in archive:
+            return None
+        for name in _START_NAMES:
+            if name in archive:
+                return archive.arrays([name])[name]
+        raise DataError(
+            f"initial states {path} hold {listed(archive.datasets, 12)}; name the array"
+            f" {_START_NAMES[0]}"
+        )

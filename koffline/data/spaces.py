@@ -75,10 +75,9 @@ class Continuous:
         bounds = [
             f"{low:g} … {high:g}" for low, high in zip(self.low, self.high, strict=True)
         ]
-        return (
-            f"Continuous({self.k},"
-            f" {', '.join(bounds if len(set(bounds)) > 1 else bounds[:1])})"
-        )
+        if len(set(bounds)) == 1:
+            bounds = bounds[:1]
+        return f"Continuous({self.k}, {', '.join(bounds)})"
 
     def clip(self, actions: np.ndarray) -> np.ndarray:
         """Clip actions (…, k) to the bounds."""
@@ -113,10 +112,14 @@ def requested_space(
         )
     if discrete is not None:
         return Discrete(discrete)
-    return continuous and Bounds(*continuous)
+    if continuous is None:
+        return None
+    low, high = continuous
+    return Bounds(low, high)
 
 
 def _positive_int(name: str, value: object) -> int:
+    """A size of a space. Raises DataError for what is no whole number of that size."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or not 1 <= value <= LARGEST_SPACE:  # type: ignore[operator]
         shown = f"{value!r}"[:40]
@@ -128,16 +131,20 @@ def _positive_int(name: str, value: object) -> int:
 
 
 def _bounds(name: str, value: object, k: int) -> tuple[float, ...]:
+    """k bounds from one number or k numbers. name: ``low`` or ``high``, for messages.
+
+    Raises DataError for anything else.
+    """
     try:
-        given = np.asarray(value, dtype=np.float64)
+        bounds = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        given = np.array(np.nan)
-    if given.shape not in ((), (1,), (k,)) or np.isnan(given).any():
+        bounds = np.array(np.nan)
+    if bounds.shape not in ((), (1,), (k,)) or np.isnan(bounds).any():
         raise DataError(
             f"Continuous({name}=…) is {value!r}; give a number or {k} numbers, none of"
             " them NaN"
         )
-    return tuple(np.broadcast_to(given, (k,)).tolist())
+    return tuple(np.broadcast_to(bounds, (k,)).tolist())
 
 
 @dataclass(frozen=True)
@@ -197,35 +204,32 @@ class Features:
 
     def to_extra(self) -> dict[str, Any]:
         """Plain values for the ``extra`` of metadata."""
-        encoded = {
-            name: {each.kind: list(each.categories)}
-            for name, each in self.encodings.items()
-        }
-        layout = {} if self.layout is None else self.layout.to_extra()
-        return {
-            NAMES: list(self.names),
-            **({ENCODINGS: encoded} if encoded else {}),
-            **layout,
-        }
+        extra: dict[str, Any] = {NAMES: list(self.names)}
+        if self.encodings:
+            extra[ENCODINGS] = {
+                column: {encoding.kind: list(encoding.categories)}
+                for column, encoding in self.encodings.items()
+            }
+        if self.layout is not None:
+            extra |= self.layout.to_extra()
+        return extra
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> Features | None:
         """Inverse of `to_extra`; None if names are missing or inconsistent."""
         try:
             encodings = {}
-            for column, said in dict(extra.get(ENCODINGS, {})).items():
-                ((kind, categories),) = said.items()
+            for column, described in dict(extra.get(ENCODINGS, {})).items():
+                ((kind, categories),) = described.items()
                 encodings[str(column)] = Encoding(kind, tuple(map(str, categories)))
             names = tuple(map(str, extra[NAMES]))
-            known = all(each.kind in (ONE_HOT, ORDINAL) for each in encodings.values())
-            fit = all(
-                set(each.names(column)) <= set(names)
-                for column, each in encodings.items()
-            )
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
-        if not (known and fit):
-            return None
+        for column, encoding in encodings.items():
+            if encoding.kind not in (ONE_HOT, ORDINAL):
+                return None
+            if not set(encoding.names(column)) <= set(names):
+                return None
         layout = Layout.from_extra(extra)
         if layout is not None and layout.names != names:
             return None
@@ -241,20 +245,19 @@ class Features:
         columns = {}
         inside = {
             name: column
-            for column, each in self.encodings.items()
-            for name in each.names(column)
+            for column, encoding in self.encodings.items()
+            for name in encoding.names(column)
         }
         for name in self.names:
             column = inside.get(name, name)
-            if column in self.encodings and column not in columns:
+            if column in columns:
+                continue
+            if column in self.encodings:
                 encoding = self.encodings[column]
-                numbers = observations[
-                    :, [place[each] for each in encoding.names(column)]
-                ]
-                columns[column] = pl.Series(
-                    column, encoding.texts(numbers), dtype=pl.String
-                )
-            elif column not in columns:
+                places = [place[feature] for feature in encoding.names(column)]
+                texts = encoding.texts(observations[:, places])
+                columns[column] = pl.Series(column, texts, dtype=pl.String)
+            else:
                 columns[column] = pl.Series(column, observations[:, place[name]])
         return pl.DataFrame(list(columns.values()))
 
@@ -269,9 +272,9 @@ class Features:
         0, 1, 2, ….
         """
         places = tuple(map(str, range(len(self.actions))))
-        return self.actions != places and all(
-            name.lstrip("-").isdecimal() for name in self.actions
-        )
+        if self.actions == places:
+            return False
+        return all(name.lstrip("-").isdecimal() for name in self.actions)
 
     def numbers(self, actions: Any, policy: str) -> Any:
         """Convert a policy's output to numbers: actions to indices, columns named by
@@ -279,49 +282,53 @@ class Features:
 
         Actions are texts, or whole numbers (N,) if the log's actions are numbers other
         than 0, 1, 2, … A frame (polars, pandas) or mapping may have one column per
-        action, in any order. Anything else is returned unchanged. Raises PolicyError
-        for names that are no actions of the log.
+        action, in any order. Anything else is returned unchanged. policy: its name, for
+        messages. Raises PolicyError for names that are no actions of the log.
         """
-        columns = list(
-            getattr(actions, "columns", actions if isinstance(actions, Mapping) else ())
-        )
-        if self.actions and (len(columns) > 1 or isinstance(actions, Mapping)):
-            if sorted(map(str, columns)) != sorted(self.actions):
-                what = f"columns of the output are {listed(columns)}"
-                raise PolicyError(
-                    f"{policy}: {what}; name them as the log's actions,"
-                    f" {listed(self.actions)}"
-                )
-            return np.stack(
-                [np.asarray(actions[name], dtype=np.float64) for name in self.actions],
-                axis=1,
-            )
+        if not self.actions:
+            return actions
+        is_mapping = isinstance(actions, Mapping)
+        columns = list(getattr(actions, "columns", actions if is_mapping else ()))
+        if is_mapping or len(columns) > 1:
+            return self._by_action(actions, columns, policy)
+        values = actions
+        if hasattr(actions, "detach"):
+            values = actions.detach().cpu()
         try:
-            texts: Any = np.asarray(
-                actions.detach().cpu() if hasattr(actions, "detach") else actions
-            )
+            texts: Any = np.asarray(values)
         except ValueError:  # rows of several lengths
             return actions
-        if (
-            self.is_coded
-            and texts.dtype.kind in "iuf"
-            and texts.ndim
-            and texts.size == len(texts)
-        ):
-            texts = np.array(
-                [f"{x:.0f}" if x % 1 == 0 else f"{x:g}" for x in texts.ravel().tolist()]
-            )
-        if not self.actions or not any(
-            isinstance(text, str) for text in texts.flat[:1]
-        ):
+        is_vector = texts.ndim and texts.size == len(texts)
+        if self.is_coded and is_vector and texts.dtype.kind in "iuf":
+            texts = np.array([_number_text(value) for value in texts.ravel().tolist()])
+        if not any(isinstance(text, str) for text in texts.flat[:1]):
             return actions
         numbers = {name: number for number, name in enumerate(self.actions)}
         for row, text in enumerate(texts.flat):
             if text not in numbers:
-                what = (
-                    f"row {row} of the output is {str(text)!r}, no action of this log"
-                )
                 raise PolicyError(
-                    f"{policy}: {what}; its actions are {listed(self.actions)}"
+                    f"{policy}: row {row} of the output is {str(text)!r}, no action of"
+                    f" this log; its actions are {listed(self.actions)}"
                 )
         return np.array([numbers[text] for text in texts.flat]).reshape(texts.shape)
+
+    def _by_action(self, actions: Any, columns: list[Any], policy: str) -> np.ndarray:
+        """A policy's output (N, n), in the order of the log's actions, from one column
+        per action. Raises PolicyError unless the columns are named as the actions.
+        """
+        if sorted(map(str, columns)) != sorted(self.actions):
+            raise PolicyError(
+                f"{policy}: columns of the output are {listed(columns)}; name them as"
+                f" the log's actions, {listed(self.actions)}"
+            )
+        return np.stack(
+            [np.asarray(actions[name], dtype=np.float64) for name in self.actions],
+            axis=1,
+        )
+
+
+def _number_text(value: float | int) -> str:
+    """A number as the text of an action: without decimals if it is whole."""
+    if value % 1 == 0:
+        return f"{value:.0f}"
+    return f"{value:g}"

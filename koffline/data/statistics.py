@@ -12,7 +12,7 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
 from koffline.data.raw import space_to_json
-from koffline.data.spaces import ActionSpace, Continuous, Discrete
+from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.structure import Structure, is_small, symptoms_of_log
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
@@ -50,10 +50,10 @@ class ColumnStatistics(Tally):
     @classmethod
     def of(cls, column: np.ndarray) -> ColumnStatistics:
         """Statistics of a column in memory."""
-        found = cls(column.shape[1:])
+        statistics = cls(column.shape[1:])
         for rows in checks.blocks(len(column)):
-            found.add(column[rows])
-        return found
+            statistics.add(column[rows])
+        return statistics
 
     @property
     def range(self) -> tuple[float, float]:
@@ -88,32 +88,35 @@ class ColumnStatistics(Tally):
         """Smallest, mean and largest value (``min``, ``mean``, ``max``) of each number
         of a row.
         """
-        each = (
-            found.ravel().tolist() for found in (self.minimum, self.mean, self.maximum)
-        )
-        return [
-            dict(zip(("min", "mean", "max"), found, strict=True))
-            for found in zip(*each, strict=True)
-        ]
+        spreads = []
+        for minimum, mean, maximum in zip(
+            self.minimum.ravel().tolist(),
+            self.mean.ravel().tolist(),
+            self.maximum.ravel().tolist(),
+            strict=True,
+        ):
+            spreads.append({"min": minimum, "mean": mean, "max": maximum})
+        return spreads
 
     def add(self, values: np.ndarray) -> None:
         """Add rows (B, ...)."""
-        if len(values):
-            seen = np.asarray(values, dtype=np.float64)
-            block = ColumnStatistics(values.shape[1:])
-            block.count = len(values)
-            block.mean = seen.mean(axis=0)
-            with np.errstate(over="ignore"):
-                block._squares = np.square(seen - block.mean).sum(axis=0)
-            block.minimum = seen.min(axis=0)
-            block.maximum = seen.max(axis=0)
-            self.merge(block)
+        if not len(values):
+            return
+        rows = np.asarray(values, dtype=np.float64)
+        block = ColumnStatistics(values.shape[1:])
+        block.count = len(values)
+        block.mean = rows.mean(axis=0)
+        with np.errstate(over="ignore"):
+            block._squares = np.square(rows - block.mean).sum(axis=0)
+        block.minimum = rows.min(axis=0)
+        block.maximum = rows.max(axis=0)
+        self.merge(block)
 
     def __add__(self, other: ColumnStatistics) -> ColumnStatistics:
         """Statistics of both together."""
-        found = copy.copy(self)
-        found.merge(other)
-        return found
+        both = copy.copy(self)
+        both.merge(other)
+        return both
 
     def merge(self, other: Any) -> None:
         """Add the statistics of other rows."""
@@ -123,11 +126,11 @@ class ColumnStatistics(Tally):
         if not other.count:
             return
         count = self.count + other.count
-        apart = other.mean - self.mean
-        self.mean = self.mean + apart * (other.count / count)
+        difference = other.mean - self.mean
+        self.mean = self.mean + difference * (other.count / count)
         with np.errstate(over="ignore"):
-            more = apart**2 * (self.count * other.count / count)
-        self._squares = self._squares + other._squares + more
+            between = difference**2 * (self.count * other.count / count)
+        self._squares = self._squares + other._squares + between
         self.minimum = np.minimum(self.minimum, other.minimum)
         self.maximum = np.maximum(self.maximum, other.maximum)
         self.count = count
@@ -137,7 +140,9 @@ class EpisodeTally(Tally):
     """Statistics of whole episodes: returns, lengths, and how they end."""
 
     def __init__(self) -> None:
-        self.returns, self.lengths, self.cuts = (ColumnStatistics(()) for _ in range(3))
+        self.returns = ColumnStatistics(())
+        self.lengths = ColumnStatistics(())
+        self.cuts = ColumnStatistics(())  # lengths of cut episodes
         self.unfinished = 0
 
     def add(self, block: Transitions) -> None:
@@ -174,19 +179,21 @@ class LogTally(Tally):
     def __init__(
         self, space: ActionSpace, observation_shape: tuple[int, ...] | None = None
     ) -> None:
-        self.rows = self.terminated = self.truncated = 0
+        self.rows = 0
+        self.terminated = 0
+        self.truncated = 0
         self.rewards = ColumnStatistics(())
-        if observation_shape is None:
-            self.observations = None
-        else:
+        self.observations: ColumnStatistics | None = None
+        if observation_shape is not None:
             self.observations = ColumnStatistics(observation_shape)
         self.episodes = EpisodeTally()
-        self.action_counts = (
-            np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
-        )
-        self.actions = ColumnStatistics(
-            (space.k,) if isinstance(space, Continuous) else ()
-        )
+        self.action_counts: np.ndarray | None = None
+        action_shape: tuple[int, ...] = ()
+        if isinstance(space, Discrete):
+            self.action_counts = np.zeros(space.n, dtype=np.int64)
+        else:
+            action_shape = (space.k,)
+        self.actions = ColumnStatistics(action_shape)
 
     def add(self, block: Transitions) -> None:
         """Add the next rows of a shard, in whole units."""
@@ -207,9 +214,10 @@ class LogTally(Tally):
     def add_shard(self, log: AnyLog, shard: int, part: Part | None) -> None:
         """Add all rows of a shard, or those of ``part``. Raises DataError."""
         for block in in_whole_units(log.shard_blocks(shard)):
-            self.add(
-                block if part is None else block.part(part.holds(shard, block.units))
-            )
+            if part is None:
+                self.add(block)
+            else:
+                self.add(block.part(part.holds(shard, block.units)))
 
     @property
     def returns(self) -> tuple[float, float] | None:
@@ -264,18 +272,20 @@ def tally_of(
     total = copy.deepcopy(empty)
     passes = settings or PassSettings()
     shared = (log, empty, part)
-    for found in passes.map(
+    tallies = passes.map(
         _tally_shard, range(len(names)), shared, names.__getitem__, progress
-    ):
-        total.merge(found)
+    )
+    for tally in tallies:
+        total.merge(tally)
     return total
 
 
 def _tally_shard(shared: tuple[AnyLog, _Tally, Part | None], shard: int) -> _Tally:
+    """The tally of one shard. shared: the log, an empty tally, and what to add."""
     log, empty, part = shared
-    found = copy.deepcopy(empty)
-    found.add_shard(log, shard, part)
-    return found
+    tally = copy.deepcopy(empty)
+    tally.add_shard(log, shard, part)
+    return tally
 
 
 def summarise(
@@ -293,10 +303,20 @@ def summarise(
     DataError.
     """
     tally = tally_of(log, _SummaryTally(log), settings=settings, progress=progress)
-    counts = tally.action_counts
     episodes = tally.episodes
-    shards = len(log.shard_names)
-    return {
+    returns = None
+    lengths = None
+    if log.has_episodes:
+        returns = episodes.returns.spreads()[0]
+        lengths = episodes.lengths.spreads()[0]
+    action_counts = None
+    action_ranges = None
+    if tally.action_counts is not None:
+        action_counts = tally.action_counts.tolist()
+    else:
+        action_ranges = tally.actions.spreads()
+    symptoms = symptoms_of_log(log, parts=tally.structures)
+    summary = {
         "source": log.metadata.source,
         "sha256": log.sha256,
         "rows": tally.rows,
@@ -305,22 +325,23 @@ def summarise(
         "observation_dtype": str(log.columns["observations"].dtype),
         "action_space": space_to_json(log.action_space),
         "rewards": tally.rewards.spreads()[0],
-        "returns": episodes.returns.spreads()[0] if log.has_episodes else None,
-        "lengths": episodes.lengths.spreads()[0] if log.has_episodes else None,
+        "returns": returns,
+        "lengths": lengths,
         "terminated": tally.terminated,
         "truncated": tally.truncated,
         "unfinished": episodes.unfinished,
         "time_limit": episodes.time_limit(log.metadata.lost_last_rows),
-        "action_counts": None if counts is None else counts.tolist(),
-        "action_ranges": None if counts is not None else tally.actions.spreads(),
+        "action_counts": action_counts,
+        "action_ranges": action_ranges,
         "has_log_probabilities": "behavior_log_probabilities" in log.columns,
         "has_weights": "weights" in log.columns,
         "has_clusters": "clusters" in log.columns,
         "gamma": log.metadata.gamma,
         "extra": dict(log.metadata.extra),
         "notes": log.metadata.notes,
-        "structure": [
-            symptom.text for symptom in symptoms_of_log(log, parts=tally.structures)
-        ],
-        **({"shards": shards} if shards > 1 else {}),
+        "structure": [symptom.text for symptom in symptoms],
     }
+    n_shards = len(log.shard_names)
+    if n_shards > 1:
+        summary["shards"] = n_shards
+    return summary

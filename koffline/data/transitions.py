@@ -332,11 +332,11 @@ class Transitions:
         begin; not the names of episodes, the declared action space or the metadata.
         """
         return columns.digest_columns(
-            (
-                name,
-                array.shape,
-                array.dtype,
-                (array[block] for block in columns.blocks(len(array))),
+            columns.DigestedColumn(
+                name=name,
+                shape=array.shape,
+                dtype=array.dtype,
+                parts=(array[block] for block in columns.blocks(len(array))),
             )
             for name, array in sorted(self.columns.items())
             if name != "episode_ids"
@@ -357,14 +357,14 @@ class Transitions:
         (N,) they may be a part of a log that begins and ends inside episodes: ``units``
         and ``steps`` then continue from part to part.
         """
-        made = object.__new__(cls)
-        vars(made).update(action_space=space, metadata=metadata or Metadata())
+        log = object.__new__(cls)
+        vars(log).update(action_space=space, metadata=metadata or Metadata())
         if units is not None:
-            vars(made)["units"] = units
-        made._set(checked)
-        if made.steps is not None and made.episode_ids is None:
-            vars(made)["episode_ids"] = columns.read_only(made.units)
-        return made
+            vars(log)["units"] = units
+        log._set(checked)
+        if log.steps is not None and log.episode_ids is None:
+            vars(log)["episode_ids"] = columns.read_only(log.units)
+        return log
 
     @classmethod
     def of_whole_units(
@@ -373,10 +373,10 @@ class Transitions:
         """Whole episodes, or rows that stand alone, from checked columns; some weight
         must be positive.
         """
-        made = cls.of_checked(checked, space, metadata=metadata)
-        if made.weights is not None:
-            columns.check_some_weight(made.weights)
-        return made
+        log = cls.of_checked(checked, space, metadata=metadata)
+        if log.weights is not None:
+            columns.check_some_weight(log.weights)
+        return log
 
     shard_names = ("the log",)  # in messages: a log in memory is one shard
 

@@ -72,11 +72,11 @@ def poisson_counts(
     unit's number, so a log is resampled in the same way wherever it is stored.
     (Hanley & MacGibbon 2006; Chamandy, Muralidharan, Najmi & Naidu 2012)
     """
-    drawn = [unit_hash(seed, stream, units) * 2.0**-64 for stream in streams]
-    found = np.searchsorted(
-        _POISSON, np.reshape(drawn, (len(drawn), len(units))), side="right"
-    )
-    return found.astype(np.int64)
+    uniform = [unit_hash(seed, stream, units) * 2.0**-64 for stream in streams]
+    shaped = np.reshape(uniform, (len(uniform), len(units)))
+    # the smallest count whose distribution function exceeds the uniform number
+    counts = np.searchsorted(_POISSON, shaped, side="right")
+    return counts.astype(np.int64)
 
 
 def cluster_sums(clusters: Any, values: Any) -> np.ndarray:
@@ -127,12 +127,11 @@ class Part:
 
     def holds(self, shard: int, units: np.ndarray) -> np.ndarray:
         """Whether units (B,) of a shard are in this part."""
-        out = unit_hash(self.seed ^ _UNITS, 0, units + self.firsts[shard]) <= np.uint64(
-            self.largest
-        )
+        hashes = unit_hash(self.seed ^ _UNITS, 0, units + self.firsts[shard])
+        is_out = hashes <= np.uint64(self.largest)
         if self.held_out:
-            return out
-        return ~out
+            return is_out
+        return ~is_out
 
 
 def stop_shares(log: Transitions) -> np.ndarray | None:
@@ -152,7 +151,8 @@ def stop_shares(log: Transitions) -> np.ndarray | None:
     # by number of rows that went on
     went_on = np.bincount(lengths - ended, weights, minlength=size)
     kept = went_on.sum() - np.cumsum(went_on)
-    return np.asarray(lost / np.where(lost + kept > 0.0, lost + kept, 1.0))
+    at_risk = lost + kept
+    return np.asarray(lost / np.where(at_risk > 0.0, at_risk, 1.0))
 
 
 def without_late_ends(
@@ -166,35 +166,31 @@ def without_late_ends(
     probability that recording stopped there (``stops`` (T,), else `stop_shares`),
     decided by the hash of its unit's number (``units`` (U,), else all units).
     """
-    stops = stop_shares(log) if stops is None else stops
+    if stops is None:
+        stops = stop_shares(log)
     if stops is None:
         return log
     ends = log.episode_ends
+    if units is None:
+        units = np.arange(len(ends))
     lengths = np.asarray(log.episode_lengths)
-    drawn = (
-        unit_hash(_ENDS, 0, np.arange(len(ends)) if units is None else units).astype(
-            np.float64
-        )
-        / 2.0**64
-    )
+    uniform = unit_hash(_ENDS, 0, units).astype(np.float64) / 2.0**64
     share = np.append(stops, 0.0)[np.minimum(lengths - 1, len(stops))]
-    gone = ends[np.asarray(log.terminated)[ends] & (lengths > 1) & (drawn < share)]
+    ended = np.asarray(log.terminated)[ends]
+    gone = ends[ended & (lengths > 1) & (uniform < share)]
     cut = np.array(log.truncated)
     cut[gone - 1] = True
     left = np.delete(np.arange(len(log)), gone)
-    found = {
-        name: column[left] for name, column in {**log.columns, "truncated": cut}.items()
-    }
+    columns = {**log.columns, "truncated": cut}
+    columns = {name: column[left] for name, column in columns.items()}
     metadata = dataclasses.replace(log.metadata, lost_last_rows=False)
     if len(gone):
-        said = (
-            f"{counted(len(gone), 'last row', 'was', 'were')} left out of episodes that"
-            " terminated: where"
-        )
+        rows = counted(len(gone), "last row", "was", "were")
         metadata = metadata.with_notes(
-            f"{said} recording stops they would be too frequent"
+            f"{rows} left out of episodes that terminated: where recording stops they"
+            " would be too frequent"
         )
-    return Transitions.of_checked(found, log.action_space, metadata=metadata)
+    return Transitions.of_checked(columns, log.action_space, metadata=metadata)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,25 +230,29 @@ def sample_units(
         else:
             chosen = log.select(units)
         return UnitSample(chosen, units, is_all=False)
-    sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
+    sizes = _units_of_shards(log)
     units = _smallest(sizes, wanted, seed, part)
     ends = np.cumsum(sizes)
     shard_of = np.searchsorted(ends, units, side="right")
-    items = [
-        (int(i), units[shard_of == i] - int(ends[i] - sizes[i]))
-        for i in np.unique(shard_of)
-    ]
+    items = []
+    for shard in np.unique(shard_of):
+        first = int(ends[shard] - sizes[shard])
+        items.append((int(shard), units[shard_of == shard] - first))
     passes = settings or PassSettings()
     pieces = list(
         passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name)
     )
-    columns = {
-        name: column
-        for name, column in joined(pieces).columns.items()
-        if name != "episode_ids"
-    }
-    found = Transitions.of_whole_units(columns, log.action_space, log.metadata)
-    return UnitSample(found, units, len(units) == sum(sizes))
+    columns = dict(joined(pieces).columns)
+    columns.pop("episode_ids", None)
+    sample = Transitions.of_whole_units(columns, log.action_space, log.metadata)
+    return UnitSample(sample, units, len(units) == sum(sizes))
+
+
+def _units_of_shards(log: LazyTransitions) -> list[int]:
+    """Numbers of units (episodes, or rows without episodes) of the shards."""
+    if log.has_episodes:
+        return [shard.episodes for shard in log.shards]
+    return [shard.rows for shard in log.shards]
 
 
 def _smallest(
@@ -297,20 +297,14 @@ def split_transitions(
     held out. Notes with numbers then say that they are about the whole log. Raises
     ConfigError.
     """
-    if not (
-        isinstance(log, Transitions)
-        and isinstance(held_out, Real)
-        and 0.0 < held_out < 1.0
-    ):
-        given = f"a {type(log).__name__} and a share of {held_out!r}"
+    is_share = isinstance(held_out, Real) and 0.0 < held_out < 1.0
+    if not isinstance(log, Transitions) or not is_share:
         raise ConfigError(
-            f"to split is {given}; give a log in memory and a share between 0 and 1"
+            f"to split is a {type(log).__name__} and a share of {held_out!r}; give a"
+            " log in memory and a share between 0 and 1"
         )
-    said = (
-        n.removesuffix(_WHOLE) + _WHOLE * any(map(str.isdigit, n))
-        for n in log.metadata.notes
-    )
-    log = log.with_metadata(dataclasses.replace(log.metadata, notes=tuple(said)))
+    notes = tuple(map(_of_whole_log, log.metadata.notes))
+    log = log.with_metadata(dataclasses.replace(log.metadata, notes=notes))
     if log.clusters is None:
         unit_of = log.units
     else:
@@ -318,11 +312,22 @@ def split_transitions(
     return _divide(log, unit_of, held_out, seed)
 
 
+def _of_whole_log(note: str) -> str:
+    """A note that says, if it holds numbers, that they are those of the whole log."""
+    note = note.removesuffix(_WHOLE)
+    if any(map(str.isdigit, note)):
+        return note + _WHOLE
+    return note
+
+
 def _divide(
     log: Transitions, unit_of: np.ndarray, share: float, seed: int
 ) -> tuple[Transitions, Transitions]:
-    out = np.isin(unit_of, _held_out_units(int(unit_of.max()) + 1, share, seed))
-    return log.select(~out), log.select(out)
+    """The rows that stay, and those of the units that are held out. unit_of: (N,) the
+    number of each row's unit.
+    """
+    is_out = np.isin(unit_of, _held_out_units(int(unit_of.max()) + 1, share, seed))
+    return log.select(~is_out), log.select(is_out)
 
 
 def split_log(
@@ -347,15 +352,21 @@ def split_shards(
     """
     if held_out == 0.0:
         return None, None
-    sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
+    sizes = _units_of_shards(log)
     chosen = _held_out_units(sum(sizes), held_out, seed)
-    largest = int(unit_hash(seed ^ _HELD_OUT ^ _UNITS, 0, chosen).max())
-    asked = seed ^ _HELD_OUT, largest, tuple(np.cumsum([0, *sizes[:-1]]).tolist())
-    return Part(*asked, held_out=False), Part(*asked, held_out=True)
+    part_seed = seed ^ _HELD_OUT
+    held_out_part = Part(
+        seed=part_seed,
+        largest=int(unit_hash(part_seed ^ _UNITS, 0, chosen).max()),
+        firsts=tuple(np.cumsum([0, *sizes[:-1]]).tolist()),
+        held_out=True,
+    )
+    return dataclasses.replace(held_out_part, held_out=False), held_out_part
 
 
 def _held_out_units(count: int, share: float, seed: int) -> Int[np.ndarray, " unit"]:
-    """Numbers of the units with the smallest hashes.
+    """Numbers of the units with the smallest hashes, of ``count`` in the log; at least
+    one is held out, and one stays.
 
     Raises ConfigError for a log of one unit.
     """
@@ -364,6 +375,5 @@ def _held_out_units(count: int, share: float, seed: int) -> Int[np.ndarray, " un
             f"held_out is {share:g}, the log has one episode or cluster; give more to"
             " split it"
         )
-    return _smallest(
-        [count], min(max(1, round(share * count)), count - 1), seed ^ _HELD_OUT
-    )
+    size = min(max(1, round(share * count)), count - 1)
+    return _smallest([count], size, seed ^ _HELD_OUT)

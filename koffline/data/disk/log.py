@@ -86,14 +86,13 @@ class LazyTransitions:
 
     def __getstate__(self) -> dict[str, Any]:
         """Make paths absolute: the receiver of a pickle may run in another folder."""
-        names = {
-            s: s.name if remote.is_url(s.name) else str(Path(s.name).absolute())
-            for s in self.shards
-        }
-        return {
-            **vars(self),
-            "shards": tuple(dataclasses.replace(s, name=n) for s, n in names.items()),
-        }
+        shards = []
+        for shard in self.shards:
+            if not remote.is_url(shard.name):
+                name = str(Path(shard.name).absolute())
+                shard = dataclasses.replace(shard, name=name)
+            shards.append(shard)
+        return {**vars(self), "shards": tuple(shards)}
 
     @property
     def has_episodes(self) -> bool:
@@ -118,12 +117,13 @@ class LazyTransitions:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory, including its step and unit."""
-        kept = sum(
-            column.row_bytes
-            for name, column in self.columns.items()
-            if name not in COUNTED
-        )
-        return kept + (8 if self.has_episodes else 0) + 8
+        total = 8  # of the unit
+        if self.has_episodes:
+            total += 8
+        for name, column in self.columns.items():
+            if name not in COUNTED:
+                total += column.row_bytes
+        return total
 
     @property
     def shard_names(self) -> tuple[str, ...]:
@@ -149,16 +149,14 @@ class LazyTransitions:
         Raises DataError that names the shard and the wrong row.
         """
         if block_rows is None:
-            size = self.block_rows_for(BLOCK_BYTES)
-        else:
-            size = block_rows
-        if size < 1:
+            block_rows = self.block_rows_for(BLOCK_BYTES)
+        if block_rows < 1:
             raise DataError(f"block_rows is {block_rows}; give at least one row")
         rows = self.shards[shard].rows
         last = None
         with self.open_shard(shard) as opened:
-            for start in range(0, rows, size):
-                block = opened.block(start, min(start + size, rows))
+            for start in range(0, rows, block_rows):
+                block = opened.block(start, min(start + block_rows, rows))
                 if last is not None:
                     _check_episodes(joined([last, block.part(slice(1))]), start - 1)
                 yield block
@@ -184,32 +182,30 @@ class LazyTransitions:
     def load(self) -> Transitions:
         """The whole log in memory; episodes are numbered 0, 1, 2, … .
 
-        Raises DataError.
+        Raises DataError, also if it does not fit.
         """
         kept = {
             name: column
             for name, column in self.columns.items()
             if name != "episode_ids"
         }
-        with reading(self.metadata.source or self.shards[0].name, "data"):
-            needed = len(self) * (
-                sum(column.row_bytes for column in kept.values()) + 16
-            )
+        name = self.metadata.source or self.shards[0].name
+        with reading(name, "data"):
+            row_bytes = sum(column.row_bytes for column in kept.values()) + 16
+            needed = len(self) * row_bytes
             check_memory(needed)
-            announce_large(
-                self.metadata.source or self.shards[0].name, None, needed, COPIES
-            )
-        held = {
+            announce_large(name, None, needed, COPIES)
+        arrays = {
             name: np.empty((len(self), *column.shape), column.dtype)
             for name, column in kept.items()
         }
         row = 0
         for block in self.blocks():
-            for name, column in held.items():
-                column[row : row + len(block)] = getattr(block, name)
+            for name, array in arrays.items():
+                array[row : row + len(block)] = getattr(block, name)
             row += len(block)
         return Transitions(
-            **held, action_space=self.action_space, metadata=self.metadata
+            **arrays, action_space=self.action_space, metadata=self.metadata
         )
 
     @cached_property
@@ -220,21 +216,21 @@ class LazyTransitions:
         It is taken from the manifest, else computed in one pass, column by column.
         """
         return self.metadata.sha256 or checks.digest_columns(
-            (
-                name,
-                (len(self), *column.shape),
-                np.dtype(column.dtype),
-                self._parts(name, column),
+            checks.DigestedColumn(
+                name=name,
+                shape=(len(self), *column.shape),
+                dtype=np.dtype(column.dtype),
+                parts=self._parts(name, column),
             )
             for name, column in sorted(self.columns.items())
             if name != "episode_ids"
         )
 
-    def declared_anew(self, asked: SpaceRequest | None) -> LazyTransitions:
+    def declared_anew(self, requested: SpaceRequest | None) -> LazyTransitions:
         """Copy of the log with the requested action space, against which rows are
         checked when read.
         """
-        space = bounded(asked, self.columns["actions"].shape)
+        space = bounded(requested, self.columns["actions"].shape)
         if space is None or space == self.action_space:
             return self
         note = f"action space {space} as asked, the log declares {self.action_space}"
@@ -243,6 +239,7 @@ class LazyTransitions:
         )
 
     def _parts(self, name: str, column: Column) -> Iterator[np.ndarray]:
+        """The values of a column in order, in parts of about `BLOCK_BYTES`."""
         size = max(1, BLOCK_BYTES // column.row_bytes)
         for shard, info in enumerate(self.shards):
             with self.open_shard(shard) as opened:
@@ -270,11 +267,10 @@ class OpenShard:
                     f"{column.key} is missing; copy or write the file again"
                 )
             if array.shape != expected or array.dtype.kind not in "biuf":
-                said = (
+                raise DataError(
                     f"{column.key} has shape {array.shape} and dtype {array.dtype},"
-                    f" expected {expected}"
+                    f" expected {expected} {column.dtype}; copy or write the file again"
                 )
-                raise DataError(f"{said} {column.dtype}; copy or write the file again")
 
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
         """Values (B, ...) of a column, in its dtype but otherwise unchecked."""
@@ -306,8 +302,8 @@ class OpenShard:
         if not self._log.has_episodes:
             return Transitions.of_checked(checked, space, np.arange(start, stop))
         units, steps = (
-            checks.integer_column(n, self.column(n, start, stop), start)
-            for n in COUNTED
+            checks.integer_column(name, self.column(name, start, stop), start)
+            for name in COUNTED
         )
         block = Transitions.of_checked({**checked, "steps": steps}, space, units)
         _check_episodes(block, start)
@@ -316,8 +312,10 @@ class OpenShard:
                 "row 0 is no first step of an episode; write the shard again"
             )
         if stop == info.rows and units[-1] != info.episodes - 1:
-            said = f"there are {units[-1] + 1} episodes, {info.episodes} were promised"
-            raise DataError(f"{said}; write the shard again")
+            raise DataError(
+                f"there are {units[-1] + 1} episodes, {info.episodes} were promised;"
+                " write the shard again"
+            )
         return block
 
 
@@ -339,11 +337,9 @@ def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
             continue
         cut = int(starts[-1])
         if cut:
-            before = [*waiting, block.part(slice(cut))]
-        else:
-            before = waiting
-        if before:
-            yield joined(before)
+            waiting.append(block.part(slice(cut)))
+        if waiting:
+            yield joined(waiting)
         waiting = [block.part(slice(cut, None))]
     if waiting:
         yield joined(waiting)
@@ -363,11 +359,12 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
 
 def _check_episodes(block: Transitions, start: int) -> None:
     """Raise DataError unless steps count 0, 1, 2, … in each unit and only last rows are
-    flagged.
+    flagged. start: the number of the block's first row, for messages.
     """
     if block.steps is not None:
         # 1 where an episode begins, 0 inside, others wrong
         begun = np.diff(block.units)
-        counted = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))
-        checks.check_steps(block.steps[1:], counted, start + 1)
+        # where units are wrong, a negative number, which no step equals
+        expected = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))
+        checks.check_steps(block.steps[1:], expected, start + 1)
         checks.check_flags_end_episodes(block.columns, start)
