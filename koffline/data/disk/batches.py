@@ -148,14 +148,10 @@ class BlockSampler:
     def _fill(self) -> None:
         """Read the blocks of the pool and shuffle its rows."""
         epoch, first = divmod(self._pool * self._in_pool, len(self._blocks))
-        orders = [  # a pool may begin in one epoch and end in the next
-            np.random.default_rng((self._seed, _ORDER, each)).permutation(
-                len(self._blocks)
-            )
-            for each in (epoch, epoch + 1)
-        ]
+        # a pool may begin in one epoch and end in the next
+        order = np.concatenate([self._order_in(epoch), self._order_in(epoch + 1)])
         # each file is opened once
-        chosen = np.sort(np.concatenate(orders)[first : first + self._in_pool])
+        chosen = np.sort(order[first : first + self._in_pool])
         generator = np.random.default_rng((self._seed, _ROWS, self._pool))
         turns = []
         count = 0
@@ -173,13 +169,16 @@ class BlockSampler:
                         self._columns[name][count : count + size] = values
                     # every stretch of the pool has about one row of each block, in
                     # random order
-                    turns.append(
-                        (generator.permutation(size) + generator.random(size))
-                        / max(size, 1)
-                    )
+                    places = generator.permutation(size) + generator.random(size)
+                    turns.append(places / max(size, 1))
                     count += size
         self._order = np.argsort(np.concatenate(turns))
         self._drawn = 0
+
+    def _order_in(self, epoch: int) -> np.ndarray:
+        """Numbers of all blocks in the random order of an epoch."""
+        generator = np.random.default_rng((self._seed, _ORDER, epoch))
+        return generator.permutation(len(self._blocks))
 
     def _read(
         self, opened: OpenShard, shard: int, start: int, stop: int

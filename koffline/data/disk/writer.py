@@ -45,6 +45,9 @@ from koffline.untrusted.limits import (
 # Limit of the number of shards: at about 190 bytes each, the longest manifest that is
 # read.
 MOST_SHARDS = 80_000
+# What is wrong with a manifest that cannot be read, and what to do.
+_UNREADABLE = "damaged, or newer than this koffline"
+_WRITE_AGAIN = "write the folder again"
 # Bytes of a chunk of the widest column: large enough for the disk, small enough for
 # shuffled blocks of rows.
 _CHUNK_BYTES = 2**18
@@ -110,49 +113,56 @@ def _read_manifest(folder: str) -> LazyTransitions:
     name = remote.joined(folder, MANIFEST)
     _refuse_link(name)
     if remote.size(name) > TEXT_BYTES:
-        most = f"{shown_bytes(TEXT_BYTES)}, the most that a manifest may have"
-        raise DataError(f"{name} is larger than {most}; write fewer and larger shards")
-    what = "damaged, or newer than this koffline"
-    remedy = "write the folder again"
-    with one_line_errors(name, what, remedy):
-        try:
-            found = _Manifest.model_validate(
-                parse_json(remote.read_bytes(name, TEXT_BYTES))
-            )
-            metadata = dataclasses.replace(
-                METADATA.validate_python(found.model_extra), source=folder
-            )
-        except ValidationError as error:
-            first = error.errors()[0]
-            if first["type"] == "missing":
-                said = "is missing"
-            else:
-                said = f"is {first['input']!r:.60}"
-            raise DataError(
-                f"{what} ({'.'.join(map(str, first['loc']))} {said}); {remedy}"
-            ) from None
-        space = space_from_json(found.action_space)
-        rows = sum(shard.rows for shard in found.shards)
-        needed = (*REQUIRED_COLUMNS, *(COUNTED if found.episodes else ()))
-        wrong = [
-            f"columns.{column} is missing"
-            for column in needed
-            if column not in found.columns
-        ]
-        wrong += ["it lists a shard twice"] * (
-            len({s.name for s in found.shards}) < len(found.shards)
+        raise DataError(
+            f"{name} is larger than {shown_bytes(TEXT_BYTES)}, the most that a manifest"
+            " may have; write fewer and larger shards"
         )
-        wrong += [f"it promises {found.rows} rows and has {rows}"] * (
-            rows != found.rows
-        )
-        if wrong:
-            raise DataError(f"{wrong[0]}; {remedy}")
-    shards = [
-        dataclasses.replace(s, name=remote.joined(folder, s.name)) for s in found.shards
-    ]
-    for shard in shards:
-        _refuse_link(shard.name)
-    return LazyTransitions(tuple(shards), space, found.columns, metadata)
+    with one_line_errors(name, _UNREADABLE, _WRITE_AGAIN):
+        manifest, metadata = _parsed_manifest(remote.read_bytes(name, TEXT_BYTES))
+        space = space_from_json(manifest.action_space)
+        problem = _problem_of_manifest(manifest)
+        if problem:
+            raise DataError(f"{problem}; {_WRITE_AGAIN}")
+    shards = []
+    for shard in manifest.shards:
+        path = remote.joined(folder, shard.name)
+        _refuse_link(path)
+        shards.append(dataclasses.replace(shard, name=path))
+    metadata = dataclasses.replace(metadata, source=folder)
+    return LazyTransitions(tuple(shards), space, manifest.columns, metadata)
+
+
+def _parsed_manifest(content: bytes) -> tuple[_Manifest, Metadata]:
+    """A manifest and the metadata in it. Raises DataError for a missing or a wrong
+    value, other errors for what is no JSON.
+    """
+    try:
+        manifest = _Manifest.model_validate(parse_json(content))
+        return manifest, METADATA.validate_python(manifest.model_extra)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            problem = f"{place} is missing"
+        else:
+            problem = f"{place} is {first['input']!r:.60}"
+        raise DataError(f"{_UNREADABLE} ({problem}); {_WRITE_AGAIN}") from None
+
+
+def _problem_of_manifest(manifest: _Manifest) -> str:
+    """What contradicts itself in a manifest; empty if nothing does."""
+    needed = list(REQUIRED_COLUMNS)
+    if manifest.episodes:
+        needed += COUNTED
+    for column in needed:
+        if column not in manifest.columns:
+            return f"columns.{column} is missing"
+    if len({shard.name for shard in manifest.shards}) < len(manifest.shards):
+        return "it lists a shard twice"
+    rows = sum(shard.rows for shard in manifest.shards)
+    if rows != manifest.rows:
+        return f"it promises {manifest.rows} rows and has {rows}"
+    return ""
 
 
 def _refuse_link(name: str) -> None:
@@ -197,7 +207,8 @@ class ShardWriter:
         self._space: ActionSpace | None = None
         self._columns: dict[str, Column] = {}
         self._shards: list[ShardInfo] = []
-        self._rows = self._episodes = 0  # rows and episodes of the open shard
+        self._rows = 0  # of the open shard
+        self._episodes = 0
         self._arrays: dict[str, Any] = {}
 
     def __enter__(self) -> ShardWriter:
@@ -223,44 +234,46 @@ class ShardWriter:
 
         Raises DataError if it differs in space or columns.
         """
-        columns = log.columns
+        self._check_kinds(log)
+        if log.has_episodes:
+            ends = np.append(log.episode_starts[1:], len(log))
+        else:
+            ends = np.arange(1, len(log) + 1)
+        done = 0  # units
+        row = 0
+        while row < len(log):
+            last_row = row + self.shard_rows - self._rows
+            fitting = int(np.searchsorted(ends, last_row, side="right"))
+            if fitting <= done and self._rows:
+                self._close_shard()
+                continue
+            fitting = max(fitting, done + 1)  # an episode may be longer than a shard
+            stop = int(ends[fitting - 1])
+            self._write({name: array[row:stop] for name, array in log.columns.items()})
+            done = fitting
+            row = stop
+
+    def _check_kinds(self, log: Transitions) -> None:
+        """Take space and columns from the first log; raise DataError if those of a
+        later one differ.
+        """
         kinds = {
-            name: Column(KEYS[name][0], own.dtype.name, own.shape[1:])
-            for name, own in columns.items()
+            name: Column(KEYS[name][0], array.dtype.name, array.shape[1:])
+            for name, array in log.columns.items()
         }
         if self._space is None:
             self._space = log.action_space
             self._columns = kinds
             if self.metadata is None:
                 self.metadata = log.metadata
-            else:
-                self.metadata = self.metadata
         here = {"action space": log.action_space, **kinds}
         before = {"action space": self._space, **self._columns}
         for name in (*here, *before):
             if here.get(name) != before.get(name):
-                said = (
-                    f"the appended log has {name} {here.get(name)}, the first one"
-                    f" {before.get(name)}"
+                raise DataError(
+                    f"{self.target}: the appended log has {name} {here.get(name)}, the"
+                    f" first one {before.get(name)}; give pieces of one log"
                 )
-                raise DataError(f"{self.target}: {said}; give pieces of one log")
-        if log.has_episodes:
-            ends = np.append(log.episode_starts[1:], len(log))
-        else:
-            ends = np.arange(1, len(log) + 1)
-        done = row = 0
-        while row < len(log):
-            fitting = int(
-                np.searchsorted(ends, row + self.shard_rows - self._rows, side="right")
-            )
-            if fitting <= done and self._rows:
-                self._close_shard()
-                continue
-            fitting = max(fitting, done + 1)  # an episode may be longer than a shard
-            stop = int(ends[fitting - 1])
-            self._write({name: array[row:stop] for name, array in columns.items()})
-            done = fitting
-            row = stop
 
     def _write(self, columns: dict[str, np.ndarray]) -> None:
         """Write rows of whole episodes to the open shard, and number the episodes
@@ -281,47 +294,56 @@ class ShardWriter:
         self._rows = stop
 
     def _open_shard(self) -> None:
+        """Begin a shard with empty columns. Raises DataError for too many shards."""
         if len(self._shards) == MOST_SHARDS:
-            said = f"{self.target} would have more than {MOST_SHARDS} shards"
-            raise DataError(f"{said}; put more rows into each")
+            raise DataError(
+                f"{self.target} would have more than {MOST_SHARDS} shards; put more"
+                " rows into each"
+            )
         self._path = self._folder / f"shard-{len(self._shards):05d}.hdf5"
         file = self._files.enter_context(new_hdf5(self._path))
         # chunks of all columns hold the same rows, so that reading a block reads the
         # same share of each
         widest = max(column.row_bytes for column in self._columns.values())
         chunk = max(1, min(self.shard_rows, _CHUNK_BYTES // widest))
-        options: dict[str, Any] = {"fletcher32": True, "track_times": False}
         for name, column in self._columns.items():
-            options |= {
-                "maxshape": (None, *column.shape),
-                "chunks": (chunk, *column.shape),
-            }
-            empty = (0, *column.shape)
             self._arrays[name] = file.create_dataset(
-                column.key, empty, column.dtype, **options
+                column.key,
+                (0, *column.shape),
+                column.dtype,
+                maxshape=(None, *column.shape),
+                chunks=(chunk, *column.shape),
+                fletcher32=True,
+                track_times=False,
             )
 
     def _close_shard(self) -> None:
+        """Finish the open shard: its description and its digest."""
         assert self._space is not None
         assert self.metadata is not None
         # the digest in the metadata is that of the whole folder
         metadata = dataclasses.replace(self.metadata, sha256=None)
-        said = describe_columns(self._space, "steps" in self._columns, metadata)
-        write_text(self._arrays["rewards"].file, DESCRIPTION, said)
+        text = describe_columns(self._space, "steps" in self._columns, metadata)
+        write_text(self._arrays["rewards"].file, DESCRIPTION, text)
         self._files.close()
         self._shards.append(
             ShardInfo(
-                str(self._path), self._rows, self._episodes, digest_of(self._path)
+                name=str(self._path),
+                rows=self._rows,
+                episodes=self._episodes,
+                sha256=digest_of(self._path),
             )
         )
-        self._rows = self._episodes = 0
+        self._rows = 0
+        self._episodes = 0
 
     def _finish(self) -> None:
+        """Close the last shard and write the manifest. Raises DataError without rows."""
         if self._space is None or self.metadata is None:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._rows:
             self._close_shard()
-        # which is of the rows as they were read
+        # Another digest is of the rows as they were read, perhaps from another log.
         metadata = dataclasses.replace(self.metadata, sha256=None)
         log = LazyTransitions(tuple(self._shards), self._space, self._columns, metadata)
         metadata = dataclasses.replace(metadata, sha256=log.sha256)
