@@ -103,7 +103,7 @@ class _Gains:
     """
 
     shifted: float
-    own: float
+    unshifted: float
     score: float
 
 
@@ -123,7 +123,7 @@ def _compare_actions(steps: _Steps, shift: Shift) -> _Gains | None:
         base = np.hstack([base, before])
     own_action = rows.actions(inner)
     without = _unseen_errors(base, targets=steps.step, episode=steps.episode)
-    own = _unseen_errors(
+    unshifted = _unseen_errors(
         _crossed(steps.base, own_action, beside=base),
         targets=steps.step,
         episode=steps.episode,
@@ -139,18 +139,18 @@ def _compare_actions(steps: _Steps, shift: Shift) -> _Gains | None:
         return None
     safe_total = np.where(is_usable, total, 1.0)
     shifted_share = np.where(is_usable, 1.0 - shifted.sum(axis=0) / safe_total, -np.inf)
-    own_share = np.where(is_usable, 1.0 - own.sum(axis=0) / safe_total, 0.0)
+    own_share = np.where(is_usable, 1.0 - unshifted.sum(axis=0) / safe_total, 0.0)
     best = int((shifted_share - own_share).argmax())
     gains = _Gains(
         shifted=float(shifted_share[best]),
-        own=float(max(own_share[best], 0.0)),
-        score=_score(own[:, best] - shifted[:, best], episode=steps.episode),
+        unshifted=float(max(own_share[best], 0.0)),
+        score=_score(unshifted[:, best] - shifted[:, best], episode=steps.episode),
     )
     explains_elsewhere = bool(
         (own_share > np.maximum(_CLEAR_GAIN, shifted_share)).any()
     )
     is_clear = gains.shifted > _CLEAR_GAIN and gains.score > _LARGE_SCORE
-    if not is_clear or gains.own > _LITTLE * gains.shifted or explains_elsewhere:
+    if not is_clear or gains.unshifted > _LITTLE * gains.shifted or explains_elsewhere:
         return None
     if shift == "below" and not _tells_of_the_step(steps, action=shifted_action):
         return None
@@ -178,7 +178,7 @@ def _late_actions(steps: _Steps, gains: _Gains) -> Symptom:
         p_value=math.erfc(gains.score / math.sqrt(2.0)),
         statement=(
             f"the action of the row below explains {gains.shifted:.0%} of each step,"
-            f" the row's own {gains.own:.0%}"
+            f" the row's own {gains.unshifted:.0%}"
         ),
         remedy=f"if each row holds what led to its observation, {remedy}",
     )
@@ -194,7 +194,7 @@ def _early_actions(steps: _Steps, gains: _Gains) -> Symptom:
         p_value=math.erfc(gains.score / math.sqrt(2.0)),
         statement=(
             f"the action of the row before explains {gains.shifted:.0%} of each step,"
-            f" the row's own {gains.own:.0%}"
+            f" the row's own {gains.unshifted:.0%}"
         ),
         remedy=(
             "if each row holds the action of the row below, move actions down by one"
@@ -230,20 +230,20 @@ def _shifted_episodes(steps: _Steps) -> Iterator[Symptom]:
     inner = steps.inner
     own_inputs = _crossed(steps.base, rows.actions(inner))
     below_inputs = _crossed(steps.base, rows.actions(inner + 1))
-    own, below = _errors_of_one_model(
+    unshifted, below = _errors_of_one_model(
         inputs=(own_inputs, below_inputs),
         targets=(steps.step, steps.step),
         episode=steps.episode,
     )
     without = _unseen_errors(steps.base, targets=steps.step, episode=steps.episode)
     total = np.maximum(without.sum(axis=0), 1e-6 * len(inner))
-    share = 1.0 - own.sum(axis=0) / total
+    share = 1.0 - unshifted.sum(axis=0) / total
     best = int(share.argmax())
     if share[best] > _CLEAR_GAIN:
         yield from _of_some_episodes(
-            difference=own[:, best] - below[:, best],
+            difference=unshifted[:, best] - below[:, best],
             episode=steps.episode,
-            what="action",
+            column="action",
         )
     following = _features(rows, inner, following=True)
     inputs = _crossed(
@@ -255,19 +255,19 @@ def _shifted_episodes(steps: _Steps) -> Iterator[Symptom]:
         return
     own_reward = ((rewards[inner] - rewards[inner].mean()) / deviation)[:, None]
     below_reward = ((rewards[inner + 1] - rewards[inner].mean()) / deviation)[:, None]
-    own, below = _errors_of_one_model(
+    unshifted, below = _errors_of_one_model(
         inputs=(inputs, inputs),
         targets=(own_reward, below_reward),
         episode=steps.episode,
     )
-    if float(own.mean()) < 1.0 - _CLEAR_REWARD_GAIN:
+    if float(unshifted.mean()) < 1.0 - _CLEAR_REWARD_GAIN:
         yield from _of_some_episodes(
-            difference=(own - below)[:, 0], episode=steps.episode, what="reward"
+            difference=(unshifted - below)[:, 0], episode=steps.episode, column="reward"
         )
 
 
 def _of_some_episodes(
-    difference: Float[np.ndarray, " row"], episode: Int[np.ndarray, " row"], what: str
+    difference: Float[np.ndarray, " row"], episode: Int[np.ndarray, " row"], column: str
 ) -> Iterator[Symptom]:
     """Yield a symptom if the value of the row below fits far better in more episodes
     than by chance.
@@ -285,17 +285,17 @@ def _of_some_episodes(
     if count < _FEWEST_IN_EPISODE or p_value >= SIGNIFICANT:
         return
     yield Symptom(
-        test=f"alignment of {what}s in some episodes",
-        kind=f"{what}s",
+        test=f"alignment of {column}s in some episodes",
+        kind=f"{column}s",
         rows=count,
         of=len(scores),
         p_value=p_value,
         statement=(
-            f"in {count} of {counted(len(scores), 'episode')} the {what} of the row"
-            f" below fits each step, and the row's own {what} does not"
+            f"in {count} of {counted(len(scores), 'episode')} the {column} of the row"
+            f" below fits each step, and the row's own {column} does not"
         ),
         remedy=(
-            f"check how these episodes were recorded; move their {what}s up by one row"
+            f"check how these episodes were recorded; move their {column}s up by one row"
         ),
     )
 
@@ -324,12 +324,15 @@ def _features(
     """Features of observations: one column per observation if there are few, else
     smooth functions.
     """
-    keys = rows.next_keys if following else rows.observation_keys
     known = rows.few_observations
     if known is None:
         return _smooth(rows.states(chosen, following=following)[:, :_MOST_STATES])
-    place = np.minimum(np.searchsorted(known, keys[chosen]), len(known) - 1)
-    is_known = known[place] == keys[chosen]
+    if following:
+        keys = rows.next_keys[chosen]
+    else:
+        keys = rows.observation_keys[chosen]
+    place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    is_known = known[place] == keys
     columns = np.zeros((len(chosen), len(known) + 1), dtype=np.float32)
     columns[:, -1] = 1.0
     columns[np.flatnonzero(is_known), place[is_known]] = 1.0
@@ -357,8 +360,9 @@ def _crossed(
     (or ``beside``).
     """
     products = features[:, :, None] * action[:, None, :]
-    first = features if beside is None else beside
-    return np.hstack([first, products.reshape(len(features), -1)])
+    if beside is None:
+        beside = features
+    return np.hstack([beside, products.reshape(len(features), -1)])
 
 
 def _unseen_errors(
@@ -393,8 +397,8 @@ def _errors_of_one_model(
         gram = seen.T @ seen
         gram += _RIDGE * np.trace(gram) / len(gram) * np.eye(len(gram))
         weights = np.linalg.solve(gram, seen.T @ targets[0][is_seen].astype(np.float64))
-        for error, given, target in zip(errors, inputs, targets, strict=True):
-            error[~is_seen] = (given[~is_seen] @ weights - target[~is_seen]) ** 2
+        for error, values, target in zip(errors, inputs, targets, strict=True):
+            error[~is_seen] = (values[~is_seen] @ weights - target[~is_seen]) ** 2
     return errors
 
 

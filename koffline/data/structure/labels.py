@@ -13,10 +13,9 @@ numbering of its values. For each whole-number column two things are measured:
   columns, each as a share of its mean over random numberings.
 
 A column is reported if it has structure, and neither measure with structure tells it
-from a random
-numbering: no p-value is small and no share is far below one. That errs towards silence:
-a label that is numbered partly in order, such as the cell ``row * width + column`` of a
-grid, is not reported.
+from a random numbering: no p-value is small and no share is far below one. That errs
+towards silence: a label that is numbered partly in order, such as the cell
+``row * width + column`` of a grid, is not reported.
 """
 
 from __future__ import annotations
@@ -35,17 +34,14 @@ MOST_VALUES = 1000
 _ROWS_PER_VALUE = 10  # on average, and _FEWEST_ROWS at each value that is looked at
 _FEWEST_ROWS = 5
 _MOST_ROWS = 20_000  # looked at, evenly spread
-_MOST_COLUMNS = (
-    50  # looked at; wide observations are images, spectra or one-hot columns
-)
+_MOST_COLUMNS = 50  # looked at; wide observations are images, spectra or one-hot
 _MOST_PROFILES = 20
 _NUMBERINGS = 400
 _STRUCTURE = 1e-8  # p-value
 _CLEARLY_MORE = 1.3  # equal pairs of steps, relative to shuffled next values
 _ORDER = 0.05  # p-value below which an order is taken to be there
-_ORDERED = (
-    0.5  # share of a random numbering's, below which an order is taken to be there
-)
+# share of a random numbering's, below which an order is taken to be there
+_ORDERED = 0.5
 
 
 @dataclass(frozen=True)
@@ -76,16 +72,11 @@ class LabelColumn:
         )
 
     def __str__(self) -> str:
-        said = (
-            f"{self.label} holds {self.values} whole numbers that look like labels read"
-            " as quantities"
-        )
-        shown = (
-            f"what follows depends on them, but not on their order: {self.effect:.0%}"
-            " of what a random"
-        )
         return (
-            f"{said}: {shown} numbering shows (p = {self.p_value:.2g}); {self.remedy}"
+            f"{self.label} holds {self.values} whole numbers that look like labels read"
+            " as quantities: what follows depends on them, but not on their order:"
+            f" {self.effect:.0%} of what a random numbering shows (p ="
+            f" {self.p_value:.2g}); {self.remedy}"
         )
 
 
@@ -118,44 +109,53 @@ def find_labels(
     if observations.ndim != 2 or observations.shape[1] > _MOST_COLUMNS:
         return ()
     count = observations.shape[1]
-    rows = np.arange(0, len(observations), max(1, -(-len(observations) // _MOST_ROWS)))
+    stride = max(1, -(-len(observations) // _MOST_ROWS))
+    rows = np.arange(0, len(observations), stride)
     states = observations[rows]
     following = next_observations[rows]
-    if count > 1:
-        usual = [f"observations[{i}]" for i in range(count)]
-    else:
-        usual = ["observations"]
-    about = (goes_on[rows], np.asarray(rewards[rows], dtype=np.float64), actions[rows])
-    found = []
-    for column in range(count):
-        others = np.delete(states, column, axis=1)
-        one = _judged(states[:, column], following[:, column], others, *about)
-        if one is not None:
-            if len(names) == count:
-                label = names[column]
-            else:
-                label = usual[column]
-            found.append(LabelColumn(column, label, *one))
-    return tuple(found)
+    labels: Sequence[str] = ["observations"]
+    if len(names) == count:
+        labels = names
+    elif count > 1:
+        labels = [f"observations[{i}]" for i in range(count)]
+    columns = []
+    for number in range(count):
+        column = _judged(
+            number=number,
+            label=labels[number],
+            values=states[:, number],
+            following=following[:, number],
+            other_columns=np.delete(states, number, axis=1),
+            goes_on=goes_on[rows],
+            rewards=np.asarray(rewards[rows], dtype=np.float64),
+            actions=actions[rows],
+        )
+        if column is not None:
+            columns.append(column)
+    return tuple(columns)
 
 
 def _judged(
+    number: int,
+    label: str,
     values: Shaped[np.ndarray, " row"],
     following: Shaped[np.ndarray, " row"],
-    others: Shaped[np.ndarray, "row column"],
+    other_columns: Shaped[np.ndarray, "row column"],
     goes_on: Bool[np.ndarray, " row"],
     rewards: Float[np.ndarray, " row"],
     actions: Shaped[np.ndarray, "row ..."],
-) -> tuple[int, float, float, float] | None:
-    """Number of values, share, p-value and structure's p-value of a column; None if it
-    is no label.
+) -> LabelColumn | None:
+    """A column that looks like labels, by its number and name; None if it does not.
+
+    values, following: the column in the observations and in the next observations;
+    following counts where ``goes_on``. other_columns: of the observations.
     """
     if not _are_whole(values):
         return None
     known, ranks, counts = np.unique(values, return_inverse=True, return_counts=True)
-    if not FEWEST_VALUES <= len(known) <= MOST_VALUES or len(
-        values
-    ) < _ROWS_PER_VALUE * len(known):
+    if not FEWEST_VALUES <= len(known) <= MOST_VALUES:
+        return None
+    if len(values) < _ROWS_PER_VALUE * len(known):
         return None
     kept = counts[ranks] >= _FEWEST_ROWS
     is_frequent = counts >= _FEWEST_ROWS
@@ -171,7 +171,7 @@ def _judged(
         *_of_steps(place[ranks[has_next]], later[has_next], len(frequent), generator),
         *_of_profiles(
             place[ranks[kept]],
-            others[kept],
+            other_columns[kept],
             rewards[kept],
             actions[kept],
             len(frequent),
@@ -187,20 +187,23 @@ def _judged(
     p_value = min(measure.p_value for measure in measures)
     if share < _ORDERED or p_value < _ORDER:
         return None
-    return (
-        len(known),
-        share,
-        p_value,
-        min(measure.structure_p_value for measure in measures),
+    return LabelColumn(
+        column=number,
+        label=label,
+        values=len(known),
+        effect=share,
+        p_value=p_value,
+        structure_p_value=min(measure.structure_p_value for measure in measures),
     )
 
 
 def _are_whole(values: Shaped[np.ndarray, " row"]) -> bool:
+    """Whether all values are finite whole numbers."""
     if values.dtype.kind in "iu":
         return True
-    return values.dtype.kind == "f" and bool(
-        (np.isfinite(values) & (values == np.trunc(values))).all()
-    )
+    if values.dtype.kind != "f":
+        return False
+    return bool((np.isfinite(values) & (values == np.trunc(values))).all())
 
 
 def _of_steps(
@@ -273,7 +276,7 @@ def _p_value_of_pairs(
 
 def _of_profiles(
     values: Int[np.ndarray, " row"],
-    others: Shaped[np.ndarray, "row column"],
+    other_columns: Shaped[np.ndarray, "row column"],
     rewards: Float[np.ndarray, " row"],
     actions: Shaped[np.ndarray, "row ..."],
     count: int,
@@ -285,11 +288,8 @@ def _of_profiles(
         chosen = [np.asarray(actions == action, dtype=np.float64) for action in taken]
     else:
         chosen = [np.asarray(column, dtype=np.float64) for column in actions.T]
-    columns = [
-        rewards,
-        *chosen,
-        *(np.asarray(column, dtype=np.float64) for column in others.T),
-    ]
+    columns = [rewards, *chosen]
+    columns += [np.asarray(column, dtype=np.float64) for column in other_columns.T]
     numberings = _numberings(count, generator)
     for column in columns[:_MOST_PROFILES]:
         yield _of_profile(values, column, count, numberings)
@@ -339,18 +339,19 @@ def _p_value_of_means(
     kept = np.flatnonzero((rows > 0.0) & (np.arange(len(rows)) != shares.argmax()))
     chosen = np.isin(values, kept)
     count = int(chosen.sum())
-    freedom = (len(kept) - 1, count - len(kept))
-    if freedom[0] < 1 or freedom[1] < 1:
+    # degrees of freedom
+    of_between = len(kept) - 1
+    of_within = count - len(kept)
+    if of_between < 1 or of_within < 1:
         return 1.0
     seen = numbers[chosen]
     within = float(np.square(seen - means[values[chosen]]).sum())
     between = float(rows[kept] @ np.square(means[kept] - seen.mean()))
     if between + within <= 1e-12 * max(1.0, float(np.square(seen).sum())):
         return 1.0
-    ratio = (between / freedom[0]) / max(
-        within / freedom[1], 1e-12 * (between + within)
-    )
-    return float(special.fdtrc(*freedom, ratio))
+    noise = max(within / of_within, 1e-12 * (between + within))
+    ratio = (between / of_between) / noise
+    return float(special.fdtrc(of_between, of_within, ratio))
 
 
 def _numberings(
@@ -363,8 +364,11 @@ def _numberings(
 
 def _compared(totals: Float[np.ndarray, " numbering"], structure: float) -> _Measure:
     """The first total compared with the others."""
-    own = float(totals[0])
+    logged = float(totals[0])
     drawn = totals[1:]
-    tails = (1.0 + (drawn <= own).sum(), 1.0 + (drawn >= own).sum())
-    p_value = min(1.0, 2.0 * float(min(tails)) / (len(drawn) + 1.0))
-    return _Measure(own / max(float(drawn.mean()), 1e-300), p_value, structure)
+    tails = (1.0 + (drawn <= logged).sum(), 1.0 + (drawn >= logged).sum())
+    return _Measure(
+        share=logged / max(float(drawn.mean()), 1e-300),
+        p_value=min(1.0, 2.0 * float(min(tails)) / (len(drawn) + 1.0)),
+        structure_p_value=structure,
+    )

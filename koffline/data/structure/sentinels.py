@@ -78,12 +78,11 @@ def _of_column(name: str, column: Float[np.ndarray, " row"]) -> Iterator[Symptom
         return
     for extreme in (lowest, highest):
         is_extreme = column == extreme
-        others = column[~is_extreme]
-        spread = float(others.max() - others.min())
-        gap = float(np.abs(others - extreme).min())
-        is_mark = is_sentinel(extreme) and gap > _GAP * max(
-            spread, 1e-12 * abs(extreme), 1.0
-        )
+        rest = column[~is_extreme]
+        spread = float(rest.max() - rest.min())
+        gap = float(np.abs(rest - extreme).min())
+        scale = max(spread, 1e-12 * abs(extreme), 1.0)
+        is_mark = is_sentinel(extreme) and gap > _GAP * scale
         count = int(is_extreme.sum())
         if is_mark and count <= _MOST_SHARE * len(column):
             yield Symptom(
@@ -95,7 +94,7 @@ def _of_column(name: str, column: Float[np.ndarray, " row"]) -> Iterator[Symptom
                 statement=(
                     f"{name} is exactly {extreme:g} in {count} of {len(column)} rows"
                     f" ({percent(count / len(column))}), far from all others"
-                    f" ({others.min():g} to {others.max():g})"
+                    f" ({rest.min():g} to {rest.max():g})"
                 ),
                 remedy="if that stands for a missing value, drop or mend these rows",
             )

@@ -27,9 +27,8 @@ from koffline.data.structure.symptom import Symptom
 from koffline.data.transitions import Transitions
 
 _ROWS_TOGETHER = 65_536
-_LEAST_SHARE = (
-    0.005  # of a log's rows: parts with a symptom that make up less are not reported
-)
+# of a log's rows: parts with a symptom that make up less are not reported
+_LEAST_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,25 @@ class Structure:
 
     @property
     def symptoms(self) -> tuple[Symptom, ...]:
-        """One symptom per test and kind, with the counts of all parts, if they make up
-        half a percent.
+        """One symptom per test, with the counts of all parts, if they make up half a
+        percent; of a log in one part, all that its tests say.
         """
+        is_whole = len(self.parts) == 1
         rows_in_all = sum(rows for rows, _ in self.parts)
         joined: dict[tuple[str, str], Symptom] = {}
         shares: dict[tuple[str, str], float] = {}
         for rows, symptoms in self.parts:
             for symptom in symptoms:
-                key = (symptom.test, symptom.statement if len(self.parts) == 1 else "")
-                shares[key] = shares.get(key, 0.0) + symptom.share * rows / rows_in_all
+                key = (symptom.test, "")
+                if is_whole:
+                    key = (symptom.test, symptom.statement)
+                share = symptom.share * rows / rows_in_all
+                shares[key] = shares.get(key, 0.0) + share
                 joined[key] = _larger(joined.get(key), symptom)
         return tuple(
             symptom
             for key, symptom in joined.items()
-            if len(self.parts) == 1 or symptom.rows == 1 or shares[key] >= _LEAST_SHARE
+            if is_whole or symptom.rows == 1 or shares[key] >= _LEAST_SHARE
         )
 
 
@@ -100,6 +103,7 @@ def symptoms_of(
         return (*rows_that_go_on(log), *label_symptoms(log), *sentinel_symptoms(log))
     rows = LoggedRows.of(log=log, units=units)
     alignment = tuple(alignment_symptoms(rows))
+    # Rewards that are late with the actions are reported with these.
     first_rewards = () if alignment else tuple(late_first_rewards(log))
     return (
         *unlinked_rows(log),
@@ -124,7 +128,9 @@ def symptoms_of_log(log: AnyLog, parts: Iterable[Structure]) -> tuple[Symptom, .
     parts: the structure of the parts of a larger log, in order.
     """
     if is_small(log):
-        return symptoms_of(log if isinstance(log, Transitions) else log.load())
+        if not isinstance(log, Transitions):
+            log = log.load()
+        return symptoms_of(log)
     total = Structure()
     for part in parts:
         total = total + part

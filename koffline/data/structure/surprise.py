@@ -22,13 +22,11 @@ _ALIKE = 2  # neighbours that must take a similar step
 _SAME_STEP = 1e-3  # distances below are rounding
 _MOST_REFERENCES = 6000
 _MOST_QUERIES = 500
-_ACTION_WEIGHT = (
-    2.0  # of a change of action by one, beside a change of the state by one deviation
-)
+# of a change of action by one, beside a change of the state by one deviation
+_ACTION_WEIGHT = 2.0
 _STEP_FLOOR = 1e-3  # of a state's deviation: the least scale of its steps
-_UNLIKE_SHARE = (
-    0.8  # chance that such a step is more surprising than one inside an episode
-)
+# chance that such a step is more surprising than one inside an episode
+_UNLIKE_SHARE = 0.8
 _UNLIKE_P = 1e-4
 _FEWEST = 5
 _FEWEST_REFERENCES = 60
@@ -172,16 +170,16 @@ class PlacesOfEpisodes:
         if len(chosen) < _FEWEST or len(self.reference) < _FEWEST_REFERENCES:
             return 1.0
         stride = max(1, len(chosen) // _MOST_QUERIES)
-        asked = self.surprise(chosen[::stride][:_MOST_QUERIES])
+        surprise = self.surprise(chosen[::stride][:_MOST_QUERIES])
         usual = self.surprise(self.controls())
-        asked = asked[np.isfinite(asked)]
+        surprise = surprise[np.isfinite(surprise)]
         usual = usual[np.isfinite(usual)]
-        if len(asked) < _FEWEST or len(usual) < _FEWEST:
+        if len(surprise) < _FEWEST or len(usual) < _FEWEST:
             return 1.0
-        if min(asked.min(), usual.min()) == max(asked.max(), usual.max()):
+        if min(surprise.min(), usual.min()) == max(surprise.max(), usual.max()):
             return 1.0
-        test = mannwhitneyu(asked, usual, alternative="greater")
-        share = float(test.statistic) / (len(asked) * len(usual))
+        test = mannwhitneyu(surprise, usual, alternative="greater")
+        share = float(test.statistic) / (len(surprise) * len(usual))
         if share > _UNLIKE_SHARE:
             return float(test.pvalue)
         return 1.0
