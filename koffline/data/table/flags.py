@@ -240,6 +240,7 @@ def _settle_every_end(
 
 
 def _ask(chosen: EndFlag, other: EndFlag, settled: Ends) -> None:
+    """Ask which of two flags says that the world ended, and leave the other out."""
     answers: list[Mapping[str, Any]] = [
         {"terminal": chosen.text},
         {"terminal": other.text},

@@ -45,7 +45,7 @@ INSPECT = (
     " `data convert`"
 )
 CUT = "cut"
-# what becomes of rewards in rows that are left out
+# What becomes of rewards in rows that are left out.
 PREVIOUS = "previous"
 DROP = "drop"
 _OPEN = "?"  # a value that is a question; after it, the lines that would answer it
@@ -53,12 +53,8 @@ _BETWEEN = " | "
 _END_OF_SCALAR = "...\n"  # PyYAML writes it below a single value
 _LONGEST_ANSWER = 200  # characters of one in a message
 _ANSWERS = {"last_row": ("last_row: cut", "last_row: terminal")}
-# in which ? stands for any letter
-_PATTERNS = (
-    "observations",
-    "action",
-    "next_observations",
-)
+# Roles of several columns, in whose names ? stands for any letter.
+_PATTERNS = ("observations", "action", "next_observations")
 # Fields that do not apply to one-step episodes.
 _OF_EPISODES = (
     "episode",
@@ -311,7 +307,9 @@ class TableMapping(pydantic.BaseModel):
 
     @property
     def behavior(self) -> str | None:
-        """The column of the behaviour's probabilities, or of their logarithms."""
+        """The column of the behavior policy's probabilities of the logged actions, or
+        of their logarithms.
+        """
         return self.behavior_probability or self.behavior_log_probability
 
     @property
@@ -468,9 +466,9 @@ class Formula:
     """
 
     text: str
-    # columns in the formula: True if compared with texts, else numbers
+    # Columns in the formula: True if compared with texts, else numbers.
     columns: Mapping[str, bool]
-    # columns and the texts that they are compared with
+    # Columns and the texts that they are compared with.
     comparisons: tuple[tuple[str, str], ...]
     value: pl.Expr = field(repr=False, compare=False)
 

@@ -430,10 +430,10 @@ def _columns(arrays: Mapping[str, Any], name: str) -> list[str]:
     matches = map(_EPISODE_GROUP.match, arrays)
     groups: set[str] = {match.group(1) for match in matches if match is not None}
     if len(groups) > 1:
-        shown = listed(sorted(groups, key=natural_key), 3)
+        in_order = sorted(groups, key=natural_key)
         raise DataError(
-            f"{name} holds one group of arrays per episode ({shown}), which is not"
-            " read; join the arrays of all groups into one per key, with the group's"
+            f"{name} holds one group of arrays per episode ({listed(in_order, 3)}),"
+            " which is not read; join the arrays of all groups into one per key, with the group's"
             " number as episode_ids"
         )
     # Minari's, d3rlpy's
