@@ -45,7 +45,10 @@ def with_labels(log: RawLog, encode: Mapping[str, Any], source: str) -> RawLog:
     labels: dict[str, tuple[int, ...]] = {}
     for column, value in encode.items():
         declared = _declared_labels(column, value)
-        for name in names if column in _ALL else [column]:
+        chosen = [column]
+        if column in _ALL:
+            chosen = names
+        for name in chosen:
             if name not in names:
                 remedy = nearest_name(name, ["observations", *names])
                 raise DataError(

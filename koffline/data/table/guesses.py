@@ -37,69 +37,97 @@ _NONE = 1000  # rank of a name without a word of the role
 _FEWEST_COUNTED = 5
 
 _FLAGGED = "give true and false, or 1 and 0"
-# By role: words in names, the likeliest first; whether values suit; what to do where
-# they do not, if said.
-_ROLES: dict[str, tuple[str, Callable[[Profile], bool], str]] = {
-    "behavior_log_probability": (
-        "logprob logp loglikelihood logpropensity",
-        lambda it: it.is_number and it.high <= 0,
-        "",
+
+
+@dataclass(frozen=True)
+class _Role:
+    """How a role is recognised: words in names, the likeliest first; whether values
+    suit; what to do where they do not, empty if nothing is to be said.
+    """
+
+    words: str
+    suits: Callable[[Profile], bool]
+    remedy: str = ""
+
+
+def _are_ids(column: Profile) -> bool:
+    """Whether values can be ids of episodes, which have one and a half rows or more on
+    average.
+    """
+    if column.is_time or column.values.dtype == pl.Boolean:
+        return False
+    return 1.5 * column.distinct <= column.present
+
+
+def _are_times(column: Profile) -> bool:
+    is_ordered = column.is_time or column.values.dtype.is_numeric()
+    return is_ordered and column.distinct > 1
+
+
+def _is_found_by_flags(column: Profile) -> bool:
+    """Flags of ends are settled by the rows, in `find_ends`."""
+    return False
+
+
+_ROLES = {
+    "behavior_log_probability": _Role(
+        words="logprob logp loglikelihood logpropensity",
+        suits=lambda column: column.is_number and column.high <= 0,
     ),
-    "behavior_probability": (
-        (
+    "behavior_probability": _Role(
+        words=(
             "probability prob propensity propensities pscore chance behaviour behavior"
             " p mu"
         ),
-        lambda it: it.is_number and it.low > 0 and it.high <= 1,
-        "give probabilities above 0, up to 1",
+        suits=lambda column: column.is_number and column.low > 0 and column.high <= 1,
+        remedy="give probabilities above 0, up to 1",
     ),
-    "terminal": (
-        "terminal terminals terminated done dones death dead died ended end churned",
-        lambda it: False,
-        _FLAGGED,
+    "terminal": _Role(
+        words=(
+            "terminal terminals terminated done dones death dead died ended end churned"
+        ),
+        suits=_is_found_by_flags,
+        remedy=_FLAGGED,
     ),
-    "truncated": (
-        "truncated truncation timeout timeouts censored cut",
-        lambda it: False,
-        _FLAGGED,
+    "truncated": _Role(
+        words="truncated truncation timeout timeouts censored cut",
+        suits=_is_found_by_flags,
+        remedy=_FLAGGED,
     ),
-    "reward": (
-        (
+    "reward": _Role(
+        words=(
             "reward rewards rew r payoff profit revenue spend conversion converted"
             " clicked click outcome gain"
         ),
-        lambda it: it.is_number,
-        "give numbers, or a formula, as in reward: clicked == 'yes'",
+        suits=lambda column: column.is_number,
+        remedy="give numbers, or a formula, as in reward: clicked == 'yes'",
     ),
-    "action": (
-        (
+    "action": _Role(
+        words=(
             "action actions a act acts treatment treated arm decision choice offer dose"
             " recommendation variant bid"
         ),
-        lambda it: it.is_number or it.distinct <= MOST_ONE_HOT,
-        "",
+        suits=lambda column: column.is_number or column.distinct <= MOST_ONE_HOT,
     ),
-    "weight": ("weight weights w", lambda it: it.is_number and it.low >= 0, ""),
-    "time": (
-        (
+    "weight": _Role(
+        words="weight weights w",
+        suits=lambda column: column.is_number and column.low >= 0,
+    ),
+    "time": _Role(
+        words=(
             "timestamp time t ts datetime date unixtime timestep step tick hour day"
             " week month period visit when created occurred"
         ),
-        lambda it: (it.is_time or it.values.dtype.is_numeric()) and it.distinct > 1,
-        "give numbers or times, as in 2024-01-31T12:00:00",
+        suits=_are_times,
+        remedy="give numbers or times, as in 2024-01-31T12:00:00",
     ),
-    "episode": (
-        (
+    "episode": _Role(
+        words=(
             "episode episodes trajectory traj rollout session ep patient customer user"
             " subject client account visitor cookie household player subscriber uid"
             " guid id"
         ),
-        lambda it: (
-            not it.is_time
-            and it.values.dtype != pl.Boolean
-            and 1.5 * it.distinct <= it.present
-        ),
-        "",
+        suits=_are_ids,
     ),
 }
 # Whole names of columns that count the rows of an episode.
@@ -123,7 +151,7 @@ def rank(column: Profile, role: str) -> int:
     """Position of the likeliest word of a name among the role's words; `_NONE` without
     one.
     """
-    words = _ROLES[role][0].split()
+    words = _ROLES[role].words.split()
     name_parts = parts(column.name)
     whole = joined(column.name)
     if role in ("action", "reward") and is_earlier(column.name):
@@ -201,7 +229,7 @@ def _by_names(columns: Sequence[Profile], has_ends: bool) -> None:
     """Give each role to the column whose name says it most clearly, if its values
     suit. has_ends: whether flags of ends are there.
     """
-    for role, (words, _, remedy) in _ROLES.items():
+    for role, rule in _ROLES.items():
         free = [column for column in columns if not column.reason]
         named = [column for column in free if rank(column, role) < _NONE]
         named.sort(key=lambda column: rank(column, role))
@@ -220,12 +248,12 @@ def _by_names(columns: Sequence[Profile], has_ends: bool) -> None:
             chosen.role = role
             chosen.reason = f"{why}; {counted(chosen.distinct, 'value')}"
         is_answered = bool(likely) or (role == "terminal" and has_ends)
-        if remedy and not is_answered:
+        if rule.remedy and not is_answered:
             for column in named:
                 is_meant = role != "time" or column.has_digits
                 # "step 7" is meant as a time, "Monday" is a category
-                if is_meant and column.name.lower() in words.split():
-                    _report_values(column, role, remedy)
+                if is_meant and column.name.lower() in rule.words.split():
+                    _report_values(column, role, rule.remedy)
         if role == "action":
             _add_components(likely)
 
@@ -238,7 +266,7 @@ def _suits(column: Profile, role: str) -> bool:
         return True
     if role != "action" and column.values.dtype.is_nested():
         return False
-    return _ROLES[role][1](column)
+    return _ROLES[role].suits(column)
 
 
 def _report_values(column: Profile, role: str, remedy: str) -> None:

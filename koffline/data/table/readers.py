@@ -219,8 +219,11 @@ def _csv_frames(
     are found. Raises DataError for such rows, and for quote marks that are not closed.
     """
     done = 0
+    attempts: list[Columns] = [{}]
+    if not as_texts:
+        attempts.insert(0, columns)
     with remote.local_file(name) as path:
-        for types in ({},) if as_texts else (columns, {}):
+        for types in attempts:
             scan = pl.scan_csv(
                 path,
                 glob=False,

@@ -35,6 +35,7 @@ _MOST_ONE_HOT = 1000
 _MOST_CATEGORIES = 10_000
 _LONGEST = 1000
 _MOST_SHOWN = 60
+# roles that are one column
 _SINGLE = (
     "episode",
     "time",
@@ -50,7 +51,7 @@ _COMPUTED = (
     "truncated",
     "starts",
 )
-_SIGNS = set("+-*/<>=!(`")
+_SIGNS = set("+-*/<>=!(`")  # of formulas; a column's name with one is in backticks
 
 
 def resolved(
@@ -277,7 +278,9 @@ def column_types(
         for name, is_text in formula.columns.items()
     }
     terms = [name for name, is_text in parts.items() if not is_text]
-    several_actions = roles.action if len(roles.action) > 1 else ()
+    several_actions: tuple[str, ...] = ()
+    if len(roles.action) > 1:
+        several_actions = roles.action
     are_numbers = {*roles.numbers, *terms, *several_actions} - set(roles.encode)
     # what is not stored is a formula
     types = {name: stored[name] for name in (*roles.columns, *parts) if name in stored}
@@ -385,10 +388,12 @@ def ways_of_numbers(
         for name, kind in rows.types.items()
         if kind == pl.Float64 and stored[name] == pl.String
     ]
+    if not names:
+        return {}
     ways = {name: [NUMBERS, DECIMAL_COMMAS] for name in names}
     dotted: dict[str, str] = {}
     as_stored = replace(rows, types={name: pl.String() for name in names})
-    for frame in as_stored.frames() if names else ():
+    for frame in as_stored.frames():
         for column in frame:
             _narrow(ways, dotted, column)
     _refuse_ambiguous(ways, dotted, source)
@@ -439,16 +444,7 @@ def ways_of_texts(
     DataError for times that cannot be read.
     """
     ways = _possible_ways(rows, roles)
-    dotted: dict[str, str] = {}
-    above = 0
-    for frame in rows.only(list(ways)).frames() if ways else ():
-        for column in frame:
-            missed_by = _narrow(ways, dotted, column)
-            if column.name == roles.time and not ways[column.name]:
-                raise DataError(
-                    f"{source}: {_unreadable_time(column, missed_by, above)}"
-                )
-        above += frame.height
+    dotted = _narrow_by_rows(rows, ways, roles.time, source)
     _refuse_ambiguous(
         {name: left for name, left in ways.items() if name != roles.episode},
         dotted,
@@ -464,6 +460,29 @@ def ways_of_texts(
         if flag is not None and rows.types.get(flag) == pl.String:
             decided.setdefault(flag, FLAGS_OR_IDS)
     return decided
+
+
+def _narrow_by_rows(
+    rows: TableRows, ways: dict[str, list[str]], time: str | None, source: str
+) -> dict[str, str]:
+    """Keep the ways that read all texts of the rows, in place; a text with a point, by
+    column.
+
+    ways: by column. time: the column of times. Raises DataError if no way reads all of
+    these.
+    """
+    dotted: dict[str, str] = {}
+    if not ways:
+        return dotted
+    above = 0
+    for frame in rows.only(list(ways)).frames():
+        for column in frame:
+            missed_by = _narrow(ways, dotted, column)
+            if column.name == time and not ways[column.name]:
+                problem = _unreadable_time(column, missed_by, above)
+                raise DataError(f"{source}: {problem}")
+        above += frame.height
+    return dotted
 
 
 def _possible_ways(rows: TableRows, roles: TableMapping) -> dict[str, list[str]]:
@@ -510,8 +529,10 @@ def _check_texts_in_every_file(rows: TableRows, action: str) -> None:
 
     Such files may number the actions that others name.
     """
+    if len(rows.files) == 1:
+        return
     has_numbers: dict[str, bool] = {}
-    for file in rows.files if len(rows.files) > 1 else ():
+    for file in rows.files:
         of_file = replace(rows, files=(file,), held=None, computed=()).only([action])
         frames_are_numbers = [
             not unread(frame[action], [NUMBERS])[NUMBERS].any()
@@ -563,11 +584,7 @@ def look_up(
     has the categories of its observation.
     """
     partner = dict(zip(roles.next_observations, roles.observations, strict=False))
-    stored: dict[str, set[str]] = defaultdict(set)
-    for frame in rows.only(list(roles.encode)).frames() if roles.encode else ():
-        for values in frame:
-            column = partner.get(values.name, values.name)
-            gather(stored[column], values.cast(pl.String))
+    stored = _stored_categories(rows, list(roles.encode), partner)
     encodings: dict[str, Encoding] = {}
     spelled: dict[str, dict[str, str]] = {}
     for column, encoding in roles.encode.items():
@@ -592,6 +609,22 @@ def look_up(
                 f"column {column} would become {twice}, another column; rename that one"
             )
     return encodings, spelled
+
+
+def _stored_categories(
+    rows: TableRows, columns: list[str], partner: Mapping[str, str]
+) -> Mapping[str, set[str]]:
+    """The texts of columns of categories, by column; those of next observations count
+    for the observation that is their ``partner``.
+    """
+    stored: dict[str, set[str]] = defaultdict(set)
+    if not columns:
+        return stored
+    for frame in rows.only(columns).frames():
+        for values in frame:
+            column = partner.get(values.name, values.name)
+            gather(stored[column], values.cast(pl.String))
+    return stored
 
 
 def _check_categories(

@@ -193,8 +193,9 @@ def prepare_table(
         rows = open_rows(rows, in_memory, first)
         texts = applied.ways_of_texts(rows, roles, is_own, name)
         census = _census(types, stored, texts, roles, formulas)
-        for frame in rows.frames() if in_memory else ():
-            census.look(frame)
+        if in_memory:
+            for frame in rows.frames():
+                census.look(frame)
         encodings, spelled = applied.look_up(rows, roles, problems)
         problems.refuse()
         roles, origin = applied.encoded(roles, encodings)
@@ -655,18 +656,25 @@ def _check_counts(table: Table) -> None:
     if table.is_own:
         return
     _check_episodes(table)
+    if not table.problems.found:
+        _check_formulas_of_flags(table)
+    for sentence in table.census.problems(table.roles):
+        table.problems.add(sentence)
+
+
+def _check_formulas_of_flags(table: Table) -> None:
+    """Add problems for flags that compare texts and are set in no row."""
     roles = table.roles
     flags = (roles.terminal, roles.truncated, roles.starts)
-    for formula in table.formulas if not table.problems.found else ():
-        is_flag = formula.text in flags
+    for formula in table.formulas:
         compares_texts = any(formula.columns.values())
-        if is_flag and compares_texts and formula.text not in table.flagged:
+        if formula.text not in flags or not compares_texts:
+            continue
+        if formula.text not in table.flagged:
             table.problems.add(
                 f"no row fulfils {formula.text}; check how the column writes it, or"
                 " leave the formula out"
             )
-    for sentence in table.census.problems(roles):
-        table.problems.add(sentence)
 
 
 def _check_missing(table: Table) -> None:
