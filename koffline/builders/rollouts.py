@@ -206,8 +206,8 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
         clipped = columns.pop("clipped")
         log_probabilities = columns.pop("log_probabilities")
         self._clipped += int(clipped.sum())
-        if not isinstance(self.action_space, Discrete):
-            log_probabilities = None
+        if isinstance(self.action_space, Discrete):
+            columns["behavior_log_probabilities"] = log_probabilities
         notes: tuple[str, ...] = ()
         if self._clipped:
             notes = (
@@ -217,7 +217,6 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
         return Transitions(
             **columns,
             action_space=self.action_space,
-            behavior_log_probabilities=log_probabilities,
             metadata=world_metadata(self._copies, self._settings.gamma, notes),
         )
 
@@ -271,6 +270,7 @@ class _Actor:
         """
         count = len(running)
         is_discrete = isinstance(self._space, Discrete)
+        actions: np.ndarray
         if isinstance(self._space, Discrete):
             actions = np.zeros(count, dtype=np.int64)
         else:

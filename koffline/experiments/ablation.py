@@ -56,8 +56,8 @@ _WIDEST = 10.0
 
 def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows of all variants; there are no curves."""
-    found = variants(run.name, run.scale)
-    finished = zip(found, run.train([cell for *_, cell in found]), strict=True)
+    compared = variants(run.name, run.scale)
+    finished = zip(compared, run.train([cell for *_, cell in compared]), strict=True)
     rows = [
         rows_of(cell, result, group=group, variant=name)
         for (group, name, _), (cell, result) in finished
@@ -69,17 +69,23 @@ def variants(experiment: str, scale: Scale) -> list[Variant]:
     """All cells of `ablation` or `memory`, by group; variants that equal the base share
     its cell.
     """
-    found: list[Variant] = []
+    compared: list[Variant] = []
+    # A coarser truth, two learning rates and half the epochs of the figures.
+    truth_repeats = 50
+    if scale.quick:
+        truth_repeats = 20
     for world in WORLDS:
-        # A coarser truth, two learning rates and half the epochs of the figures.
-        problem = replace(scale.problem(world), truth_repeats=20 if scale.quick else 50)
+        problem = replace(scale.problem(world), truth_repeats=truth_repeats)
         whole = scale.training(world)
         training = replace(
             whole, learning_rates=_RATES, epochs=max(1, whole.epochs // 2)
         )
         cell = Cell(problem, "kloss", _OBJECTIVES["kloss"], training)
-        found += _memory(cell) if experiment == "memory" else _ablation(cell)
-    return found
+        if experiment == "memory":
+            compared += _memory(cell)
+        else:
+            compared += _ablation(cell)
+    return compared
 
 
 def _ablation(whole: Cell) -> Iterator[Variant]:
@@ -92,14 +98,16 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
     yield "bandwidth", "median", _learning(base, KernelLoss(Gaussian(_MEDIAN_DISTANCE)))
     for name, kernel in _KERNELS.items():
         yield "kernel", name, _learning(base, KernelLoss(kernel))
-    paper = {
+    diagonal_weights = {
         "U": 0.0,
         "mixture 0.5": mixture_diag_weight(0.5, rows),
         "L_KV": mixture_diag_weight(1.0, rows),
+        f"V of {whole.training.batch_size} rows": None,
+        "0.05": 0.05,
+        "0.25": 0.25,
+        "residual gradient": 1.0,
     }
-    batch = {f"V of {whole.training.batch_size} rows": None}
-    others = {"0.05": 0.05, "0.25": 0.25, "residual gradient": 1.0}
-    for name, weight in (paper | batch | others).items():
+    for name, weight in diagonal_weights.items():
         yield "statistic", name, _learning(whole, KernelLoss(Gaussian(0.5), weight))
     for size in (50, 150, 500):
         yield "batch_size", str(size), _trained(base, batch_size=size)
@@ -110,8 +118,7 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
     }
     for name, factor in factors.items():
         yield "reward_scale", name, _trained(base, reward_factor=factor)
-    # The best variants combined, and the resulting default.
-    # uniform states
+    # The best variants combined, and the resulting default for uniform states.
     square = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))
     yield "combined", "default", _learning(base, objectives.default_kernel_loss(square))
     yield "combined", "laplacian", _learning(base, KernelLoss(_KERNELS["laplacian"]))
@@ -236,10 +243,7 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
         y = names.index(row.variant_name) + 0.24 * (
             methods.index(row.method) - (len(methods) - 1) / 2
         )
-        mean, low, high = (
-            _WIDEST if end is None else min(max(end, 1e-6), _WIDEST)
-            for end in row.shares
-        )
+        mean, low, high = map(_within_limits, row.shares)
         axes.plot(
             [low, high],
             [y, y],
@@ -248,8 +252,17 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
             alpha=0.45,
             solid_capstyle="butt",
         )
-        inside = "white" if mean == _WIDEST else look["color"]
+        inside = look["color"]
+        if mean == _WIDEST:
+            inside = "white"
         axes.plot(mean, y, **look, mfc=inside, ms=4.5, ls="", clip_on=False)
+
+
+def _within_limits(share: float | None) -> float:
+    """A share of the variance, moved into the axis; None (diverged) to its upper end."""
+    if share is None:
+        return _WIDEST
+    return min(max(share, 1e-6), _WIDEST)
 
 
 def ablation_tables(results: Results) -> Iterator[str]:
@@ -257,30 +270,31 @@ def ablation_tables(results: Results) -> Iterator[str]:
     learning rate.
     """
     seeds = " and ".join(map(str, sorted({row.seeds for row in results.rows})))
-    is_memory = results.name == "memory"
-    yield (
-        f"Half the epochs of the figures, two learning rates, {seeds} seeds: compare"
-        " within a table. "
-        + (
+    if results.name == "memory":
+        about = (
             "Without a diagonal: w is 0, else 0.003 (`koffline.objectives.MemoryLoss`);"
             " a mini-batch has 1/150."
-            if is_memory
-            else (
-                "The default that comes out is"
-                " `koffline.objectives.default_kernel_loss` (group combined); the"
-                " figures keep the paper's kernel."
-            )
         )
+    else:
+        about = (
+            "The default that comes out is `koffline.objectives.default_kernel_loss`"
+            " (group combined); the figures keep the paper's kernel."
+        )
+    yield (
+        f"Half the epochs of the figures, two learning rates, {seeds} seeds: compare"
+        f" within a table. {about}"
     )
     for group, rows in grouped(results.rows, "group").items():
         best = [row for row in rows if row.truth == "monte_carlo" and row.best_by_truth]
         worlds = list(grouped(rows, "world"))
         names = grouped(rows, "variant_name")
         several = len(grouped(rows, "variant_name", "method")) > len(names)
-        found = grouped(best, "variant_name", "method", "world")
+        by_cell = grouped(best, "variant_name", "method", "world")
         lines = []
         for name, method in grouped(best, "variant_name", "method"):
-            line = [f"{name}, {style.LABELS[method]}" if several else name]
+            line = [name]
+            if several:
+                line = [f"{name}, {style.LABELS[method]}"]
             for world in worlds:
                 # Methods are compared at the same variant, variants of one method with
                 # each other.
@@ -289,11 +303,13 @@ def ablation_tables(results: Results) -> Iterator[str]:
                     for r in best
                     if r.world == world and (not several or r.variant_name == name)
                 ]
-                (row,) = found[name, method, world]
+                (row,) = by_cell[name, method, world]
                 line.append(_share_cell(row, rivals))
             lines.append(line)
         title = group.replace("_", " ")
-        bold = "of the methods in bold" if several else "in bold"
+        bold = "in bold"
+        if several:
+            bold = "of the methods in bold"
         note = (
             "MSE / Var V against Monte Carlo at the best learning rate of each; the"
             f" smallest {bold}."
@@ -303,11 +319,12 @@ def ablation_tables(results: Results) -> Iterator[str]:
 
 
 def _share_cell(row: Row, rivals: Sequence[Row]) -> str:
+    """MSE / Var V with its interval, in bold if it is the smallest of the rivals'."""
     share = row.shares[0]
     if share is None:
         return f"diverged ({row.diverged}/{row.seeds})"
     text = style.interval_text(Interval(*row.shares))
-    others = [other for rival in rivals if (other := rival.shares[0]) is not None]
-    if share == min(others):
+    shares = [rival.shares[0] for rival in rivals]
+    if share == min(other for other in shares if other is not None):
         return f"**{text}**"
     return text

@@ -79,9 +79,10 @@ class Scale:
 
     def problem(self, world: str) -> ProblemSettings:
         """The world's problem; a quick run uses fewer rollouts for the true values."""
-        return ProblemSettings(
-            world, truth_repeats=20 if self.quick else 200, seed=self.seed
-        )
+        truth_repeats = 200
+        if self.quick:
+            truth_repeats = 20
+        return ProblemSettings(world, truth_repeats=truth_repeats, seed=self.seed)
 
     def training(self, world: str) -> TrainingSettings:
         """The paper's settings for the world."""
@@ -249,13 +250,14 @@ def _train(cell: Cell, problem: Problem) -> CellResult:
         probe=metrics,
         probe_every=settings.probe_every * per_epoch,
     )
-    grid = (settings.seeds, len(settings.learning_rates))
+    seeds = settings.seeds
+    rates = len(settings.learning_rates)
     return CellResult(
         epochs=np.asarray(record.probe_steps) // per_epoch,
         learning_rates=np.asarray(settings.learning_rates),
-        curve=curves_of(record, *grid, scale),
-        diverged_at=diverged_steps(record, *grid),
-        held_out=metrics.held_out_loss(record.network).reshape(grid).T,
+        curve=curves_of(record, seeds, rates, scale),
+        diverged_at=diverged_steps(record, seeds, rates),
+        held_out=metrics.held_out_loss(record.network).reshape(seeds, rates).T,
         paper_noise=float(
             np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)
         ),
@@ -294,5 +296,8 @@ def diverged_steps(
     """Step at which a number became non-finite, −1 if none did, for replicas ordered
     seed by seed.
     """
-    steps = [-1 if step is None else step for step in record.diverged_at]
-    return np.array(steps).reshape(seeds, rates).T
+    steps = np.full(seeds * rates, -1)
+    for replica, step in enumerate(record.diverged_at):
+        if step is not None:
+            steps[replica] = step
+    return steps.reshape(seeds, rates).T

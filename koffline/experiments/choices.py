@@ -107,14 +107,15 @@ class Setting:
         """The setting without its world, for people: "T 3, noise 0.05, z-scores,
         rewards/1".
         """
+        temperature = f"T {self.temperature:g}"
+        if math.isinf(self.temperature):
+            temperature = "T random"
         parts = [
-            f"T {'random' if math.isinf(self.temperature) else format(self.temperature, 'g')}"
-        ]
-        parts += [
+            temperature,
             f"noise {self.noise:g}",
             {"unit": "unit square", "z": "z-scores"}[self.scaling],
+            f"rewards/{self.reward_divisor:g}",
         ]
-        parts.append(f"rewards/{self.reward_divisor:g}")
         if self.fastest is not None:
             parts.append(f"velocity ±{self.fastest:g}")
         return ", ".join(parts)
@@ -166,8 +167,12 @@ def _factorial(world: str) -> list[Setting]:
     """
     usual = make_world(world)
     scale = usual.reward_scale
-    divisors = (scale,) if scale == 1.0 else (scale, 1.0)
-    boxes = _BOXES if hasattr(usual, "fastest") else (None,)
+    divisors = [scale]
+    if scale != 1.0:
+        divisors.append(1.0)
+    boxes: Sequence[float | None] = (None,)
+    if hasattr(usual, "fastest"):
+        boxes = _BOXES
     noises = [float(f"{usual.noise * factor:.6g}") for factor in _NOISES]
     scalings: tuple[ScalingName, ...] = ("unit", "z")
     factors = itertools.product(
@@ -290,7 +295,9 @@ def problems_of(scale: Scale, setting: Setting) -> tuple[SoftmaxProblem, ...]:
     and rewards.
     """
     usual = scale.problem(setting.world)
-    overrides = () if setting.fastest is None else (("fastest", setting.fastest),)
+    overrides: tuple[tuple[str, Any], ...] = ()
+    if setting.fastest is not None:
+        overrides = (("fastest", setting.fastest),)
     first = SoftmaxProblem(
         setting.world,
         noise=setting.noise,
@@ -301,7 +308,9 @@ def problems_of(scale: Scale, setting: Setting) -> tuple[SoftmaxProblem, ...]:
         seed=usual.seed,
         temperature=setting.temperature,
     )
-    logs = _QUICK_LOGS if scale.quick else LOGS
+    logs = LOGS
+    if scale.quick:
+        logs = _QUICK_LOGS
     return tuple(replace(first, seed=usual.seed + log) for log in range(logs))
 
 
@@ -310,12 +319,17 @@ def training_of(scale: Scale, setting: Setting) -> ChoiceTraining:
     if so asked.
     """
     usual = scale.training(setting.world)
-    is_halved = scale.half_epochs and setting.world != "puddle_world"
+    seeds = SEEDS
+    if scale.quick:
+        seeds = _QUICK_SEEDS
+    epochs = usual.epochs
+    if scale.half_epochs and setting.world != "puddle_world":
+        epochs = max(1, epochs // 2)
     factor = setting.reward_divisor / make_world(setting.world).reward_scale
     return ChoiceTraining(
         learning_rates=usual.learning_rates,
-        seeds=_QUICK_SEEDS if scale.quick else SEEDS,
-        epochs=max(1, usual.epochs // 2) if is_halved else usual.epochs,
+        seeds=seeds,
+        epochs=epochs,
         batch_size=usual.batch_size,
         hidden=usual.hidden,
         probe_every=usual.probe_every,
@@ -340,8 +354,14 @@ def traits_of(scale: Scale, setting: Setting) -> TraitsCell:
 
 def chapters_of(run: Run) -> list[Chapter]:
     """The chapters to run; a quick run has only the first stage."""
-    stages = STAGES[:1] if run.scale.quick else run.stages
-    return [one for one in CHAPTERS if one.world in run.worlds and one.stage in stages]
+    stages = run.stages
+    if run.scale.quick:
+        stages = STAGES[:1]
+    return [
+        chapter
+        for chapter in CHAPTERS
+        if chapter.world in run.worlds and chapter.stage in stages
+    ]
 
 
 def train_choices(run: Run) -> None:
@@ -353,11 +373,11 @@ def train_choices(run: Run) -> None:
         run.work_off(
             [traits_of(run.scale, setting) for setting in settings], write_traits
         )
-        asked = itertools.product(settings, METHODS)
-        run.work_off(
-            [cell_of(run.scale, setting, method) for setting, method in asked],
-            write_choice,
-        )
+        cells = [
+            cell_of(run.scale, setting, method)
+            for setting, method in itertools.product(settings, METHODS)
+        ]
+        run.work_off(cells, write_choice)
 
 
 def finished_choices(
@@ -394,7 +414,8 @@ def write_choice(path: Path, cell: ChoiceCell) -> None:
     the result.
     """
     problems = [
-        Problem.load(path.with_name(f"{one.name}.npz"), one) for one in cell.problems
+        Problem.load(path.with_name(f"{settings.name}.npz"), settings)
+        for settings in cell.problems
     ]
     write_result(path, vars(train_on_logs(cell, problems)))
 
@@ -432,31 +453,30 @@ def train_on_logs(cell: ChoiceCell, problems: Sequence[Problem]) -> ChoiceResult
         probe=metrics,
         probe_every=settings.probe_every * per_epoch,
     )
-    shape = logs, seeds
     runs = logs * seeds
     curves = curves_of(record, runs, len(rates), scale)
+    diverged_at = diverged_steps(record, runs, len(rates))
     held_out, values = metrics.at_end(record.network)
-    final_values = values.reshape(*shape, len(rates), -1).transpose(2, 0, 1, 3)
+    # (logs, seeds, rates, states) -> (rates, logs, seeds, states)
+    final_values = values.reshape(logs, seeds, len(rates), -1).transpose(2, 0, 1, 3)
     return ChoiceResult(
         epochs=np.asarray(record.probe_steps) // per_epoch,
         learning_rates=np.asarray(rates),
         curve={
-            name: curve.reshape(*curve.shape[:2], *shape)
+            name: curve.reshape(*curve.shape[:2], logs, seeds)
             for name, curve in curves.items()
         },
-        diverged_at=diverged_steps(record, runs, len(rates)).reshape(
-            len(rates), *shape
-        ),
-        held_out=held_out.reshape(*shape, len(rates)).transpose(2, 0, 1),
+        diverged_at=diverged_at.reshape(len(rates), logs, seeds),
+        held_out=held_out.reshape(logs, seeds, len(rates)).transpose(2, 0, 1),
         paper_noise=np.array(
             [
-                np.mean((one.paper.values - one.monte_carlo.values) ** 2)
-                for one in problems
+                np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)
+                for problem in problems
             ]
         ),
-        value_variance=np.array([one.monte_carlo.variance for one in problems]),
+        value_variance=np.array([problem.monte_carlo.variance for problem in problems]),
         largest_return=np.array(
-            [np.abs(one.log.rewards).max() / (1.0 - GAMMA) for one in problems]
+            [np.abs(problem.log.rewards).max() / (1.0 - GAMMA) for problem in problems]
         ),
         final_values=final_values.astype(np.float32),
         leading_share=np.stack(

@@ -93,7 +93,8 @@ class TraitsResult:
 def write_traits(path: Path, cell: TraitsCell) -> None:
     """Measure the traits of a setting, whose problems lie in the same folder."""
     problems = [
-        Problem.load(path.with_name(f"{one.name}.npz"), one) for one in cell.problems
+        Problem.load(path.with_name(f"{settings.name}.npz"), settings)
+        for settings in cell.problems
     ]
     write_result(path, vars(measure_traits(problems, cell.scaling)))
 
@@ -104,7 +105,8 @@ def measure_traits(problems: Sequence[Problem], scaling: str) -> TraitsResult:
     variances = np.array([problem.monte_carlo.variance for problem in problems])
     backups = np.array([backup_variances(problem) for problem in problems])
     gaps = [
-        np.mean((one.paper.values - one.monte_carlo.values) ** 2) for one in problems
+        np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)
+        for problem in problems
     ]
     bellman, values, centres = _bellman_operator(first)
     gram = _gram(KERNEL, scaling_of(scaling, first)(centres))

@@ -64,12 +64,12 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
     ]
     trained = zip(statistics, run.train([cell for *_, cell in statistics]), strict=True)
     errors = {
-        (cell.problem.world, name): found.best_errors()
-        for (_, name, cell), (_, found) in trained
+        (cell.problem.world, name): result.best_errors()
+        for (_, name, cell), (_, result) in trained
     }
     toy, _ = collect_toy(run)
     parts = evaluation.parts_of(finished)
-    found = (
+    claims = (
         *toy_claims(toy["rows"], toy["extra"]),
         *evaluation_claims(cells, parts["correlations"]),
         *statistic_claims(errors),
@@ -79,9 +79,16 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
     return {
         **parts,
         "rows": (*toy["rows"], *parts["rows"]),
-        "claims": found,
+        "claims": claims,
         "extra": extra,
     }, {}
+
+
+def _verdict(is_true: bool) -> str:
+    """The verdict on a claim without an interval."""
+    if is_true:
+        return HOLDS
+    return FAILS
 
 
 def evaluation_claims(
@@ -115,7 +122,7 @@ def evaluation_claims(
         "all worlds",
         f"diverged runs of {total}",
         Interval(float(count)),
-        HOLDS if count == 0 else FAILS,
+        _verdict(count == 0),
     )
 
 
@@ -131,7 +138,7 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
         "chain",
         f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}",
         kloss,
-        HOLDS if kloss.high is not None and kloss.high <= 3 * noise else FAILS,
+        _verdict(kloss.high is not None and kloss.high <= 3 * noise),
         "the rest is sampling error: LSTD ends at the same weights",
     )
     for method in ("fvi", "td0"):
@@ -142,7 +149,7 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
             "chain",
             "share of seeds whose weights pass 1e7",
             Interval(share),
-            HOLDS if share == 1.0 else FAILS,
+            _verdict(share == 1.0),
         )
     yield Claim(
         "RG converges to a wrong solution",
@@ -150,7 +157,7 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
         "chain",
         "‖w − w*‖ at the end",
         rg,
-        HOLDS if rg.low is not None and rg.low > 3 * noise else FAILS,
+        _verdict(rg.low is not None and rg.low > 3 * noise),
     )
 
 
@@ -197,10 +204,10 @@ def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
     """
     path = run.folder / "figure-mujoco.json"
     if path.exists():
-        found = read_results(path).claims
-        # not the paper's
         return [
-            claim for claim in found if not claim.sentence.startswith("K-loss with ")
+            claim
+            for claim in read_results(path).claims
+            if not claim.sentence.startswith("K-loss with ")  # not the paper's
         ]
     sentence = "K-loss consistently outperforms FVI, TD(0) and RG inside Trust-PCL"
     measured = "not in this folder: run `koffline reproduce figure-mujoco` first"
@@ -217,11 +224,14 @@ def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
 
 
 def _against(
-    cells: Cells, world: str, others: Sequence[str], sentence: str, where: str
+    cells: Cells, world: str, rivals: Sequence[str], sentence: str, where: str
 ) -> Iterator[Claim]:
-    """Claims on the error of each other method divided by the K-loss's."""
+    """Claims on the error of each rival method divided by the K-loss's.
+
+    sentence, where: the paper's words, and their place in it.
+    """
     ours = cells[world, "kloss"]
-    for other in others:
+    for other in rivals:
         ratio = ratio_of_means(cells[world, other].best_errors(), ours.best_errors())
         verdict = ratio.verdict(1.0)
         measured = f"MSE of {style.LABELS[other]} / MSE of K-loss"
@@ -232,18 +242,23 @@ def _against(
 
 
 def _reason(ours: CellResult, theirs: CellResult, other: str, verdict: str) -> str:
+    """Why a comparison ended so; empty if it needs no explanation.
+
+    ours, theirs: results of the K-loss and of the method `other`.
+    """
     share = ours.best_errors().mean() / ours.value_variance
     if verdict != FAILS:
         if share < 1.0:
             return ""
         return f"and yet K-loss is worse than a constant: MSE / Var V = {share:.2f}"
-    own, their = (
-        r.final("bellman_error")[r.best_by_truth("monte_carlo")].mean()
-        for r in (ours, theirs)
+    our_error, their_error = (
+        result.final("bellman_error")[result.best_by_truth("monte_carlo")].mean()
+        for result in (ours, theirs)
     )
-    if own < their and share > 0.5:
+    if our_error < their_error and share > 0.5:
         return (
-            f"K-loss has the smaller Bellman error ({own:.2g} against {their:.2g}) and"
+            f"K-loss has the smaller Bellman error ({our_error:.2g} against"
+            f" {their_error:.2g}) and"
             " the larger value error: where states lead to one another, a level that"
             " is off by c costs only (1 − γ) c"
         )
@@ -275,7 +290,7 @@ def _instability(cells: Cells) -> Iterator[Claim]:
             f" error in the last fifth exceeds {UNSTABLE:g} times its smallest (K-loss:"
             f" {ours:.2g}); {diverged} diverged",
             Interval(share),
-            HOLDS if share > max(0.5, ours) else FAILS,
+            _verdict(share > max(0.5, ours)),
         )
 
 
@@ -291,23 +306,25 @@ def _swinging_share(result: CellResult) -> float:
 
 
 def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
-    for found in correlations:
-        if found.networks != "own":
+    for correlation in correlations:
+        if correlation.networks != "own":
             continue
-        rank = found.spearman
-        error = "MSE" if found.error == "mse" else "the Bellman error"
+        rank = correlation.spearman
+        error = "the Bellman error"
+        if correlation.error == "mse":
+            error = "MSE"
         verdict = rank.verdict(GOOD_PROXY)
         sentence = f"our kernel loss is a good proxy for {error}"
-        if found.loss == "l2":
+        if correlation.loss == "l2":
             sentence = f"the L2 loss does not correlate well with {error}"
             verdict = {HOLDS: FAILS, FAILS: HOLDS}.get(verdict, UNDECIDED)
         measured = (
-            f"Spearman's rank correlation over {found.points} networks (good: ≥"
+            f"Spearman's rank correlation over {correlation.points} networks (good: ≥"
             f" {GOOD_PROXY})"
         )
         cost = rank.cost(GOOD_PROXY, np.arctanh)
         where = "Section 5.2, fig:pol_demo (c, d)"
-        yield Claim(sentence, where, found.world, measured, rank, verdict, cost)
+        yield Claim(sentence, where, correlation.world, measured, rank, verdict, cost)
 
 
 def draw_claims(results: Results, curves: Curves) -> Figure:
@@ -320,9 +337,8 @@ def draw_claims(results: Results, curves: Curves) -> Figure:
     axes = figure.subplots()
     for line, claim in enumerate(drawn):
         colour, marker = _VERDICTS[claim.verdict]
-        value, low, high = (
-            np.clip(_WIDEST if x is None else x, _NARROWEST, _WIDEST)
-            for x in claim.number
+        value, low, high = np.clip(
+            [_WIDEST if x is None else x for x in claim.number], _NARROWEST, _WIDEST
         )
         axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
         axes.plot(value, line, marker, color=colour, ms=6)
@@ -358,13 +374,20 @@ def claims_table(results: Results) -> str:
     """Table with one row per claim."""
     cells = []
     for claim in results.claims:
-        if claim.number == NO_NUMBER:
-            value = "–"
-        else:
+        value = "–"
+        if claim.number != NO_NUMBER:
             value = style.interval_text(claim.number)
-        world = style.LONG_NAMES.get(claim.world, claim.world)
-        said = (f"“{claim.sentence}”", claim.where, world, claim.measured)
-        cells.append([*said, value, f"**{claim.verdict}**", claim.reason])
+        cells.append(
+            [
+                f"“{claim.sentence}”",
+                claim.where,
+                style.LONG_NAMES.get(claim.world, claim.world),
+                claim.measured,
+                value,
+                f"**{claim.verdict}**",
+                claim.reason,
+            ]
+        )
     by_verdict = grouped(results.claims, "verdict")
     summary = ", ".join(f"{len(by_verdict.get(kind, ()))} {kind}" for kind in _VERDICTS)
     header = "claim | where | world | measured | value | verdict | reason"

@@ -20,7 +20,14 @@ from matplotlib.figure import Figure
 from koffline import objectives
 from koffline.experiments import style
 from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, Scale
-from koffline.experiments.results import Correlation, Curves, Results, Row, grouped
+from koffline.experiments.results import (
+    Correlation,
+    Curves,
+    Results,
+    Row,
+    grouped,
+    steps_or_none,
+)
 from koffline.experiments.statistics import mean_over_seeds, spearman_over_seeds
 from koffline.kernels import Gaussian
 
@@ -77,10 +84,9 @@ def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
 
 def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
     """One cell per world and method, slow methods first."""
-    asked = itertools.product(_SLOW_FIRST, worlds)
     return [
-        Cell(scale.problem(w), method, OBJECTIVES[method], scale.training(w))
-        for method, w in asked
+        Cell(scale.problem(world), method, OBJECTIVES[method], scale.training(world))
+        for method, world in itertools.product(_SLOW_FIRST, worlds)
     ]
 
 
@@ -124,10 +130,7 @@ def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
                 mse=mean_over_seeds(errors[index]),
                 bellman_error=mean_over_seeds(bellman[index]),
                 diverged=int(diverged[index].sum()),
-                diverged_at=tuple(
-                    None if step < 0 else step
-                    for step in result.diverged_at[index].tolist()
-                ),
+                diverged_at=steps_or_none(result.diverged_at[index]),
                 best_by_truth=index == by_truth,
                 best_without_truth=index == blind,
                 held_out_loss=float(result.held_out[index].mean()),
@@ -158,14 +161,15 @@ def correlations_of(finished: Finished) -> Iterator[Correlation]:
             )
 
         both = tuple(method for *_, method in LOSSES.values())
-        for (loss, (_, curve, own)), kind in itertools.product(
+        for (loss, (_, curve, trained_by)), kind in itertools.product(
             LOSSES.items(), ("own", "both")
         ):
+            methods = both
+            if kind == "own":
+                methods = (trained_by,)
             for error, (_, error_curve) in ERRORS.items():
-                x, y = (
-                    points((own,) if kind == "own" else both, name)
-                    for name in (curve, error_curve)
-                )
+                x = points(methods, curve)
+                y = points(methods, error_curve)
                 rank = spearman_over_seeds(x, y)
                 count = int(np.isfinite(x * y).sum())
                 yield Correlation(world, loss, error, kind, rank, count)
@@ -205,7 +209,7 @@ def _at_best(
     """Epochs (T,) and the curve (T, S) of each method, at its best learning rate by the
     given truth.
     """
-    found = {}
+    series = {}
     for method in style.METHODS:
         group = curves.get(f"{world}/{method}")
         if group:
@@ -213,8 +217,8 @@ def _at_best(
                 world=world, method=method, truth=truth, best_by_truth=True
             )[0]
             rate = np.argmin(np.abs(group["learning_rates"] - row.learning_rate))
-            found[method] = (group["epochs"], group[curve][:, rate])
-    return found
+            series[method] = (group["epochs"], group[curve][:, rate])
+    return series
 
 
 def _draw_mse(
@@ -300,12 +304,12 @@ def _draw_scatter(
 
 def _legend(figure: Figure, curves: Curves) -> None:
     methods = [group.partition("/")[2] for group in curves]
-    others = {
+    lines = {
         "truth of the paper's grid": {"color": style.SOFT, "ls": _PAPER, "lw": 1.0},
         "best constant": {"color": style.INK, **style.DOTTED},
         "seeds diverged": {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7},
     }
-    style.method_legend(figure, methods, others)
+    style.method_legend(figure, methods, lines)
 
 
 def evaluation_tables(results: Results) -> Iterator[str]:
@@ -331,14 +335,17 @@ def evaluation_tables(results: Results) -> Iterator[str]:
         yield style.section(f"## {style.LONG_NAMES[world]}", note, _HEADER, lines)
     networks = {"own": "the method trained by it", "both": "K-loss and RG"}
     lines = []
-    for found in results.correlations:
-        about = (
-            style.LONG_NAMES[found.world],
-            LOSSES[found.loss][0],
-            ERRORS[found.error][0],
+    for correlation in results.correlations:
+        lines.append(
+            [
+                style.LONG_NAMES[correlation.world],
+                LOSSES[correlation.loss][0],
+                ERRORS[correlation.error][0],
+                networks[correlation.networks],
+                style.interval_text(correlation.spearman),
+                str(correlation.points),
+            ]
         )
-        rank = (style.interval_text(found.spearman), str(found.points))
-        lines.append([*about, networks[found.networks], *rank])
     header = "world | loss | with | networks of | Spearman | points"
     yield style.section("## What the losses tell about the errors", "", header, lines)
 

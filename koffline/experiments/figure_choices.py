@@ -86,9 +86,9 @@ def collect_choices(run: Run) -> tuple[dict[str, Any], Curves]:
     finished, traits, missing = choices.finished_choices(run)
     parts = {
         "rows": (),
-        "choices": tuple(_row(one) for one in finished),
+        "choices": tuple(_row(cell) for cell in finished),
         "traits": tuple(
-            _setting_row(setting, found) for setting, found in traits.items()
+            _setting_row(setting, measured) for setting, measured in traits.items()
         ),
         "extra": {"not_run": missing},
     }
@@ -100,13 +100,19 @@ def _choices_of(setting: Setting) -> dict[str, Any]:
     policy's temperature.
     """
     fields = {name: getattr(setting, name) for name in CHOICES}
-    return {
-        **fields,
-        "temperature": None if math.isinf(setting.temperature) else setting.temperature,
-    }
+    fields["temperature"] = _stored_temperature(setting.temperature)
+    return fields
+
+
+def _stored_temperature(temperature: float) -> float | None:
+    """The temperature; None for the random policy's, which is infinite."""
+    if math.isinf(temperature):
+        return None
+    return temperature
 
 
 def _row(finished: Finished) -> ChoiceRow:
+    """The results row of a finished cell."""
     setting, cell, result = finished
     shares = {truth: result.shares(curve) for truth, curve in TRUTHS.items()}
     best, by_paper = (_best(shares[truth]) for truth in ("monte_carlo", "paper"))
@@ -187,11 +193,10 @@ def _curves(
     """Errors by epoch, as shares of Var V (T, logs), for the settings that differ in
     temperature alone.
     """
-    published = {
-        one
-        for world in choices.WORLDS
-        for one in choices.settings_of(choices.Chapter(world, "temperature"))
-    }
+    published: set[Setting] = set()
+    for world in choices.WORLDS:
+        chapter = choices.Chapter(world, "temperature")
+        published.update(choices.settings_of(chapter))
     for setting, cell, result in finished:
         if setting in published:
             best = _best(result.shares("mse_monte_carlo"))
@@ -216,7 +221,7 @@ def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Comp
     """The K-loss against the best other method, for each setting in which all six
     methods are finished.
     """
-    found = []
+    comparisons = []
     for key, group in grouped(rows, *CHOICES).items():
         errors = {row.method: _errors(row, truth) for row in group}
         if not {"kloss", *OTHERS} <= set(errors):
@@ -224,19 +229,17 @@ def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Comp
         means = {method: _mean(errors[method]) for method in OTHERS}
         rival = min(means, key=lambda method: means[method])
         ratio = ratio_of_means(errors["kloss"], errors[rival])
-        found.append(
-            Comparison(key, rival, ratio, min(means[rival], _mean(errors["kloss"])))
-        )
-    return found
+        smallest = min(means[rival], _mean(errors["kloss"]))
+        comparisons.append(Comparison(key, rival, ratio, smallest))
+    return comparisons
 
 
 def _errors(row: ChoiceRow, truth: str) -> np.ndarray:
     """Errors by log; NaN where a seed diverged."""
+    values = row.by_log_by_paper
     if truth == "monte_carlo":
         values = row.by_log
-    else:
-        values = row.by_log_by_paper
-    return np.array([math.nan if value is None else value for value in values])
+    return np.array(values, dtype=np.float64)  # None becomes NaN
 
 
 def _mean(errors: np.ndarray) -> float:
@@ -252,7 +255,9 @@ def draw_choices(
 
     None if no setting is complete.
     """
-    comparisons = {one.key: one for one in compared(results.choices, truth)}
+    comparisons = {
+        comparison.key: comparison for comparison in compared(results.choices, truth)
+    }
     worlds = [
         world for world in choices.WORLDS if any(key[0] == world for key in comparisons)
     ]
@@ -317,13 +322,14 @@ def _draw_map(
     Bold: decided. Hatched: both errors above a constant's. A dash: not finished.
     """
     temperatures = [
-        None if math.isinf(t) else t for t in choices.temperatures_of(world)
+        _stored_temperature(temperature)
+        for temperature in choices.temperatures_of(world)
     ]
     places = itertools.product(enumerate(lines), enumerate(temperatures))
     ratios = np.full((len(lines), len(temperatures)), np.nan)
     for (line, key), (column, temperature) in places:
-        found = comparisons.get((world, temperature, *key))
-        if found is None:
+        comparison = comparisons.get((world, temperature, *key))
+        if comparison is None:
             axes.text(
                 column,
                 line,
@@ -334,20 +340,26 @@ def _draw_map(
                 fontsize=7,
             )
             continue
-        ratio = float(np.clip(found.ratio.value, 1e-9, 1e9))
+        ratio = float(np.clip(comparison.ratio.value, 1e-9, 1e9))
         ratios[line, column] = np.clip(ratio, 1.0 / _MOST_RATIO, _MOST_RATIO)
-        is_dark = abs(math.log10(ratios[line, column])) > 0.7
+        color = style.INK
+        if abs(math.log10(ratios[line, column])) > 0.7:  # on a dark ground
+            color = "white"
+        weight = "bold"
+        if comparison.verdict == "level":
+            weight = "normal"
+        number = style.number_text(float(f"{ratio:.2g}"))
         axes.text(
             column,
             line,
-            f"{style.number_text(float(f'{ratio:.2g}'))}  {style.LABELS[found.rival]}",
+            f"{number}  {style.LABELS[comparison.rival]}",
             ha="center",
             va="center",
             fontsize=7,
-            color="white" if is_dark else style.INK,
-            fontweight="normal" if found.verdict == "level" else "bold",
+            color=color,
+            fontweight=weight,
         )
-        if found.smallest > 1.0:
+        if comparison.smallest > 1.0:
             corner = (column - 0.5, line - 0.5)
             hatch: dict[str, Any] = {
                 "fill": False,
@@ -368,8 +380,10 @@ def _draw_map(
 
 def _line_text(key: Key) -> str:
     noise, scaling, divisor, fastest = key
-    box = "" if fastest is None else f", ±{fastest:g}"
-    return f"noise {noise:g}, {_scaling_text(scaling)}, r/{divisor:g}{box}"
+    text = f"noise {noise:g}, {_scaling_text(scaling)}, r/{divisor:g}"
+    if fastest is not None:
+        text += f", ±{fastest:g}"
+    return text
 
 
 def _scaling_text(scaling: str) -> str:
@@ -396,22 +410,21 @@ def draw_temperatures(results: Results, curves: Curves) -> Figure | None:
     panels = figure.subplots(len(worlds), columns, squeeze=False, sharex="row")
     for line, world in zip(panels, worlds, strict=True):
         for axes, temperature in zip(line, choices.temperatures_of(world), strict=True):
-            name = _temperature_text(None if math.isinf(temperature) else temperature)
+            name = _temperature_text(_stored_temperature(temperature))
             methods = groups.get(f"{world} {name}", [])
             axes.set_title(f"{style.WORLD_NAMES[world]}, {name}")
             if not methods:
                 axes.axis("off")
                 continue
-            found = {
-                method: curves[f"{world} {name}/{method}"]
-                for method in methods
-                if method in style.METHODS
-            }
-            if found:
-                series = {
-                    m: (np.asarray(part["epochs"]), np.asarray(part["error"]))
-                    for m, part in found.items()
-                }
+            series = {}
+            for method in methods:
+                if method in style.METHODS:
+                    curve = curves[f"{world} {name}/{method}"]
+                    series[method] = (
+                        np.asarray(curve["epochs"]),
+                        np.asarray(curve["error"]),
+                    )
+            if series:
                 style.draw_errors(axes, series, _WIDEST_CURVE)
             axes.axhline(1.0, color=style.INK, **style.DOTTED, zorder=1)
             axes.set_xlabel("epoch")
@@ -441,8 +454,10 @@ def draw_reasons(results: Results, _: Curves) -> Figure | None:
                 if place == world and x > 0.0 and math.isfinite(y)
             ]
             if here:
+                quantities, ratios = zip(*here, strict=True)
                 axes.plot(
-                    *zip(*here, strict=True),
+                    quantities,
+                    ratios,
                     marker,
                     color=colour,
                     ms=4,
@@ -450,11 +465,10 @@ def draw_reasons(results: Results, _: Curves) -> Figure | None:
                     label=name,
                 )
         axes.axhline(1.0, color=style.INK, **style.DOTTED, zorder=1)
-        axes.set(
-            xscale="linear" if words in _ALREADY_LOGARITHMS else "log", yscale="log"
-        )
+        axes.set(yscale="log")
         axes.set_xlabel("\n".join(textwrap.wrap(words, _LABEL_WIDTH)), fontsize=8)
         if words not in _ALREADY_LOGARITHMS:
+            axes.set(xscale="log")
             style.tidy_log_ticks(axes.xaxis)
     for axes in panels[:, 0]:
         axes.set_ylabel("K-loss / best other")
@@ -508,19 +522,19 @@ def _finished_text(results: Results) -> str:
         " are 95 %, Student's over logs; each log counts with the mean of its seeds,"
         " and no two logs share a seed."
     )
+    text = f"## What is finished\n\n{about}"
     missing = len(results.extra["not_run"])
     if missing:
-        rest = (
-            f"{missing} settings lack some or all methods; they are listed at the end."
+        text += (
+            f"\n\n{missing} settings lack some or all methods; they are listed at the"
+            " end."
         )
-    else:
-        rest = ""
-    return "\n\n".join(part for part in ("## What is finished", about, rest) if part)
+    return text
 
 
 def _missing_text(results: Results) -> str:
-    listed = "\n".join(f"- {one}" for one in results.extra["not_run"]) or "- nothing"
-    return f"## Not run\n\n{listed}"
+    lines = [f"- {setting}" for setting in results.extra["not_run"]]
+    return "## Not run\n\n" + "\n".join(lines or ["- nothing"])
 
 
 def _winners(results: Results, truth: str, words: str) -> str:
@@ -528,19 +542,21 @@ def _winners(results: Results, truth: str, words: str) -> str:
     lines = []
     for world in choices.WORLDS:
         comparisons = [
-            one for one in compared(results.choices, truth) if one.key[0] == world
+            comparison
+            for comparison in compared(results.choices, truth)
+            if comparison.key[0] == world
         ]
         if not comparisons:
             continue
         counts = [
-            sum(one.verdict == verdict for one in comparisons)
+            sum(comparison.verdict == verdict for comparison in comparisons)
             for verdict in ("wins", "level", "loses")
         ]
         rivals = grouped(comparisons, "rival")
         best = ", ".join(
             f"{style.LABELS[m]} {len(rivals[m])}" for m in OTHERS if m in rivals
         )
-        useless = sum(one.smallest > 1.0 for one in comparisons)
+        useless = sum(comparison.smallest > 1.0 for comparison in comparisons)
         lines.append(
             [
                 style.LONG_NAMES[world],
@@ -596,15 +612,15 @@ def _measured(results: Results) -> dict[str, list[tuple[str, float, float]]]:
     points: dict[str, list[tuple[str, float, float]]] = {
         words: [] for words in (*_TRAITS.values(), _LEADING)
     }
-    for one in compared(results.choices):
-        quantities = {_LEADING: leading[one.key]}
-        if one.key in traits:
-            quantities |= {
-                words: _trait(traits[one.key], name) for name, words in _TRAITS.items()
-            }
+    for comparison in compared(results.choices):
+        key = comparison.key
+        quantities = {_LEADING: leading[key]}
+        if key in traits:
+            for name, words in _TRAITS.items():
+                quantities[words] = _trait(traits[key], name)
         for words, quantity in quantities.items():
             if quantity is not None:
-                points[words].append((one.key[0], quantity, float(one.ratio.value)))
+                points[words].append((key[0], quantity, float(comparison.ratio.value)))
     return points
 
 
@@ -621,7 +637,8 @@ def _rank_text(pairs: Sequence[tuple[float, float]]) -> str:
     seconds = {b for _, b in good}
     if len(good) < _FEWEST or len(firsts) < 2 or len(seconds) < 2:
         return f"– ({len(good)})"
-    rank: Any = stats.spearmanr(*np.transpose(good)).statistic
+    columns = np.transpose(good)  # (2, settings)
+    rank: Any = stats.spearmanr(columns[0], columns[1]).statistic
     return f"{rank:.2f} ({len(good)})"
 
 
@@ -630,10 +647,11 @@ def _key(row: ChoiceRow | SettingRow) -> Key:
 
 
 def _setting_cells(row: ChoiceRow | SettingRow) -> list[str]:
-    box = "–" if row.fastest is None else f"±{row.fastest:g}"
-    if row.temperature is None:
-        temperature = "random"
-    else:
+    box = "–"
+    if row.fastest is not None:
+        box = f"±{row.fastest:g}"
+    temperature = "random"
+    if row.temperature is not None:
         temperature = f"{row.temperature:.3g}"
     return [
         temperature,
@@ -654,12 +672,13 @@ def _errors_table(world: str, rows: Sequence[ChoiceRow]) -> str:
         smallest = min(means.values())
         for row in group:
             text = style.interval_text(row.error)
-            is_best = math.isfinite(smallest) and means[row.method] == smallest
+            if math.isfinite(smallest) and means[row.method] == smallest:
+                text = f"**{text}**"
             lines.append(
                 [
                     *_setting_cells(row),
                     style.LABELS[row.method],
-                    f"**{text}**" if is_best else text,
+                    text,
                     f"{row.learning_rate:g}",
                     style.number_text(row.worst),
                     style.interval_text(row.error_by_paper),

@@ -29,7 +29,7 @@ from koffline.experiments.statistics import (
     Interval,
     difference,
 )
-from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.online.config import OnlineConfig
 from koffline.spread import spread_of
 
 _SHORT = {"window_length": "d", "learning_rate": "lr", "kl_coef": "τ"}
@@ -80,9 +80,9 @@ class Group(NamedTuple):
         """Panel of the curve: "Swimmer final", "Swimmer paper", "Swimmer noise
         0.02".
         """
-        return f"{self.environment} {self.part}" + (
-            f" {self.noise:g}" if self.part == "noise" else ""
-        )
+        if self.part == "noise":
+            return f"{self.environment} noise {self.noise:g}"
+        return f"{self.environment} {self.part}"
 
 
 Learned = Mapping[Group, MujocoResult]  # in the paper's order
@@ -93,15 +93,11 @@ def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
     that is finished.
     """
     chosen: mujoco.Choices = {}
-    for whole in (mujoco.SEARCHED, tuple(mujoco.SEARCHES)):
-        asked = itertools.product(
-            (part for part in whole if part in run.parts), run.environments
-        )
-        cells = [
-            cell
-            for where in asked
-            for cell in mujoco.part_cells(*where, chosen, run.scale.quick)
-        ]
+    for stage in (mujoco.SEARCHED, tuple(mujoco.SEARCHES)):
+        parts = [part for part in stage if part in run.parts]
+        cells: list[mujoco.MujocoCell] = []
+        for part, environment in itertools.product(parts, run.environments):
+            cells += mujoco.part_cells(part, environment, chosen, run.scale.quick)
         run.work_off(cells, mujoco.write_mujoco)
         chosen = best_settings(finished_cells(run, mujoco.SEARCHED, {})[0])
     return finished_parts(run)
@@ -115,14 +111,17 @@ def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
     finished, also_missing = finished_cells(
         run, mujoco.SEARCHES, best_settings(searched)
     )
-    found: dict[Group, list[tuple[OnlineRun, MujocoResult, int]]] = {}
+    configs: dict[Group, OnlineConfig] = {}  # of the first run
+    runs_of: dict[Group, list[tuple[MujocoResult, int]]] = {}
     for cell, result in finished:
-        for row, one in enumerate(cell.runs):
-            group = Group(cell.part, cell.environment, cell.noise, one.config.critic)
-            found.setdefault(group, []).append((one, result, row))
+        for row, online_run in enumerate(cell.runs):
+            config = online_run.config
+            group = Group(cell.part, cell.environment, cell.noise, config.critic)
+            configs.setdefault(group, config)
+            runs_of.setdefault(group, []).append((result, row))
     order = [*mujoco.BUDGETS, *mujoco.CRITICS]
     groups = sorted(
-        found,
+        runs_of,
         key=lambda g: (
             g.part,
             order.index(g.environment),
@@ -130,7 +129,7 @@ def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
             order.index(g.critic),
         ),
     )
-    learned = {group: _joined([one[1:] for one in found[group]]) for group in groups}
+    learned = {group: _joined(runs_of[group]) for group in groups}
     played = [
         (len(cell.runs), int(result.steps[-1]))
         for cell, result in (*finished, *searched)
@@ -141,7 +140,7 @@ def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
         "not_run": [*missing, *also_missing],
     }
     returns = tuple(
-        _row(group, found[group][0][0].config, part) for group, part in learned.items()
+        _row(group, configs[group], part) for group, part in learned.items()
     )
     parts = {
         "rows": (),
@@ -149,16 +148,12 @@ def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
         "claims": tuple(mujoco_claims(learned)),
         "extra": extra,
     }
-    curves = {
-        f"{group.panel}/{group.critic}": {
-            "steps": part.steps,
-            **{
-                name: getattr(part, own).astype(np.float32)
-                for own, name in mujoco.CURVES.items()
-            },
-        }
-        for group, part in learned.items()
-    }
+    curves = {}
+    for group, part in learned.items():
+        curve = {"steps": part.steps}
+        for field, name in mujoco.CURVES.items():
+            curve[name] = getattr(part, field).astype(np.float32)
+        curves[f"{group.panel}/{group.critic}"] = curve
     return parts, curves
 
 
@@ -224,13 +219,14 @@ def setting_words(config: OnlineConfig) -> str:
     usual = mujoco.learned_by(OnlineConfig(env="default"))
     words = [f"{short} {mine[name]:g}" for name, short in _SHORT.items()]
     for name, value in mine.items():
-        is_said = (
-            name in _SHORT or name in _NOT_SETTINGS or name.startswith("evaluation")
-        )
-        if not is_said and value != usual.get(name, value):
-            words.append(
-                f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-            )
+        if name in _SHORT or name in _NOT_SETTINGS or name.startswith("evaluation"):
+            continue
+        if value == usual.get(name, value):
+            continue
+        if isinstance(value, float):
+            words.append(f"{name} {value:.3g}")
+        else:
+            words.append(f"{name} {value}")
     return ", ".join(words)
 
 
@@ -240,14 +236,14 @@ def mujoco_claims(learned: Learned) -> Iterator[Claim]:
         groups = [
             group for group in learned if (group.critic, group.part) == (critic, part)
         ]
-        found = [
+        claims = [
             claim
             for group in groups
             for claim in _compared(learned, group, tuple(_SENTENCES))
         ]
-        if found:
-            yield _consistently(found, style.LABELS[critic], _GRIDS[part])
-            yield from found
+        if claims:
+            yield _consistently(claims, style.LABELS[critic], _GRIDS[part])
+            yield from claims
     # Double sampling biases the residual gradient where transitions are random, and not
     # the K-loss.
     for group in learned:
@@ -259,9 +255,18 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
     """Claims comparing a kernel loss with each other critic, by the given scores; a
     part has all of them.
     """
-    own = style.LABELS[group.critic]
     ours = learned[group]
-    is_noisy = group.part == "noise"
+    name = style.LABELS[group.critic]
+    condition = ""
+    where = _WHERE
+    world = group.environment
+    if group.part == "noise":
+        grid = ""
+        condition = " where transitions are random"
+        where = _DOUBLE_SAMPLING
+        world += f", noise {group.noise:g}"
+    else:
+        grid = f" ({_GRIDS[group.part]})"
     for rival, score in itertools.product(_RIVALS, scores):
         theirs = learned[group._replace(critic=rival)]
         greedy, sampled = (
@@ -269,46 +274,50 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
             for curve in ("returns", "sampled")
         )
         other = style.LABELS[rival]
-        cost = greedy.cost(0.0)
-        drawn = style.interval_text(sampled)
+        words = "area under the curve"
         if score == "final":
             words = "final return"
-        else:
-            words = "area under the curve"
-        grid = "" if is_noisy else f" ({_GRIDS[group.part]})"
+        reason = (
+            f"by the sampled policy: {style.interval_text(sampled)}"
+            f" ({sampled.verdict(0.0)})"
+        )
+        cost = greedy.cost(0.0)
+        if cost:
+            reason += f"; {cost}"
         yield Claim(
-            f"{own} {_SENTENCES[score]}"
-            f" {other}{' where transitions are random' if is_noisy else ''}",
-            _DOUBLE_SAMPLING if is_noisy else _WHERE,
-            (
-                f"{group.environment}, noise {group.noise:g}"
-                if is_noisy
-                else group.environment
+            sentence=f"{name} {_SENTENCES[score]} {other}{condition}",
+            where=where,
+            world=world,
+            measured=(
+                f"{words}, {name} − {other}, IQM of {len(ours.returns)} seeds{grid}"
             ),
-            f"{words}, {own} − {other}, IQM of {len(ours.returns)} seeds{grid}",
-            greedy,
-            greedy.verdict(0.0),
-            f"by the sampled policy: {drawn}"
-            f" ({sampled.verdict(0.0)}){cost and '; '}{cost}",
+            number=greedy,
+            verdict=greedy.verdict(0.0),
+            reason=reason,
         )
 
 
-def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
+def _consistently(claims: Sequence[Claim], name: str, grid: str) -> Claim:
     """Claim over all comparisons: false if one fails, undecided if none fails and one
     is undecided.
     """
     holds, fails = (
-        sum(claim.verdict == verdict for claim in found) for verdict in (HOLDS, FAILS)
+        sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS)
     )
-    environments = len({claim.world for claim in found})
+    environments = len({claim.world for claim in claims})
+    verdict = UNDECIDED
+    if fails:
+        verdict = FAILS
+    elif holds == len(claims):
+        verdict = HOLDS
     return Claim(
         f"{name} consistently outperforms all the other methods, learning better policy"
         " with fewer data",
         _WHERE,
         "MuJoCo",
-        f"comparisons of {len(found)} that hold ({environments} environments, {grid})",
+        f"comparisons of {len(claims)} that hold ({environments} environments, {grid})",
         Interval(float(holds)),
-        FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
+        verdict,
         f"{fails} go the other way",
     )
 
@@ -321,40 +330,43 @@ def draw_mujoco(
     part: "final" or "paper" (the grid in which each critic's best setting was found).
     curve: "return" (of the mean action) or "sampled_return".
     """
-    label = f"return of the {'mean action' if curve == 'return' else 'sampled policy'}"
-    label += ", paper's learner" if part == "paper" else ""
+    label = "return of the sampled policy"
+    if curve == "return":
+        label = "return of the mean action"
+    if part == "paper":
+        label += ", paper's learner"
     groups = [Group(part, name, 0.0, "") for name in mujoco.BUDGETS]
-    noises = mujoco.NOISE_LEVELS.items() if part == "final" else ()
-    groups += [
-        Group("noise", name, level, "") for name, levels in noises for level in levels
-    ]
+    if part == "final":
+        for name, levels in mujoco.NOISE_LEVELS.items():
+            groups += [Group("noise", name, level, "") for level in levels]
     shown: dict[Group, dict[str, Any]] = {}
     for group, critic in itertools.product(groups, mujoco.CRITICS):
-        found = curves.get(f"{group.panel}/{critic}")
-        if found:
-            shown.setdefault(group, {})[critic] = found
+        learned = curves.get(f"{group.panel}/{critic}")
+        if learned:
+            shown.setdefault(group, {})[critic] = learned
     if not shown:
         return None
     columns = min(4, len(shown))
     lines = -(-len(shown) // 4)
     figure = Figure(figsize=(3.1 * columns, 2.6 * lines + 0.5), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).ravel()
-    for place, (axes, (group, found)) in enumerate(
+    for place, (axes, (group, by_critic)) in enumerate(
         zip(panels, shown.items(), strict=False)
     ):
-        noise = f", noise {group.noise:g}" if group.noise else ""
         title = _TITLES.get(group.environment, group.environment)
-        axes.set_title(f"({'abcdefgh'[place]}) {title}{noise}")
+        if group.noise:
+            title += f", noise {group.noise:g}"
+        axes.set_title(f"({'abcdefgh'[place]}) {title}")
         series = {
-            c: (np.asarray(part["steps"]), np.asarray(part[curve]))
-            for c, part in found.items()
+            critic: (np.asarray(learned["steps"]), np.asarray(learned[curve]))
+            for critic, learned in by_critic.items()
         }
         style.draw_returns(axes, series, mujoco.BUDGETS[group.environment].threshold)
         if place % columns == 0:
             axes.set_ylabel(label, fontsize=8)
     for axes in panels[len(shown) :]:
         axes.axis("off")
-    critics = {critic for found in shown.values() for critic in found}
+    critics = set(itertools.chain.from_iterable(shown.values()))
     style.method_legend(
         figure, sorted(critics), {"solved": {"color": style.SOFT, **style.DOTTED}}
     )
@@ -379,18 +391,19 @@ def mujoco_tables(results: Results) -> Iterator[str]:
     )
     by_part = grouped(results.returns, "part")
     for part, title in _PARTS.items():
-        for found in grouped(by_part.get(part, ()), "environment", "noise").values():
-            first = found[0]
+        for rows in grouped(by_part.get(part, ()), "environment", "noise").values():
+            first = rows[0]
             cells = []
+            noise = ""
             if first.noise:
                 noise = f", noise {first.noise:g} per step on every velocity"
-            else:
-                noise = ""
             about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
-            for row in found:
+            for row in rows:
                 returns = (row.final, Interval(row.final_best), row.sampled, row.area)
-                numbers = [style.interval_text(each, _text) for each in returns]
-                when = "–" if row.reached is None else f"{row.reached:,.0f}"
+                numbers = [style.interval_text(score, _text) for score in returns]
+                when = "–"
+                if row.reached is not None:
+                    when = f"{row.reached:,.0f}"
                 counts = (
                     f"{when} ({row.reached_seeds}/{row.seeds})",
                     f"{row.diverged}/{row.seeds}",

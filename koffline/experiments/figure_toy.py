@@ -23,7 +23,7 @@ from koffline import objectives
 from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
-from koffline.experiments.results import Curves, Results, Row
+from koffline.experiments.results import Curves, Results, Row, steps_or_none
 from koffline.experiments.statistics import Interval, mean_over_seeds
 from koffline.kernel_loss import discount, feature_v_statistic, state_value_residual
 
@@ -126,17 +126,18 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
 
     Takes some seconds.
     """
-    settings = ToySettings(
-        seeds=3 if run.scale.quick else 10, first_seed=run.scale.seed
-    )
+    seeds = 10
+    if run.scale.quick:
+        seeds = 3
+    settings = ToySettings(seeds=seeds, first_seed=run.scale.seed)
     log = draw_log(settings)
     descents = {method: descend(method, log, settings) for method in style.METHODS}
     lstd = log.least_squares().numpy()
     errors = weight_errors(lstd)
     squares = value_errors(lstd)
     gaps = {
-        m: float(np.linalg.norm(found["weights"] - lstd, axis=1).max())
-        for m, found in descents.items()
+        m: float(np.linalg.norm(descent["weights"] - lstd, axis=1).max())
+        for m, descent in descents.items()
     }
     extra = {
         "exact_weights": list(worlds.TSITSIKLIS_WEIGHTS),
@@ -146,27 +147,29 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
         # w* itself differs from LSTD by sampling error
         "largest_distance_from_lstd": gaps,
     }
-    curves = {f"chain/{method}": found for method, found in descents.items()}
+    curves = {f"chain/{method}": descent for method, descent in descents.items()}
     curves["chain/lstd"] = {"weights": lstd, "weight_error": errors, "mse": squares}
-    rows = tuple(_row(method, found, settings) for method, found in descents.items())
+    rows = tuple(
+        _row(method, descent, settings) for method, descent in descents.items()
+    )
     return {"rows": rows, "extra": extra}, curves
 
 
-def _row(method: str, found: Mapping[str, np.ndarray], settings: ToySettings) -> Row:
+def _row(method: str, descent: Mapping[str, np.ndarray], settings: ToySettings) -> Row:
     """Results row at the last iteration; the truth is exact."""
-    steps = tuple(int(step) if step >= 0 else None for step in found["diverged_at"])
+    steps = steps_or_none(descent["diverged_at"])
     return Row(
         world="chain",
         method=method,
         learning_rate=settings.learning_rate,
         seeds=settings.seeds,
         truth="exact",
-        mse=mean_over_seeds(found["mse"][-1]),
+        mse=mean_over_seeds(descent["mse"][-1]),
         diverged=sum(step is not None for step in steps),
         diverged_at=steps,
         best_by_truth=True,  # only one learning rate
         epochs=settings.iterations,
-        weight_error=mean_over_seeds(found["weight_error"][-1]),
+        weight_error=mean_over_seeds(descent["weight_error"][-1]),
     )
 
 
@@ -223,11 +226,10 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
             residual = log.residual(weights, weights)
             # The steps of the second function that precede one of V; linear V has no
             # Hessian term.
-            for _ in range(
-                objective.ascent_steps
-                if isinstance(objective, objectives.SaddlePoint)
-                else 1
-            ):
+            ascent_steps = 1
+            if isinstance(objective, objectives.SaddlePoint):
+                ascent_steps = objective.ascent_steps
+            for _ in range(ascent_steps):
                 slope = objective.compute_auxiliary_gradient(
                     residual, values(log.features, second)
                 )
@@ -241,9 +243,10 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
                 residual, log.discount, values(log.features, second)
             )
         else:
-            residual = log.residual(
-                weights, target if objective.next_from == "target" else weights
-            )
+            next_weights = weights
+            if objective.next_from == "target":
+                next_weights = target
+            residual = log.residual(weights, next_weights)
             gradients = objective.compute_gradients(residual, log.discount)
         weights = weights - settings.learning_rate * log.weight_gradient(gradients)
         gone = weights.norm(dim=1) > DIVERGED
@@ -298,8 +301,8 @@ def draw_toy(results: Results, curves: Curves) -> Figure:
         axes.set(title=title, xlabel="iteration", ylabel=label, xscale="log")
         axes.axhline(results.extra[f"lstd_{name}"], **_LSTD, zorder=1)
     passed = {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7}
-    others = {"LSTD (sampling error)": _LSTD, "$\\|w\\|$ passed $10^7$": passed}
-    style.method_legend(figure, list(groups), others)
+    lines = {"LSTD (sampling error)": _LSTD, "$\\|w\\|$ passed $10^7$": passed}
+    style.method_legend(figure, list(groups), lines)
     return figure
 
 

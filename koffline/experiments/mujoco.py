@@ -17,7 +17,7 @@ import itertools
 import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,9 +153,8 @@ class MujocoResult:
 
     def final(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
         """Mean of the last tenth of the evaluations."""
-        return getattr(self, curve)[
-            :, -max(1, round(_LAST_SHARE * len(self.steps))) :
-        ].mean(axis=1)
+        last = max(1, round(_LAST_SHARE * len(self.steps)))
+        return getattr(self, curve)[:, -last:].mean(axis=1)
 
     def area(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
         """Mean height of a curve (area divided by the number of steps)."""
@@ -167,10 +166,11 @@ class MujocoResult:
 
     def reached(self, threshold: float | None) -> Float[np.ndarray, " run"]:
         """Environment steps at the first return that reaches the threshold, else ∞."""
-        is_there = self.returns >= (math.inf if threshold is None else threshold)
-        return np.where(
-            is_there.any(axis=1), self.steps[is_there.argmax(axis=1)], math.inf
-        )
+        if threshold is None:
+            threshold = math.inf
+        is_there = self.returns >= threshold  # (run, time)
+        first = self.steps[is_there.argmax(axis=1)]
+        return np.where(is_there.any(axis=1), first, math.inf)
 
 
 Finished = Sequence[tuple[MujocoCell, MujocoResult]]
@@ -178,13 +178,14 @@ Finished = Sequence[tuple[MujocoCell, MujocoResult]]
 
 def learned_by(config: OnlineConfig) -> dict[str, Any]:
     """The settings that affect what a run learns."""
-    # a setting younger than stored cells
-    unused = () if config.exploration else ("exploration",)
-    return {
-        k: value
-        for k, value in config.resolved().items()
-        if k not in (*_NOT_LEARNING, *unused)
+    settings = {
+        name: value
+        for name, value in config.resolved().items()
+        if name not in _NOT_LEARNING
     }
+    if not config.exploration:
+        settings.pop("exploration", None)  # a setting younger than stored cells
+    return settings
 
 
 def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
@@ -203,13 +204,18 @@ def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
         }
         # With weight 1/m, the diagonal part (stable with a slow copy) is hardly
         # learned.
-        fixed = {"diag_weight": 0.3} if critic == "kloss_slow" else {}
+        fixed = {}
+        if critic == "kloss_slow":
+            fixed = {"diag_weight": 0.3}
         return [
             dict(zip(axes, values, strict=True)) | fixed
             for values in itertools.product(*axes.values())
         ]
-    own = ("bandwidth_scale", (0.1, 0.01, _LARGEST_BANDWIDTH))
-    name, values = own if critic == "kloss" else ("learning_rate", (1e-3, 3e-4, 1e-4))
+    name = "learning_rate"
+    values = (1e-3, 3e-4, 1e-4)
+    if critic == "kloss":
+        name = "bandwidth_scale"
+        values = (0.1, 0.01, _LARGEST_BANDWIDTH)
     entropies = {"entropy_coef": 0.0}, {"entropy_coef": 0.1, "entropy_decay": 0.1}
     grid = itertools.product((1, 5, 10), (0.0005, 0.001, 0.002), entropies, values)
     return [
@@ -227,26 +233,32 @@ def part_cells(
     only.
     """
     budget = BUDGETS[environment]
-    is_search = part in SEARCHED
-    is_paper = part.startswith("paper")
     if quick:
-        searched = 1_000 if environment == PAPER_SEARCHED[0] else 0
+        searched = 0
+        if environment == PAPER_SEARCHED[0]:
+            searched = 1_000
         budget = Budget(3_000, 1_000, searched, budget.threshold, budget.reward_scale)
-    steps = budget.search_steps if is_search else budget.steps
-    if not steps or (part == "paper-search" and environment not in PAPER_SEARCHED):
-        return []
-    interval = min(
-        budget.evaluation_interval, max(1, steps // 2) if is_search else steps
-    )
+    is_search = part in SEARCHED
     if is_search:
+        steps = budget.search_steps
+        interval = max(1, steps // 2)
         seeds = SEARCH_SEEDS[part]
     else:
-        seeds = range(QUICK_SEEDS if quick else SEEDS)
-    found: list[MujocoCell] = []
-    for noise in NOISE_LEVELS.get(environment, ()) if part == "noise" else (0.0,):
+        steps = budget.steps
+        interval = steps
+        seeds = range(SEEDS)
+        if quick:
+            seeds = range(QUICK_SEEDS)
+    if not steps or (part == "paper-search" and environment not in PAPER_SEARCHED):
+        return []
+    noises: Sequence[float] = (0.0,)
+    if part == "noise":
+        noises = NOISE_LEVELS.get(environment, ())
+    cells: list[MujocoCell] = []
+    for noise in noises:
         where: dict[str, Any] = {
             "env": f"{environment}-v5",
-            "evaluation_interval": interval,
+            "evaluation_interval": min(budget.evaluation_interval, interval),
             "steps": steps,
         }
         if noise:
@@ -256,40 +268,68 @@ def part_cells(
                 "env_options": options,
                 "steps": min(steps, NOISE_STEPS),
             }
-        configs: list[OnlineConfig] = []
-        for critic in PAPER_CRITICS if is_paper else CRITICS:
-            learner: dict[str, Any] = {
-                "reward_scale": budget.reward_scale,
-                "evaluation_episodes": 2,
-            }
-            learner |= PAPER_BASE if is_paper else {}
-            if is_paper and critic == "kloss":
-                learner["bandwidth_scale"] = _LARGEST_BANDWIDTH
-            usual = OnlineConfig(critic=critic, **learner, **where)
-            if is_search:
-                grid = search_settings(part, critic)[-2 if quick else None :]
-                configs += [usual.with_changes(**setting) for setting in grid]
-            else:
-                config = chosen.get((environment, SEARCHES[part], critic), usual)
-                configs.append(config.with_changes(**where))
-        configs.sort(key=lambda config: config.critic == _APART)
+        configs = _configs_of(part, environment, where, budget, chosen, quick)
         runs = [OnlineRun(config, seed) for seed in seeds for config in configs]
-        stacks: dict[Any, list[OnlineRun]] = {}
-        for run in runs:  # all else may differ in a stack
-            stacks.setdefault(
-                (run.config.critic == _APART, run.config.window_length), []
-            ).append(run)
-        for alike in stacks.values():
-            count = math.ceil(
-                len(alike) / (_MOST_SEARCH_RUNS if is_search else _MOST_RUNS)
-            )
-            size = math.ceil(len(alike) / count)
-            parts = [
-                tuple(alike[start : start + size])
-                for start in range(0, len(alike), size)
-            ]
-            found += [MujocoCell(part, environment, noise, runs) for runs in parts]
-    return found
+        most = _MOST_RUNS
+        if is_search:
+            most = _MOST_SEARCH_RUNS
+        cells += [
+            MujocoCell(part, environment, noise, stack) for stack in _stacks(runs, most)
+        ]
+    return cells
+
+
+def _configs_of(
+    part: str,
+    environment: str,
+    where: Mapping[str, Any],
+    budget: Budget,
+    chosen: Choices,
+    quick: bool,
+) -> list[OnlineConfig]:
+    """The settings that a part runs: a search's grids, or each critic's best setting.
+
+    where: environment and steps. chosen: the best settings that are known. The critic
+    whose stacks are apart comes last.
+    """
+    is_paper = part.startswith("paper")
+    critics = CRITICS
+    learner: dict[str, Any] = {
+        "reward_scale": budget.reward_scale,
+        "evaluation_episodes": 2,
+    }
+    if is_paper:
+        critics = PAPER_CRITICS
+        learner |= PAPER_BASE
+    configs: list[OnlineConfig] = []
+    for critic in critics:
+        usual = OnlineConfig(critic=critic, **learner, **where)
+        if is_paper and critic == "kloss":
+            usual = usual.with_changes(bandwidth_scale=_LARGEST_BANDWIDTH)
+        if part in SEARCHED:
+            grid = search_settings(part, critic)
+            if quick:
+                grid = grid[-2:]
+            configs += [usual.with_changes(**setting) for setting in grid]
+        else:
+            config = chosen.get((environment, SEARCHES[part], critic), usual)
+            configs.append(config.with_changes(**where))
+    return sorted(configs, key=lambda config: config.critic == _APART)
+
+
+def _stacks(runs: Sequence[OnlineRun], most: int) -> Iterator[tuple[OnlineRun, ...]]:
+    """Runs that can be trained as one stack, at most ``most`` in each, of about equal
+    sizes: all but the window's length may differ in a stack.
+    """
+    by_kind: dict[Any, list[OnlineRun]] = {}
+    for run in runs:
+        kind = (run.config.critic == _APART, run.config.window_length)
+        by_kind.setdefault(kind, []).append(run)
+    for alike in by_kind.values():
+        count = math.ceil(len(alike) / most)
+        size = math.ceil(len(alike) / count)
+        for start in range(0, len(alike), size):
+            yield tuple(alike[start : start + size])
 
 
 def finished_cells(
@@ -315,10 +355,12 @@ def best_settings(finished: Finished) -> Choices:
     """For each environment, search and critic: the config with the largest area (the
     first if tied).
     """
-    found: dict[tuple[str, str, str], dict[str, list[tuple[float, OnlineConfig]]]] = {}
+    searches: dict[
+        tuple[str, str, str], dict[str, list[tuple[float, OnlineConfig]]]
+    ] = {}
     for cell, result in finished:
         for run, area in zip(cell.runs, result.area().tolist(), strict=True):
-            by_setting = found.setdefault(
+            by_setting = searches.setdefault(
                 (cell.environment, cell.part, run.config.critic), {}
             )
             by_setting.setdefault(repr(run.config), []).append((area, run.config))
@@ -328,7 +370,7 @@ def best_settings(finished: Finished) -> Choices:
 
     return {
         key: max(by_setting.values(), key=area_of)[0][1]
-        for key, by_setting in found.items()
+        for key, by_setting in searches.items()
     }
 
 
@@ -352,12 +394,12 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
     """
     config = cell.runs[0].config
     saved = time.perf_counter()
-    found = newest(folder, cell.name) or {"steps": [], "rows": [], "diverged": {}}
-    steps = found["steps"]
-    rows = found["rows"]
-    diverged = found["diverged"]
-    if "stack" in found:
-        stack.load_state_dict(found["stack"])
+    state = newest(folder, cell.name) or {"steps": [], "rows": [], "diverged": {}}
+    steps = state["steps"]
+    rows = state["rows"]
+    diverged = state["diverged"]
+    if "stack" in state:
+        stack.load_state_dict(state["stack"])
     while True:
         is_over = stack.steps >= config.steps
         if stack.steps >= len(steps) * config.evaluation_interval or (
@@ -375,7 +417,7 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
                 folder,
                 cell.name,
                 stack.steps,
-                {**found, "stack": stack.state_dict()},
+                {**state, "stack": stack.state_dict()},
                 keep=1,
             )
             saved = time.perf_counter()

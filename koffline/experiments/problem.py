@@ -79,8 +79,10 @@ class ProblemSettings:
 
     def build_world(self) -> BoxWorld:
         """The world with its noise."""
-        noise = {} if self.noise is None else {"noise": self.noise}
-        return replace(make_world(self.world), **dict(self.overrides), **noise)
+        changes = dict(self.overrides)
+        if self.noise is not None:
+            changes["noise"] = self.noise
+        return replace(make_world(self.world), **changes)
 
     def target_policy(self) -> Probabilities:
         """The policy to evaluate: the world's usual one, whatever the noise and the

@@ -130,7 +130,9 @@ def reproduce(run: Run) -> Results:
         write_text(path.with_suffix(".md"), table_text(results))
         write_results(results, begun, path)
         for page, draw in {"": experiment.draw, **experiment.pages}.items():
-            name = f"{run.name}-{page}" if page else run.name
+            name = run.name
+            if page:
+                name = f"{run.name}-{page}"
             images = figures.saved(
                 name, partial(draw, results, curves), images_of, HOUSE_STYLE
             )

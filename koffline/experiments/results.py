@@ -70,11 +70,13 @@ class Row:
         """The error and its interval divided by the variance of V; None where not
         finite.
         """
-        shares = (end and end / (self.value_variance or math.nan) for end in self.mse)
-        return [
-            share if share is not None and math.isfinite(share) else None
-            for share in shares
-        ]
+        shares: list[float | None] = []
+        for end in self.mse:
+            share = end and end / (self.value_variance or math.nan)
+            if share is not None and not math.isfinite(share):
+                share = None
+            shares.append(share)
+        return shares
 
 
 @dataclass(frozen=True)
@@ -229,12 +231,20 @@ class Results:
 Curves = Mapping[str, Mapping[str, np.ndarray]]
 
 
+def steps_or_none(diverged_at: np.ndarray) -> tuple[int | None, ...]:
+    """Steps (S,) at which seeds diverged; None for −1, which stands for never."""
+    steps: list[int | None] = diverged_at.tolist()
+    for seed in np.flatnonzero(diverged_at < 0):
+        steps[seed] = None
+    return tuple(steps)
+
+
 def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
     """Group records by the values of these fields, in order of first appearance."""
-    found: dict[Any, list[Record]] = {}
+    groups: dict[Any, list[Record]] = {}
     for record in records:
-        found.setdefault(attrgetter(*names)(record), []).append(record)
-    return found
+        groups.setdefault(attrgetter(*names)(record), []).append(record)
+    return groups
 
 
 def write_results(results: Results, run: Mapping[str, Any], path: Path) -> None:
@@ -280,12 +290,10 @@ def write_result(path: Path, parts: Mapping[str, Any]) -> None:
     """
     arrays: dict[str, Any] = {"name": path.stem}
     for name, part in parts.items():
-        is_group = isinstance(part, Mapping)
-        arrays |= (
-            {f"{name}.{key}": array for key, array in part.items()}
-            if is_group
-            else {name: part}
-        )
+        if isinstance(part, Mapping):
+            arrays |= {f"{name}.{key}": array for key, array in part.items()}
+        else:
+            arrays[name] = part
     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
 
@@ -311,7 +319,9 @@ def read_result(path: Path, make: Callable[..., Record]) -> Record:
             if is_grouped:
                 parts.setdefault(part, {})[key] = array
             elif part != "name":
-                parts[part] = array if array.ndim else array.item()
+                if not array.ndim:
+                    array = array.item()
+                parts[part] = array
         return make(**parts)
     except Exception as error:
         # numpy and zipfile raise many kinds; all mean that the file is not ours

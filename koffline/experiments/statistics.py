@@ -118,9 +118,9 @@ def spearman_over_seeds(first: Points, second: Points) -> Interval:
         x = first[:, seeds].ravel()
         y = second[:, seeds].ravel()
         good = np.isfinite(x) & np.isfinite(y)
-        rank: Any = (
-            stats.spearmanr(x[good], y[good]).statistic if good.sum() > 2 else np.nan
-        )
+        rank: Any = np.nan
+        if good.sum() > 2:
+            rank = stats.spearmanr(x[good], y[good]).statistic
         return float(np.arctanh(np.clip(rank, -1.0 + 1e-9, 1.0 - 1e-9)))
 
     return _jackknife(z_value, first.shape[1], np.tanh)

@@ -142,7 +142,11 @@ def _draw_curve(
     # About eight markers, at different positions for each method.
     step = max(1, len(x) // 8)
     first = (METHODS.index(method) * step // len(METHODS)) % max(len(x), 1)
-    width, order = (2.0, 4) if method == "kloss" else (1.2, 3)
+    width = 1.2
+    order = 3
+    if method == "kloss":  # above the others
+        width = 2.0
+        order = 4
     axes.plot(x, mean, **look, ms=4, markevery=(first, step), lw=width, zorder=order)
 
 
@@ -157,7 +161,11 @@ def draw_returns(axes: Axes, shown: Series, threshold: float | None) -> None:
     for critic, (steps, returns) in shown.items():
         x = steps / 1000.0
         look = line_look(critic)
-        width, order = (1.8, 4) if critic == "kloss" else (1.1, 3)
+        width = 1.1
+        order = 3
+        if critic == "kloss":  # above the others
+            width = 1.8
+            order = 4
         mean, low, high = band(returns.astype(np.float64))
         highest = max(highest, float(mean.max()))
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
@@ -183,22 +191,31 @@ def _mark_divergences(axes: Axes, method: str, x: np.ndarray, values: Numbers) -
     if not gone.any():
         return
     # Methods have different heights, so that crosses at the same x do not overlap.
-    place = (float(x[gone.any(axis=1).argmax()]), 0.975 - 0.07 * METHODS.index(method))
+    first = float(x[gone.any(axis=1).argmax()])
+    height = 0.975 - 0.07 * METHODS.index(method)
     transform = axes.get_xaxis_transform()
-    look = dict[str, Any](color=COLOURS[method], zorder=6)
     axes.plot(
-        *place,
+        first,
+        height,
         "X",
-        **look,
+        color=COLOURS[method],
+        zorder=6,
         ms=8,
         mec="white",
         mew=0.7,
         transform=transform,
         clip_on=False,
     )
-    look |= {"textcoords": "offset points", "va": "center", "fontsize": 7}
     axes.annotate(
-        f"{gone.any(axis=0).sum()}/{values.shape[1]}", place, (6, 0), transform, **look
+        f"{gone.any(axis=0).sum()}/{values.shape[1]}",
+        xy=(first, height),
+        xytext=(6, 0),
+        xycoords=transform,
+        color=COLOURS[method],
+        zorder=6,
+        textcoords="offset points",
+        va="center",
+        fontsize=7,
     )
 
 
@@ -217,18 +234,14 @@ def method_legend(
     figure: Figure, methods: Sequence[str], extra: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """One legend below all panels: methods in fixed order, then the other lines."""
-    handles = [
-        Line2D(
-            [],
-            [],
-            **line_look(m),
-            ms=5,
-            lw=2.0 if m == "kloss" else 1.4,
-            label=LABELS[m],
-        )
-        for m in LABELS
-        if m in methods
-    ]
+    handles = []
+    for method, label in LABELS.items():
+        if method not in methods:
+            continue
+        width = 1.4
+        if method == "kloss":
+            width = 2.0
+        handles.append(Line2D([], [], **line_look(method), ms=5, lw=width, label=label))
     handles += [Line2D([], [], label=label, **look) for label, look in extra.items()]
     shape = {
         "ncols": min(len(handles), 10),
@@ -244,13 +257,12 @@ def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -
     separated by " | ".
     """
     names = header.split(" | ")
-    table = "\n".join(
-        # A bar inside a cell would end it.
-        "| "
-        + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line)
-        + " |"
-        for line in (names, ["---"] * len(names), *rows)
-    )
+    lines = []
+    for row in (names, ["---"] * len(names), *rows):
+        # a bar inside a cell would end it
+        cells = [" ".join(cell.split()).replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    table = "\n".join(lines)
     return "\n\n".join(part for part in (title, note, table) if part)
 
 
@@ -263,12 +275,14 @@ def number_text(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def interval_text(found: Interval, text: Callable[[Any], str] = number_text) -> str:
+def interval_text(interval: Interval, text: Callable[[Any], str] = number_text) -> str:
     """Text "0.12 [0.1, 0.14]"; only the number without finite ends; 'not finite' after
     a divergence.
     """
-    if found.value is None or math.isnan(found.value):
+    if interval.value is None or math.isnan(interval.value):
         return "not finite"
-    if any(end is None or not math.isfinite(end) for end in (found.low, found.high)):
-        return text(found.value)
-    return f"{text(found.value)} [{text(found.low)}, {text(found.high)}]"
+    if any(
+        end is None or not math.isfinite(end) for end in (interval.low, interval.high)
+    ):
+        return text(interval.value)
+    return f"{text(interval.value)} [{text(interval.low)}, {text(interval.high)}]"
