@@ -58,9 +58,9 @@ def learn_policies(env: str, folder: Path) -> None:
                 file=sys.stderr,
             )
 
-    found = medium_and_expert(learn(recipe.learning, show), random_return(env))
+    snapshots = medium_and_expert(learn(recipe.learning, show), random_return(env))
     uniform = summary(policy_returns(env, "uniform", EPISODES, RETURN_SEED))
-    for level, snapshot in found.items():
+    for level, snapshot in snapshots.items():
         path = folder / f"{name}_{level}.npz"
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         write_arrays(temporary, FORMAT, policy_arrays(snapshot.network))
@@ -78,7 +78,7 @@ def learn_policies(env: str, folder: Path) -> None:
         entry["returns"]["uniform"] = uniform
         write_entries(folder, {path.name: entry})
         print(f"{path}: {entry['steps']} steps, returns {entry['returns']}")
-    if found["medium"].step != recipe.medium_step:
+    if snapshots["medium"].step != recipe.medium_step:
         print(
             f"note: the recipe says that {env} is medium after {recipe.medium_step}"
             " steps; edit it"
@@ -109,15 +109,17 @@ def build_logs(env: str, rows: int | None, out: Path) -> None:
     """
     n = rows or ROWS.get(env, 10_000)
     for kind in KINDS:
-        amount = str(min(n, RECIPES[env].medium_step) if kind == "replay" else n)
+        amount = str(n)
+        if kind == "replay":
+            amount = str(min(n, RECIPES[env].medium_step))
         target = f"control/{stem(env)}_{kind}.hdf5"
         settings = ("--env", env, "--kind", kind, "--n", amount, "--seed", "0")
         if out == DATASETS:
             policies = []
         else:
             policies = [f"policies/{stem(env)}_{x}.npz" for x in POLICY_LEVELS[kind]]
-        given = [part for policy in policies for part in ("--policy", policy)]
-        build(out, "control", *settings, *given, "--out", target, "--force")
+        choices = [part for policy in policies for part in ("--policy", policy)]
+        build(out, "control", *settings, *choices, "--out", target, "--force")
 
 
 def main() -> None:

@@ -80,21 +80,21 @@ def run_campaign(
     """
     generator = random.Random(seed)
     references: dict[str, Reference] = {}
-    found: list[Kill] = []
-    while sum(kill.hit for kill in found) < kills:
-        case = cases[len(found) // _IN_A_ROW % len(cases)]
+    killed: list[Kill] = []
+    while sum(kill.hit for kill in killed) < kills:
+        case = cases[len(killed) // _IN_A_ROW % len(cases)]
         if case.name not in references:
             references[case.name] = reference_of(case, root / case.name)
-        folder = root / case.name / f"kills-{len(found)}"
+        folder = root / case.name / f"kills-{len(killed)}"
         row = kill_in_a_row(case, references[case.name], folder, _IN_A_ROW, generator)
-        found += row
+        killed += row
         for kill in row:
             outcome = ", ".join(kill.failures) or "as it should be"
             say(
-                f"{sum(kill.hit for kill in found)}/{kills} {case.name}, {kill.moment}:"
+                f"{sum(kill.hit for kill in killed)}/{kills} {case.name}, {kill.moment}:"
                 f" {outcome}"
             )
-    return found
+    return killed
 
 
 def kill_in_a_row(
@@ -105,14 +105,14 @@ def kill_in_a_row(
     """
     shutil.copytree(reference.ground, folder)
     before = _files(folder, folder)
-    found = []
+    killed = []
     for number in range(times):
         if number == 0:
             words = case.words
         else:
             words = case.resume_words(folder)
         moment, hit = _kill_at_random(words, reference, folder, generator)
-        found.append(
+        killed.append(
             Kill(case.name, moment, hit, tuple(_look(case, folder, before, reference)))
         )
     ended = _start(case.resume_words(folder), folder)
@@ -125,8 +125,8 @@ def kill_in_a_row(
         )
     failures += _differences(reference.results, _results(case, folder))
     failures += [f"left behind: {name}" for name in litter_in(folder)]
-    found[-1] = replace(found[-1], failures=(*found[-1].failures, *failures))
-    return found
+    killed[-1] = replace(killed[-1], failures=(*killed[-1].failures, *failures))
+    return killed
 
 
 def _kill_at_random(
@@ -161,8 +161,8 @@ def _look(
     ]
     old = _results_among(case, before)
     if old:
-        found = _results(case, folder)
-        if found not in (old, reference.results):
+        results = _results(case, folder)
+        if results not in (old, reference.results):
             failures.append("the results are neither the old nor the new ones")
     return failures
 
@@ -251,15 +251,15 @@ def _wait_for_change(
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)
             try:
-                found[path] = os.stat(path).st_size
+                sizes[path] = os.stat(path).st_size
             except FileNotFoundError:
                 continue
-    return found
+    return sizes
 
 
 def _files(folder: Path, root: Path) -> dict[str, str]:
@@ -287,34 +287,34 @@ def _results_among(case: Case, files: Mapping[str, _T]) -> dict[str, _T]:
     }
 
 
-def _differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    names = sorted({*wanted, *found})
+def _differences(wanted: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    names = sorted({*wanted, *present})
     return [
         f"{name} is not the same"
         for name in names
-        if wanted.get(name) != found.get(name)
+        if wanted.get(name) != present.get(name)
     ]
 
 
-def _summary(found: Sequence[Kill], kills: int, seed: int) -> dict[str, object]:
+def _summary(killed: Sequence[Kill], kills: int, seed: int) -> dict[str, object]:
     """late: kills that came after the command had ended; they are no kills."""
     return {
         "command": f"python -m scripts.faults --kills {kills} --seed {seed}",
-        **_counts(found),
+        **_counts(killed),
         "by_command": {
-            name: _counts([kill for kill in found if kill.case == name])
-            for name in dict.fromkeys(kill.case for kill in found)
+            name: _counts([kill for kill in killed if kill.case == name])
+            for name in dict.fromkeys(kill.case for kill in killed)
         },
-        "all": [asdict(kill) for kill in found],
+        "all": [asdict(kill) for kill in killed],
     }
 
 
-def _counts(found: Sequence[Kill]) -> dict[str, int]:
-    hits = sum(kill.hit for kill in found)
+def _counts(killed: Sequence[Kill]) -> dict[str, int]:
+    hits = sum(kill.hit for kill in killed)
     return {
         "kills": hits,
-        "late": len(found) - hits,
-        "failures": sum(bool(kill.failures) for kill in found),
+        "late": len(killed) - hits,
+        "failures": sum(bool(kill.failures) for kill in killed),
     }
 
 
@@ -334,8 +334,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if not options.only or case.name in options.only.split(",")
     ]
     with tempfile.TemporaryDirectory(prefix="koffline-faults-") as scratch:
-        found = run_campaign(cases, options.kills, options.seed, Path(scratch), print)
-    summary = _summary(found, options.kills, options.seed)
+        killed = run_campaign(cases, options.kills, options.seed, Path(scratch), print)
+    summary = _summary(killed, options.kills, options.seed)
     if options.out:
         Path(options.out).write_text(
             json.dumps(summary, indent=1) + "\n", encoding="utf-8"

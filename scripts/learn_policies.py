@@ -53,7 +53,10 @@ def learn_grid(name: str, folder: Path) -> dict[str, Any]:
 
 
 def entry_of(
-    name: str, path: Path, settings: dict[str, Any], others: dict[str, Function]
+    name: str,
+    path: Path,
+    settings: dict[str, Any],
+    other_functions: dict[str, Function],
 ) -> dict[str, Any]:
     """What policies.json says of a file; the policy is read back the way a user
     does.
@@ -66,7 +69,7 @@ def entry_of(
     assert isinstance(uniform, DiscretePolicy)
     functions = {
         "policy": loaded.probabilities,
-        **others,
+        **other_functions,
         "uniform": uniform.probabilities,
     }
     generator = np.random.default_rng(RETURN_SEED)

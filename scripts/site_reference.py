@@ -68,33 +68,33 @@ _MEANING = re.compile(r"(?:^|(?<=[.)\n]\s)|(?<=[.)]))((?:[a-z_]+, )*[a-z_]+): ")
 
 def meanings(record: type) -> dict[str, str]:
     """What the docstrings of a record and of those it extends say of each field."""
-    found: dict[str, str] = {}
+    by_field: dict[str, str] = {}
     for owner in reversed(record.__mro__[:-1]):
         text = " ".join((owner.__dict__.get("__doc__") or "").split())
         _, *parts = _MEANING.split(text)
         for names, meaning in zip(parts[::2], parts[1::2], strict=True):
             if not meaning.startswith("as in `"):  # what is extended says it
-                found.update(
+                by_field.update(
                     dict.fromkeys(names.split(", "), meaning.strip().rstrip("."))
                 )
-    return found
+    return by_field
 
 
 def fields(record: type) -> Iterator[tuple[str, str, str]]:
     """Name, default and meaning of each field that a user may set."""
-    told = meanings(record)
+    meaning_of = meanings(record)
     if issubclass(record, BaseModel):
         for name, field in record.model_fields.items():
             if field.is_required():
                 value = dataclasses.MISSING
             else:
                 value = field.get_default(call_default_factory=True)
-            yield name, _shown(value), told.get(name) or field.description or ""
+            yield name, _shown(value), meaning_of.get(name) or field.description or ""
         return
     assert dataclasses.is_dataclass(record)
-    for own in dataclasses.fields(record):
-        if own.name in told:
-            yield own.name, _shown(own.default), told[own.name]
+    for attribute in dataclasses.fields(record):
+        if attribute.name in meaning_of:
+            yield attribute.name, _shown(attribute.default), meaning_of[attribute.name]
 
 
 def _shown(value: Any) -> str:
@@ -104,7 +104,9 @@ def _shown(value: Any) -> str:
         return "none"
     if value is None or isinstance(value, bool):
         return {None: "unset", True: "yes", False: "no"}[value]
-    return f"`{list(value) if isinstance(value, tuple) else value}`"
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"`{value}`"
 
 
 def first_sentence(record: type) -> str:
@@ -150,9 +152,9 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
         if not isinstance(command, click.Group):
             return
         for child in command.list_commands(context):
-            found = command.get_command(context, child)
-            assert found is not None
-            yield from below(f"{name} {child}", found, context)
+            subcommand = command.get_command(context, child)
+            assert subcommand is not None
+            yield from below(f"{name} {child}", subcommand, context)
 
     return below("koffline", cli, None)
 
@@ -176,7 +178,8 @@ def commands_page() -> str:
             for option in command.params
             if isinstance(option, click.Option) and not option.hidden
         ]
-        lines += _head("option", "what it does") if options else []
+        if options:
+            lines += _head("option", "what it does")
         for option in options:
             flags, text = option.get_help_record(context) or ("", "")
             lines.append(f"| `{flags}` | {_cell(text)} |")

@@ -195,8 +195,10 @@ def totals(table: dict[str, dict[str, int]], folder: str = "") -> Counter[str]:
 
 def _update(now: dict[str, dict[str, int]]) -> str:
     """Write the counts unless a total rises; a sentence on what was done."""
-    before = totals(read_table()) if TABLE.exists() else totals(now)
     after = totals(now)
+    before = after
+    if TABLE.exists():
+        before = totals(read_table())
     risen = [idiom for idiom in IDIOMS if after[idiom] > before[idiom]]
     if risen:
         return f"not written: more of {', '.join(risen)} than before"

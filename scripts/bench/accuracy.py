@@ -33,17 +33,19 @@ def measure(
 ) -> dict[str, Any]:
     """One log, one estimate."""
     problem = spec(seed, n_rows)
-    asked = {"names": HEADS, "bounds": False, "seed": seed, **options}
-    table = estimate_all(problem.transitions(), problem.policy(), **asked)
-    found = {row.name: row.estimate for row in table.rows if row.estimate is not None}
+    settings = {"names": HEADS, "bounds": False, "seed": seed, **options}
+    table = estimate_all(problem.transitions(), problem.policy(), **settings)
+    estimates = {
+        row.name: row.estimate for row in table.rows if row.estimate is not None
+    }
     truth = problem.at_starts.value
-    interval = found["kloss"].interval
+    interval = estimates["kloss"].interval
     return {
         "problem": name,
         "seed": seed,
         "n_rows": n_rows,
         "truth": truth,
-        "error": {head: (found[head].value - truth) / abs(truth) for head in HEADS},
+        "error": {head: (estimates[head].value - truth) / abs(truth) for head in HEADS},
         "low": interval and interval.low,
         "high": interval and interval.high,
         "covered": interval is not None and interval.holds(truth),
@@ -51,7 +53,7 @@ def measure(
         "coverage": table.diagnostics["coverage"],
         "verdict": table.verdict.answer,
         "reasons": [str(reason) for reason in table.verdict.reasons],
-        "warnings": [*table.warnings, *found["kloss"].warnings],
+        "warnings": [*table.warnings, *estimates["kloss"].warnings],
         "seconds": table.seconds,
     }
 

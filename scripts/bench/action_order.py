@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--logs", type=int, default=3000)
     parser.add_argument("--out", type=Path, help="JSON file for the counts")
     arguments = parser.parse_args()
-    alarms, right, found, wrong = (Counter[str]() for _ in range(4))
+    alarms, right, noticed, wrong = (Counter[str]() for _ in range(4))
     for seed in range(arguments.logs):
         generator = np.random.default_rng(seed)
         count = int(generator.integers(6, 41))
@@ -141,14 +141,16 @@ def main() -> None:
         ]
         seen = find_other_order(policy, actions, units, names)
         wrong[kind] += 1
-        found[kind] += seen is not None and list(seen.names) == other
+        noticed[kind] += seen is not None and list(seen.names) == other
     rows_of = {
         "false alarms": {kind: [alarms[kind], right[kind]] for kind in right},
-        "found": {kind: [found[kind], wrong[kind]] for kind in wrong},
+        "found": {kind: [noticed[kind], wrong[kind]] for kind in wrong},
     }
     for title, counts in rows_of.items():
-        for kind, (some, of_all) in sorted(counts.items()):
-            print(f"{title:<14}{kind:<24}{some:>5} of {of_all:>5}  {some / of_all:.1%}")
+        for kind, (noted, of_all) in sorted(counts.items()):
+            print(
+                f"{title:<14}{kind:<24}{noted:>5} of {of_all:>5}  {noted / of_all:.1%}"
+            )
         print(
             f"{title:<38}{sum(a for a, _ in counts.values()):>5} of"
             f" {sum(b for _, b in counts.values()):>5}"

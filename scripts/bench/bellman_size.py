@@ -140,19 +140,20 @@ def as_log(
     points: np.ndarray, columns: tuple[np.ndarray, ...], is_episode: bool
 ) -> koffline.Transitions:
     states, actions, rewards, following = columns
+    truncated = np.zeros(len(states), bool)
+    episode_ids = None
+    if is_episode:
+        truncated[-1] = True
+        episode_ids = np.zeros(len(states), dtype=np.int64)
     return koffline.Transitions(
         observations=points[states],
         actions=actions,
         rewards=rewards,
         next_observations=points[following],
         terminated=np.zeros(len(states), bool),
-        truncated=(
-            np.arange(len(states)) == len(states) - 1
-            if is_episode
-            else np.zeros(len(states), bool)
-        ),
+        truncated=truncated,
         action_space=koffline.Discrete(ACTIONS),
-        episode_ids=np.zeros(len(states), dtype=np.int64) if is_episode else None,
+        episode_ids=episode_ids,
     )
 
 
@@ -198,7 +199,9 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
         log.action_space,
         log.observation_shape,
     )
-    features = None if cell.n <= 3000 else FEATURES_FOR_MANY
+    features = None
+    if cell.n > 3000:
+        features = FEATURES_FOR_MANY
     settings = make_bellman_settings(
         gamma=DISCOUNT, seed=seed, draws=DRAWS, features=features
     )
@@ -215,11 +218,11 @@ def study(cell: Cell) -> dict[str, Any]:
     """Rejection rates of one cell."""
     started = time.perf_counter()
     first = 1000 * zlib.crc32(repr(cell).encode())  # every line has logs of its own
-    found = [repeat(cell, first + number) for number in range(cell.repetitions)]
-    stated = float(np.mean([one["power"] for one in found]))
+    results = [repeat(cell, first + number) for number in range(cell.repetitions)]
+    stated = float(np.mean([result["power"] for result in results]))
     return {
         **dataclasses.asdict(cell),
-        **rate_of([one["p_value"] for one in found]),
+        **rate_of([result["p_value"] for result in results]),
         "stated_power_constant": round(stated, 4),
         "seconds": round(time.perf_counter() - started, 1),
     }
@@ -279,7 +282,7 @@ def study_by_pairs(sizes: Sequence[int], repetitions: int) -> Iterator[dict[str,
     for n in sizes:
         for data in PAIR_KINDS:
             started = time.perf_counter()
-            found = [
+            results = [
                 repeat_by_pairs(data, n, 10**7 + number)
                 for number in range(repetitions)
             ]
@@ -288,14 +291,14 @@ def study_by_pairs(sizes: Sequence[int], repetitions: int) -> Iterator[dict[str,
                 "data": data,
                 "n": n,
                 "repetitions": repetitions,
-                **rate_of(found),
+                **rate_of(results),
                 "seconds": spent,
             }
 
 
 def rate_of(p_values: Sequence[float]) -> dict[str, Any]:
     """Rejections at the level, with their interval."""
-    rejected = int(sum(one <= LEVEL for one in p_values))
+    rejected = int(sum(p_value <= LEVEL for p_value in p_values))
     low, high = clopper_pearson(rejected, len(p_values))
     rate = round(rejected / len(p_values), 4)
     return {
@@ -329,12 +332,12 @@ def write_out(path: Path | None, **parts: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def kept_rows(path: Path | None, made: Sequence[Cell]) -> list[dict[str, Any]]:
+def kept_rows(path: Path | None, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Rows of an earlier run that this one does not make anew."""
     if path is None or not path.is_file():
         return []
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-    new = [identity(dataclasses.asdict(cell)) for cell in made]
+    new = [identity(dataclasses.asdict(cell)) for cell in cells]
     return [row for row in rows if identity(row) not in new]
 
 

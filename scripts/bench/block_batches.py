@@ -139,12 +139,12 @@ def time_sides(log: LazyTransitions, pool_rows: int, rounds: int) -> dict[str, f
         sides.one_row_at_a_time: 1,
     }
     repeats[sides.sorted_rows] = 1
-    found: dict[str, list[float]] = {call.__name__: [] for call in repeats}
+    seconds: dict[str, list[float]] = {call.__name__: [] for call in repeats}
     for _ in range(rounds):
         for call, count in repeats.items():
-            found[call.__name__].append(micros(call, count))
+            seconds[call.__name__].append(micros(call, count))
     sides.close()
-    return {name: round(statistics.median(times), 1) for name, times in found.items()}
+    return {name: round(statistics.median(times), 1) for name, times in seconds.items()}
 
 
 def mixing(

@@ -66,8 +66,9 @@ def write_cell(path: Path, settings: CellSettings) -> None:
             logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
             show_progress=False,
         )
-        algo.save(str(model := path.with_suffix(".d3")))
-        found = koffline.evaluate(log, str(model), gamma=gamma, seed=SEED).as_dict()
+        model = path.with_suffix(".d3")
+        algo.save(str(model))
+        estimate = koffline.evaluate(log, str(model), gamma=gamma, seed=SEED).as_dict()
         rollouts = RolloutSettings(env, EPISODES, time_limit=HORIZON, seed=TRUTH_SEED)
         with RolloutPlayer(rollouts, [str(model)]) as player:
             played = player.join(list(player.play(range(player.batches))))
@@ -82,7 +83,7 @@ def write_cell(path: Path, settings: CellSettings) -> None:
         "algo": settings.algo,
         "assignments": dict(settings.assignments),
         "estimate": {
-            name: found[name]
+            name: estimate[name]
             for name in ("value", "interval", "verdict", "estimator", "uplift")
         },
         "truth": float(values.mean()),
@@ -105,10 +106,23 @@ def plan() -> list[CellSettings]:
     for path in sorted(LOGS.glob("*.hdf5")):
         log = koffline.open_transitions(path)
         steps = STEPS.get(str(log.metadata.extra["task"]), 0)
-        for algo in control.algos_of(log, ["all"]) if steps else []:
+        if not steps:
+            continue
+        for algo in control.algos_of(log, ["all"]):
             for variant in ((), *control.VARIANTS.get(algo, ())):
-                rest = (steps, steps, 1, (64, 64), 256, tuple(sorted(variant)))
-                cells.append(CellSettings(path.stem, algo, SEED, *rest))
+                cells.append(
+                    CellSettings(
+                        path.stem,
+                        algo,
+                        SEED,
+                        steps,
+                        steps,
+                        1,
+                        (64, 64),
+                        256,
+                        tuple(sorted(variant)),
+                    )
+                )
     return cells
 
 
@@ -164,7 +178,9 @@ def _holds(cell: dict[str, Any]) -> bool:
 
 def name_of(cell: dict[str, Any]) -> str:
     """The algorithm, and whether with a slow copy."""
-    return cell["algo"] + (" (tau)" if "tau" in cell["assignments"] else "")
+    if "tau" in cell["assignments"]:
+        return f"{cell['algo']} (tau)"
+    return str(cell["algo"])
 
 
 def main() -> None:
@@ -192,14 +208,14 @@ def main() -> None:
         run_jobs([Job(f"references of {env}", write_reference, (env,), path, is_whole)])
         scales[env] = json.loads(path.read_text(encoding="utf-8"))
     run_jobs(jobs, workers=options.workers)
-    found = [json.loads(job.path.read_text(encoding="utf-8")) for job in jobs]
-    rows = summary(found, scales)
-    text = page(rows, found)
+    results = [json.loads(job.path.read_text(encoding="utf-8")) for job in jobs]
+    rows = summary(results, scales)
+    text = page(rows, results)
     print(text)
     if options.results is not None:
         with atomic_file(options.results, force=True) as temporary:
             temporary.write_text(
-                json.dumps({"logs": rows, "candidates": found}, indent=1) + "\n"
+                json.dumps({"logs": rows, "candidates": results}, indent=1) + "\n"
             )
         with atomic_file(
             options.results.parents[1] / "closed_loop.md", force=True
@@ -285,15 +301,15 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
 
 
 def _line(cell: dict[str, Any]) -> str:
-    one = cell["estimate"]
+    estimate = cell["estimate"]
     interval = cell["estimate"]["interval"]
     if interval is None:
         ends = "–"
     else:
         ends = f"{interval['low']:.4g} … {interval['high']:.4g}"
-    answer = one["verdict"]["answer"].removesuffix(" from this log")
+    answer = estimate["verdict"]["answer"].removesuffix(" from this log")
     return (
-        f"| {cell['log']} | {name_of(cell)} | {answer} | {one['value']:.4g} | {ends} |"
+        f"| {cell['log']} | {name_of(cell)} | {answer} | {estimate['value']:.4g} | {ends} |"
         f" {cell['truth']:.4g} ± {cell['truth_se']:.2g} | {cell['score']:.0f} |"
     )
 

@@ -90,7 +90,7 @@ def play(
 ) -> dict[str, Any]:
     """Sessions of ten steps, (T, N, …)."""
     states = random.normal(size=(len(levels), 2))
-    found = []
+    steps = []
     for step in range(STEPS):
         chances = policy(states)
         actions = draw(chances, random)
@@ -111,9 +111,9 @@ def play(
         rows["behavior_log_probabilities"] = np.log(
             chances[np.arange(len(actions)), actions]
         )
-        found.append(rows)
+        steps.append(rows)
         states = following
-    return {name: np.stack([rows[name] for rows in found]) for name in found[0]}
+    return {name: np.stack([rows[name] for rows in steps]) for name in steps[0]}
 
 
 def sessions(seed: int) -> tuple[dict[str, Any], np.ndarray]:
@@ -148,7 +148,7 @@ def main() -> None:
     """Print a line for each kind of log, estimator and way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=30)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(
         "| log | estimator | clusters | intervals that hold | mean width"
@@ -157,23 +157,30 @@ def main() -> None:
     for kind, make in (("bandit", bandit), ("sessions", sessions)):
         truth = truth_of(kind)
         for estimator in ESTIMATORS[kind]:
-            for told in (False, True):
-                found = []
-                for seed in range(given.seeds):
+            for is_clustered in (False, True):
+                intervals = []
+                for seed in range(arguments.seeds):
                     columns, user = make(seed)
-                    told_of = user if told else None
+                    clusters = None
+                    if is_clustered:
+                        clusters = user
                     log = koffline.Transitions(
-                        **columns, clusters=told_of, action_space=koffline.Discrete(3)
+                        **columns, clusters=clusters, action_space=koffline.Discrete(3)
                     )
-                    found.append(
+                    intervals.append(
                         koffline.evaluate(
                             log, target, GAMMA, estimator=estimator
                         ).interval
                     )
-                held = sum(one is not None and one.holds(truth) for one in found)
-                width = np.mean([one.width for one in found if one is not None])
+                held = sum(
+                    interval is not None and interval.holds(truth)
+                    for interval in intervals
+                )
+                width = np.mean(
+                    [interval.width for interval in intervals if interval is not None]
+                )
                 print(
-                    f"| {kind} | {estimator} | {told} | {held} of {len(found)} |"
+                    f"| {kind} | {estimator} | {is_clustered} | {held} of {len(intervals)} |"
                     f" {width:.2f} |",
                     flush=True,
                 )

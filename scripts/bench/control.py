@@ -76,21 +76,18 @@ VARIANTS: dict[str, tuple[tuple[tuple[str, Any], ...], ...]] = {
 SLOW = ("cql",)  # minutes a cell: at its own learning rate alone
 
 
-def algos_of(log: Transitions, asked: list[str]) -> list[str]:
+def algos_of(log: Transitions, wanted: list[str]) -> list[str]:
     """The algorithms to run on a log: those asked for that fit its actions."""
+    kind = "continuous"
+    other = "discrete"
     if isinstance(log.action_space, Discrete):
         kind = "discrete"
-    else:
-        kind = "continuous"
+        other = "continuous"
     known = [algo for pair in PAIRS[kind] for algo in pair]
-    if asked == ["all"]:
+    if wanted == ["all"]:
         return known
-    others = [
-        algo
-        for pair in PAIRS["continuous" if kind == "discrete" else "discrete"]
-        for algo in pair
-    ]
-    return [algo for algo in asked if algo not in others]
+    unfit = [algo for pair in PAIRS[other] for algo in pair]
+    return [algo for algo in wanted if algo not in unfit]
 
 
 def plan(options: argparse.Namespace) -> list[CellSettings]:
@@ -134,22 +131,20 @@ def variants_of(
     """What --set says; besides, kernel-loss critics with --variants and originals at
     --original-rates.
     """
-    said = assignments_of(algo, options.set)
+    assignments = assignments_of(algo, options.set)
     if algo.startswith("kloss_"):
-        if options.variants or options.by_rule:
-            more = VARIANTS.get(algo, ())
-        else:
-            more = ()
-        if (
-            options.by_rule
-            and more
-            and log.metadata.extra["kind"] in ("random", "replay")
-        ):
-            return [tuple(sorted([*said, *more[0]]))]
-        more = more if options.variants else ()
-        return [tuple(said), *(tuple(sorted([*said, *variant])) for variant in more)]
+        variants = [
+            tuple(sorted([*assignments, *variant]))
+            for variant in VARIANTS.get(algo, ())
+        ]
+        kind = log.metadata.extra.get("kind")
+        if options.by_rule and variants and kind in ("random", "replay"):
+            return [variants[0]]
+        if not options.variants:
+            variants = []
+        return [tuple(assignments), *variants]
     if algo in SLOW:
-        return [tuple(said)]
+        return [tuple(assignments)]
     if isinstance(log.action_space, Discrete):
         name = "learning_rate"
     else:
@@ -159,14 +154,17 @@ def variants_of(
     rates = [
         [(name, float(rate))] for rate in options.original_rates.split(",") if rate
     ]
-    return [tuple(said), *(tuple(sorted([*said, *rate])) for rate in rates)]
+    return [
+        tuple(assignments),
+        *(tuple(sorted([*assignments, *rate])) for rate in rates),
+    ]
 
 
 def assignments_of(algo: str, texts: list[str]) -> list[tuple[str, Any]]:
     """The fields of an algorithm's configuration that --set names; values are JSON, or
     else text.
     """
-    found = {}
+    assignments = {}
     for text in texts:
         target, separator, value = text.partition("=")
         owner, dot, field = target.partition(".")
@@ -177,10 +175,10 @@ def assignments_of(algo: str, texts: list[str]) -> list[tuple[str, Any]]:
             )
         if owner in (algo, "*") or (owner == "kloss_*" and algo.startswith("kloss_")):
             try:
-                found[field] = json.loads(value)
+                assignments[field] = json.loads(value)
             except ValueError:
-                found[field] = value
-    return sorted(found.items())
+                assignments[field] = value
+    return sorted(assignments.items())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -261,12 +259,12 @@ def main(arguments: list[str] | None = None) -> None:
                 job.path.unlink(missing_ok=True)
         run_jobs(list(references.values()))
         run_jobs(jobs, workers=options.workers)
-        found = [json.loads(job.path.read_text(encoding="utf-8")) for job in jobs]
+        finished = [json.loads(job.path.read_text(encoding="utf-8")) for job in jobs]
         scales = {
             env: json.loads(job.path.read_text(encoding="utf-8"))
             for env, job in references.items()
         }
-        results = collect(found, scales, options)
+        results = collect(finished, scales, options)
         print_table(results)
         if options.results is not None:
             write_results(results, options.results)

@@ -178,10 +178,10 @@ def greedy(algo: Any) -> Callable[[np.ndarray], np.ndarray]:
     """
 
     def actions(observations: np.ndarray) -> np.ndarray:
-        found = algo.predict(observations.astype(np.float32))
-        if np.issubdtype(found.dtype, np.floating):
-            return np.nan_to_num(found)
-        return found
+        chosen = algo.predict(observations.astype(np.float32))
+        if np.issubdtype(chosen.dtype, np.floating):
+            return np.nan_to_num(chosen)
+        return chosen
 
     return actions
 

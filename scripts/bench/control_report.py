@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +199,13 @@ def write_results(results: dict[str, Any], path: Path) -> None:
     """The JSON file, and beside its folder the table and the figure."""
     with atomic_file(path, force=True) as temporary:
         temporary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if path.parent.name == "results":
-        folder = path.parent.parent
-    else:
-        folder = path.parent
-    figure = (
-        folder / "images" if (folder / "images").is_dir() else folder
-    ) / f"{path.stem}.png"
+    folder = path.parent
+    if folder.name == "results":
+        folder = folder.parent
+    images = folder
+    if (folder / "images").is_dir():
+        images = folder / "images"
+    figure = images / f"{path.stem}.png"
     draw(results, figure)
     with atomic_file(folder / f"{path.stem}.md", force=True) as temporary:
         temporary.write_text(
@@ -223,6 +224,16 @@ def page(results: dict[str, Any], figure: str) -> str:
     }
     networks = "×".join(map(str, settings["hidden"]))
     env = next(iter(results["references"]))
+    interval = _INTERVAL
+    level = ", or an interval that holds zero."
+    if settings["seeds"] == 1:
+        interval = ", without an interval: one seed."
+        level = "."
+    rule = _better_of_two(settings)
+    which: Sequence[str] = _WHICH
+    if settings.get("by_rule"):
+        rule = [_BY_RULE.format(env=env, name=stem(env))]
+        which = []
     lines = [
         "# Control from logs: kernel-loss critics against their TD originals",
         "",
@@ -231,21 +242,15 @@ def page(results: dict[str, Any], figure: str) -> str:
         + f"of {settings['batch_size']} rows, networks {networks}; returns of the"
         f" greedy policy over {settings['episodes']} episodes. Scores: uniform"
         " actions 0, the expert 100; the mean over the last quarter of the"
-        " evaluations. Difference: kernel loss minus original"
-        + (", without an interval: one seed." if settings["seeds"] == 1 else _INTERVAL),
+        " evaluations. Difference: kernel loss minus original" + interval,
         "",
-        *(
-            [_BY_RULE.format(env=env, name=stem(env))]
-            if settings.get("by_rule")
-            else _better_of_two(settings)
-        ),
+        *rule,
         "",
         f"**Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']},"
         f" level in {count['level']} and behind in {count['original']}.** Level: less"
-        f" than {_LEVEL_SCORES:g} points apart"
-        + (", or an interval that holds zero." if settings["seeds"] > 1 else "."),
+        f" than {_LEVEL_SCORES:g} points apart" + level,
         "",
-        *([] if settings.get("by_rule") else _WHICH),
+        *which,
         (
             "| log | algorithm | original | kernel loss | with a slow copy | difference"
             " | ahead |"

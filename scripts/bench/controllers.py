@@ -50,8 +50,10 @@ class Mixed:
     policy: Any
 
     def __call__(self, observations: Array) -> Array:
-        own = self.policy(observations)
-        return (1.0 - self.epsilon) * own + self.epsilon / own.shape[1]
+        probabilities = self.policy(observations)
+        return (
+            1.0 - self.epsilon
+        ) * probabilities + self.epsilon / probabilities.shape[1]
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,13 @@ class PushSometimes:
         ) + self.epsilon * middle
 
     def sample(self, observations: Array, generator: np.random.Generator) -> Array:
-        own = self.policy.sample(observations, generator)
-        random = generator.uniform(self.policy.low, self.policy.high, size=own.shape)
-        return np.where(generator.random((len(own), 1)) < self.epsilon, random, own)
+        actions = self.policy.sample(observations, generator)
+        random = generator.uniform(
+            self.policy.low, self.policy.high, size=actions.shape
+        )
+        return np.where(
+            generator.random((len(actions), 1)) < self.epsilon, random, actions
+        )
 
 
 @dataclass(frozen=True)

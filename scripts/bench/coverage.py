@@ -79,8 +79,8 @@ def measure(
 ) -> dict[str, Any]:
     """One table; an interval may be refused."""
     problem = EXACT_PROBLEMS[name](1000 + draw, n_rows)
-    asked = {"names": names, "bounds": False, "seed": draw, **options}
-    table = estimate_all(problem.transitions, problem.policy, problem.gamma, **asked)
+    settings = {"names": names, "bounds": False, "seed": draw, **options}
+    table = estimate_all(problem.transitions, problem.policy, problem.gamma, **settings)
     answers = {}
     for row in table.rows:
         if row.estimate is not None:
@@ -106,44 +106,53 @@ def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str
     """Coverage, width and error of an estimator over runs, all relative to the
     truth.
     """
-    found = [
+    answered = [
         (run, run["answers"][estimator]) for run in runs if estimator in run["answers"]
     ]
-    made = [
+    intervals = [
         (run["truth"], *answer["interval"])
-        for run, answer in found
+        for run, answer in answered
         if answer["interval"] is not None
     ]
-    covered = sum(low <= truth <= high for truth, low, high in made)
-    low, high = clopper_pearson(covered, len(made)) if made else (0.0, 1.0)
+    covered = sum(low <= truth <= high for truth, low, high in intervals)
+    low = 0.0
+    high = 1.0
+    if intervals:
+        low, high = clopper_pearson(covered, len(intervals))
     errors = np.array(
-        [(answer["value"] - run["truth"]) / abs(run["truth"]) for run, answer in found]
+        [
+            (answer["value"] - run["truth"]) / abs(run["truth"])
+            for run, answer in answered
+        ]
     )
-    widths = [(high - low) / abs(truth) for truth, low, high in made]
+    deviation = None
     if len(errors) > 1:
         deviation = float(errors.std(ddof=1))
-    else:
-        deviation = None
+    mean_width = None
+    median_width = None
+    over_oracle = None
+    widths = [(end - start) / abs(truth) for truth, start, end in intervals]
+    if widths:
+        mean_width = float(np.mean(widths))
+        median_width = float(np.median(widths))
+        if deviation:
+            over_oracle = mean_width / (3.92 * deviation)
     return {
         "problem": name,
         "estimator": estimator,
-        "draws": len(found),
-        "without_interval": len(found) - len(made),
+        "draws": len(answered),
+        "without_interval": len(answered) - len(intervals),
         "covered": covered,
-        "coverage": covered / max(1, len(made)),
+        "coverage": covered / max(1, len(intervals)),
         "coverage_low": low,
         "coverage_high": high,
-        "mean_relative_width": float(np.mean(widths)) if widths else None,
-        "median_relative_width": float(np.median(widths)) if widths else None,
+        "mean_relative_width": mean_width,
+        "median_relative_width": median_width,
         "mean_absolute_relative_error": float(np.abs(errors).mean()),
         "mean_relative_error": float(errors.mean()),
         # over the width of a normal interval with it, on one problem:
         "deviation": deviation,
-        "width_over_oracle": (
-            float(np.mean(widths)) / (3.92 * deviation)
-            if widths and deviation
-            else None
-        ),
+        "width_over_oracle": over_oracle,
     }
 
 
@@ -179,18 +188,18 @@ def main() -> None:
     options = parse_assignments(arguments.option)
     names = arguments.problems or list(EXACT_PROBLEMS)
     estimators = arguments.names.split(",")
-    given = {"n_rows": arguments.n_rows, "names": estimators, "options": options}
+    fixed = {"n_rows": arguments.n_rows, "names": estimators, "options": options}
     cells = ((name, draw) for draw in range(arguments.draws) for name in names)
     runs = kept_runs(
-        arguments.runs, ("problem", "seed"), cells, partial(measure, **given)
+        arguments.runs, ("problem", "seed"), cells, partial(measure, **fixed)
     )
     rows = []
     bounds = {case.name: efficiency_bound(case) for case in CASES if case.name in names}
     for estimator in estimators:
         for name in names:
-            own = [run for run in runs if run["problem"] == name]
-            share = efficiency(bounds[name], own, estimator)
-            rows.append(summarise(name, estimator, own) | {"efficiency": share})
+            of_problem = [run for run in runs if run["problem"] == name]
+            share = efficiency(bounds[name], of_problem, estimator)
+            rows.append(summarise(name, estimator, of_problem) | {"efficiency": share})
         rows.append(summarise("all", estimator, runs))
     for answer in sorted({run["verdict"] for run in runs}):
         rows.append(
@@ -200,13 +209,15 @@ def main() -> None:
         )
     for row in rows:
         share = row.get("efficiency")
+        over_bound = ""
+        if share is not None:
+            over_bound = f"  MSE·n/bound {share:.2f}"
         print(
             f"{row['estimator']:<9} {row['problem']:<26} covered"
             f" {row['covered']:>3}/{row['draws']} [{row['coverage_low']:.2f},"
             f" {row['coverage_high']:.2f}]  width {row['mean_relative_width'] or 0:.3f}"
             f"  error {row['mean_absolute_relative_error']:.3f} (bias"
-            f" {row['mean_relative_error']:+.3f})"
-            + ("" if share is None else f"  MSE·n/bound {share:.2f}")
+            f" {row['mean_relative_error']:+.3f}){over_bound}"
         )
     if arguments.out:
         content = {

@@ -64,23 +64,23 @@ def p_values(problem: ExactProblem, exact: Any, seed: int) -> dict[str, float]:
     log = problem.transitions
     policy = problem.policy
     gamma = problem.gamma
-    made = cross_fit(log, lambda part: fit_lstdq(part, policy, gamma), 2, seed)
-    first = log.select(np.flatnonzero(made.folds == 0))
+    model = cross_fit(log, lambda part: fit_lstdq(part, policy, gamma), 2, seed)
+    first = log.select(np.flatnonzero(model.folds == 0))
     tested: dict[str, tuple[Any, koffline.Transitions]] = {
         "training": (fit_lstdq(log, policy, gamma), log),
-        "one_fold": (made.parts[0], first),
-        "cross_fit": (made, log),
+        "one_fold": (model.parts[0], first),
+        "cross_fit": (model, log),
         "exact": (exact, log),
     }
-    assert isinstance(made, CrossFitted)
-    found = {
+    assert isinstance(model, CrossFitted)
+    tests = {
         kind: koffline.bellman_test(q, rows, policy, gamma, seed=seed, draws=199)
         for kind, (q, rows) in tested.items()
     }
-    case = dataclasses.replace(found["cross_fit"].rows, folds=(np.arange(len(log)),))
+    case = dataclasses.replace(tests["cross_fit"].rows, folds=(np.arange(len(log)),))
     drawn = draw_signs(case, count_features(case), np.random.default_rng(seed + 1))
     return {"pooled": drawn.p_value(drawn.statistic)} | {
-        kind: test.p_value for kind, test in found.items()
+        kind: test.p_value for kind, test in tests.items()
     }
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=300)
     parser.add_argument("--rows", type=int, nargs="+", default=[400])
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     case = next(case for case in CASES if case.name == "chain_tuples")
     assert isinstance(case, FiniteCase)
     values = case.world.mdp.action_values(case.target, case.gamma)
@@ -101,38 +101,38 @@ def main() -> None:
     def exact(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return values[np.argmin(np.abs(observations - points), axis=1), actions]
 
-    found = []
-    for n in given.rows:
+    table = []
+    for n in arguments.rows:
         rejected = dict.fromkeys(KINDS, 0)
-        for seed in range(given.repetitions):
+        for seed in range(arguments.repetitions):
             for kind, p_value in p_values(case(seed, n), exact, seed).items():
                 rejected[kind] += p_value <= LEVEL
         for kind, count in rejected.items():
-            interval = stats.binomtest(count, given.repetitions).proportion_ci(
+            interval = stats.binomtest(count, arguments.repetitions).proportion_ci(
                 0.95, "exact"
             )
             row = {
                 "n": n,
                 "tested_on": kind,
                 "rejected": count,
-                "repetitions": given.repetitions,
+                "repetitions": arguments.repetitions,
             }
-            found.append(
+            table.append(
                 {**row, "low": round(interval.low, 4), "high": round(interval.high, 4)}
             )
-            print(found[-1], flush=True)
-    if given.out is not None:
+            print(table[-1], flush=True)
+    if arguments.out is not None:
         command = (
-            f"python -m scripts.bench.cross_fitting --repetitions {given.repetitions}"
-            f" --out {given.out}"
+            f"python -m scripts.bench.cross_fitting --repetitions {arguments.repetitions}"
+            f" --out {arguments.out}"
         )
         record = {
             "command": command,
             "level": LEVEL,
             "problem": "chain_tuples",
-            "rejections": found,
+            "rejections": table,
         }
-        given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

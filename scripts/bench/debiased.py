@@ -97,10 +97,11 @@ class Glucose(PlainWorld):
 
     def _events(self, n: int, generator: np.random.Generator) -> tuple[Array, Array]:
         """Meals and exercise: rare, of random size."""
-        diet = (generator.random(n) < 0.17) * np.abs(generator.normal(44.4, 35.5, n))
-        return diet, (generator.random(n) < 0.05) * np.abs(
-            generator.normal(4.9, 1.04, n)
-        )
+        eats = generator.random(n) < 0.17
+        diet = np.where(eats, np.abs(generator.normal(44.4, 35.5, n)), 0.0)
+        moves = generator.random(n) < 0.05
+        exercise = np.where(moves, np.abs(generator.normal(4.9, 1.04, n)), 0.0)
+        return diet, exercise
 
 
 _DOSES = np.array([0.805, 0.084, 0.072, 0.029, 0.010])
@@ -179,11 +180,12 @@ def fit_values(world: Glucose, gamma: float) -> QuadraticValues:
     solvers = []
     for dose in range(5):
         mine = np.flatnonzero(log.actions == dose)
-        own = now[mine]
+        states = now[mine]
         solvers.append(
             (
                 mine,
-                np.linalg.inv(own.T @ own + _RIDGE * len(mine) * np.eye(136)) @ own.T,
+                np.linalg.inv(states.T @ states + _RIDGE * len(mine) * np.eye(136))
+                @ states.T,
             )
         )
     for _ in range(_SWEEPS):
@@ -227,10 +229,10 @@ class Experiment:
         """Value and its standard error."""
         generator = np.random.default_rng(1)
         starts = self.starts(_TRUTH_STARTS, generator)
-        found = monte_carlo_value(
+        value = monte_carlo_value(
             self.world, self.target, self.gamma, starts, generator
         )
-        return found.value, found.standard_error
+        return value.value, value.standard_error
 
     def measure(self, draw: int, options: dict[str, Any]) -> dict[str, Any]:
         """One log, all estimators."""
@@ -249,7 +251,7 @@ class Experiment:
             seed=draw,
             **options,
         )
-        found = {
+        estimates = {
             row.name: row.estimate for row in table.rows if row.estimate is not None
         }
         return {
@@ -260,10 +262,14 @@ class Experiment:
             "verdict": table.verdict.answer,
             "answers": {
                 name: [
-                    one.value,
-                    *([one.interval.low, one.interval.high] if one.interval else []),
+                    estimate.value,
+                    *(
+                        [estimate.interval.low, estimate.interval.high]
+                        if estimate.interval
+                        else []
+                    ),
                 ]
-                for name, one in found.items()
+                for name, estimate in estimates.items()
             },
         }
 
@@ -303,47 +309,49 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {"glucose": glucose, "pole": 
 
 
 def measure_cell(
-    made: dict[str, Experiment], options: dict[str, Any], name: str, draw: int
+    experiments: dict[str, Experiment], options: dict[str, Any], name: str, draw: int
 ) -> dict[str, Any]:
-    return made[name].measure(draw, options)
+    return experiments[name].measure(draw, options)
 
 
 def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Coverage, error, width; ``width_over_oracle``: over that of a normal interval of
     the errors' spread.
     """
-    own = [
+    answered = [
         run for run in runs if run["experiment"] == name and estimator in run["answers"]
     ]
-    errors = np.array([run["answers"][estimator][0] - run["truth"] for run in own])
-    made = [
+    errors = np.array([run["answers"][estimator][0] - run["truth"] for run in answered])
+    intervals = [
         (run["truth"], *run["answers"][estimator][1:])
-        for run in own
+        for run in answered
         if run["answers"][estimator][1:]
     ]
-    covered = sum(low <= truth <= high for truth, low, high in made)
-    if made:
-        width = float(np.mean([high - low for _, low, high in made]))
-    else:
-        width = float("nan")
-    low, high = clopper_pearson(covered, len(made)) if made else (0.0, 1.0)
+    covered = sum(low <= truth <= high for truth, low, high in intervals)
+    width = float("nan")
+    low = 0.0
+    high = 1.0
+    if intervals:
+        width = float(np.mean([end - start for _, start, end in intervals]))
+        low, high = clopper_pearson(covered, len(intervals))
+    over_oracle = None
+    if len(answered) > 1:
+        over_oracle = width / (2 * 1.96 * float(errors.std(ddof=1)))
     return {
         "experiment": name,
         "estimator": estimator,
-        "draws": len(own),
-        "intervals": len(made),
+        "draws": len(answered),
+        "intervals": len(intervals),
         "covered": covered,
-        "coverage": [covered / max(1, len(made)), low, high],
-        "truth": own[0]["truth"],
+        "coverage": [covered / max(1, len(intervals)), low, high],
+        "truth": answered[0]["truth"],
         "bias": float(errors.mean()),
         "rmse": float(np.sqrt(np.square(errors).mean())),
         "width": width,
-        "width_over_oracle": (
-            width / (2 * 1.96 * float(errors.std(ddof=1))) if len(own) > 1 else None
-        ),
+        "width_over_oracle": over_oracle,
         "verdicts": {
-            answer: sum(run["verdict"] == answer for run in own)
-            for answer in sorted({run["verdict"] for run in own})
+            answer: sum(run["verdict"] == answer for run in answered)
+            for answer in sorted({run["verdict"] for run in answered})
         },
     }
 
@@ -363,19 +371,19 @@ def main() -> None:
         "--runs", type=Path, required=True, help="JSON lines, one for each log"
     )
     parser.add_argument("--out", type=Path, help="JSON file for the summary")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    options = parse_assignments(given.option)
-    names = given.experiments or list(EXPERIMENTS)
-    made = {name: EXPERIMENTS[name]() for name in names}
-    cells = ((name, draw) for draw in range(given.draws) for name in names)
-    measure = partial(measure_cell, made, options)
-    runs = kept_runs(given.runs, ("experiment", "draw"), cells, measure)
+    options = parse_assignments(arguments.option)
+    names = arguments.experiments or list(EXPERIMENTS)
+    experiments = {name: EXPERIMENTS[name]() for name in names}
+    cells = ((name, draw) for draw in range(arguments.draws) for name in names)
+    measure = partial(measure_cell, experiments, options)
+    runs = kept_runs(arguments.runs, ("experiment", "draw"), cells, measure)
     rows = [summarise(name, estimator, runs) for name in names for estimator in _NAMES]
     for row in rows:
         print(json.dumps(row))
-    if given.out:
-        given.out.write_text(
+    if arguments.out:
+        arguments.out.write_text(
             json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1) + "\n"
         )
 

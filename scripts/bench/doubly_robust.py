@@ -135,16 +135,16 @@ def values_by_version(workspace: Workspace) -> dict[str, RowValues]:
     chosen = fitted.resampling.select(kept)
     resampled = replace(chosen, full=0)
     duals = fitted.duals[kept][chosen.full :]
-    one = workspace.row_values
+    row_values = workspace.row_values
 
     low, high = workspace.facts.bounds()
     left_out = resampled.row_counts(problem)[:, problem.episode_starts] == 0
     share = np.where(left_out.any(axis=0), left_out, 1.0)
     starts = np.clip(start_values(network, problem).numpy()[chosen.full :], low, high)
     parts = replace(
-        one,
-        now=np.clip(one.now, low, high),
-        later=np.clip(one.later, low, high),
+        row_values,
+        now=np.clip(row_values.now, low, high),
+        later=np.clip(row_values.later, low, high),
         starts=(starts * share / share.sum(axis=0)).sum(axis=0),
     )
 
@@ -154,7 +154,7 @@ def values_by_version(workspace: Workspace) -> dict[str, RowValues]:
     passed = pass_over_rows(
         scaled, chosen.full, resampled, fitted.instruments, duals, problem
     )
-    return {"one": one, "parts": parts, "bounded": passed.values}
+    return {"one": row_values, "parts": parts, "bounded": passed.values}
 
 
 def _estimate(workspace: Workspace, name: str, values: RowValues) -> PointEstimate:
@@ -190,15 +190,15 @@ def measure_log(
         cases["is"] = lambda: IS.from_episodes(workspace.episodes, level=settings.level)
         for name, case in cases.items():
             try:
-                made = case()
+                estimate = case()
             except KofflineError as error:
                 answers[name] = {"reason": str(error)}
                 continue
-            if made.interval is None:
+            if estimate.interval is None:
                 interval = None
             else:
-                interval = [made.interval.low, made.interval.high]
-            answers[name] = {"value": made.value, "interval": interval}
+                interval = [estimate.interval.low, estimate.interval.high]
+            answers[name] = {"value": estimate.value, "interval": interval}
     return answers
 
 
@@ -225,7 +225,7 @@ def measure(source: str, problem: str, policy: str, seed: int) -> dict[str, Any]
         truth, _ = known.truth(policy)
     settings = make_settings({"gamma": gamma, "steps": _STEPS[source], "seed": seed})
     answers = measure_log(log, target, settings)
-    made = {
+    record = {
         "source": source,
         "problem": problem,
         "policy": policy,
@@ -233,7 +233,7 @@ def measure(source: str, problem: str, policy: str, seed: int) -> dict[str, Any]
         "truth": truth,
     }
     print(source, problem, policy, seed, flush=True)
-    return {**made, "answers": answers}
+    return {**record, "answers": answers}
 
 
 def cells(sources: list[str]) -> Iterator[tuple[str, str, str, int]]:
@@ -257,26 +257,30 @@ def cells(sources: list[str]) -> Iterator[tuple[str, str, str, int]]:
 
 def summarise(source: str, name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Errors relative to the truth, and how many intervals held it."""
-    own = [
+    answered = [
         (run["truth"], run["answers"][name]) for run in runs if run["source"] == source
     ]
-    own = [(truth, answer) for truth, answer in own if "value" in answer]
-    errors = np.array([(answer["value"] - truth) / abs(truth) for truth, answer in own])
+    answered = [(truth, answer) for truth, answer in answered if "value" in answer]
+    errors = np.array(
+        [(answer["value"] - truth) / abs(truth) for truth, answer in answered]
+    )
     intervals = [
-        (truth, *answer["interval"]) for truth, answer in own if answer["interval"]
+        (truth, *answer["interval"]) for truth, answer in answered if answer["interval"]
     ]
+    summary: dict[str, Any] = dict.fromkeys(
+        ("mean_error", "standard_error", "root_mean_square", "median_error")
+    )
+    if answered:
+        summary["mean_error"] = float(errors.mean())
+        summary["root_mean_square"] = float(np.sqrt(np.square(errors).mean()))
+        summary["median_error"] = float(np.median(np.abs(errors)))
+    if len(answered) > 1:
+        summary["standard_error"] = float(errors.std(ddof=1) / len(answered) ** 0.5)
     return {
         "source": source,
         "estimator": name,
-        "answers": len(own),
-        "mean_error": float(errors.mean()) if len(own) else None,
-        "standard_error": (
-            float(errors.std(ddof=1) / len(own) ** 0.5) if len(own) > 1 else None
-        ),
-        "root_mean_square": (
-            float(np.sqrt(np.square(errors).mean())) if len(own) else None
-        ),
-        "median_error": float(np.median(np.abs(errors))) if len(own) else None,
+        "answers": len(answered),
+        **summary,
         "held": sum(low <= truth <= high for truth, low, high in intervals),
         "intervals": len(intervals),
     }
@@ -296,11 +300,11 @@ def main() -> None:
         help="JSON lines, one for each log and policy",
     )
     parser.add_argument("--out", type=Path, help="JSON file for the summary")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    sources = given.sources or list(_DRAWS)
+    sources = arguments.sources or list(_DRAWS)
     runs = kept_runs(
-        given.runs, ("source", "problem", "policy", "seed"), cells(sources), measure
+        arguments.runs, ("source", "problem", "policy", "seed"), cells(sources), measure
     )
     names = [f"{name} {version}" for name in NAMES for version in VERSIONS]
     rows = [
@@ -327,12 +331,12 @@ def main() -> None:
                 f"{row['held']} of {row['intervals']}",
             )
             print(f"| {' | '.join(columns)} |")
-    if given.out:
+    if arguments.out:
         command = shlex.join(
             ["python", "-m", "scripts.bench.doubly_robust", *sys.argv[1:]]
         )
         content = {"command": command, "rows": rows}
-        given.out.write_text(json.dumps(content, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

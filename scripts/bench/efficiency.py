@@ -126,15 +126,15 @@ def _stages(
     control = np.asarray(world.control)
     gain = np.asarray(policy.gain)
     state = world.start**2 * np.eye(len(drift))
-    found = []
+    stages = []
     for _ in range(steps):
         both = np.vstack([np.eye(len(drift)), gain])
         pair = both @ state @ both.T
         pair[len(drift) :, len(drift) :] += policy.deviation**2 * np.eye(len(gain))
-        found.append(pair)
+        stages.append(pair)
         move = np.hstack([drift, control])
         state = move @ pair @ move.T + world.noise**2 * np.eye(len(drift))
-    return found
+    return stages
 
 
 def _density(pairs: np.ndarray, covariance: np.ndarray) -> np.ndarray:

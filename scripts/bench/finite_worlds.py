@@ -93,7 +93,9 @@ def random_mdp(
     With ``ending`` > 0 the last state is terminal and every step enters it with that
     probability.
     """
-    inner = n_states - 1 if ending else n_states
+    inner = n_states
+    if ending:
+        inner = n_states - 1
     transition = np.zeros((n_states, n_actions, n_states))
     for state in range(inner):
         for action in range(n_actions):

@@ -71,7 +71,7 @@ def measure(name: str) -> dict[str, Any]:
             world, world.policy(behavior), ROWS, limit, np.random.default_rng(draw)
         )
         labels = group[log.start_states[:, 0].astype(np.int64)]
-        found = koffline.evaluate(
+        estimate = koffline.evaluate(
             as_transitions(log, world, with_episodes=True),
             DiscretePolicy(world.mdp.n_actions, policy, name=name),
             GAMMA,
@@ -81,10 +81,10 @@ def measure(name: str) -> dict[str, Any]:
         )
         held = [
             row.interval is not None and row.interval.holds(truth[row.group])
-            for row in found.groups
+            for row in estimate.groups
         ]
         together += all(held)
-        starts += [row.starts for row in found.groups]
+        starts += [row.starts for row in estimate.groups]
     return {
         "groups": len(truth),
         "starts": [min(starts), max(starts)],

@@ -119,7 +119,9 @@ def make_system(study: Study, exact: ExactProblem, seed: int) -> FeatureSystem:
     """The columns of one draw."""
     problem = prepared(exact, seed=seed)
     features = None
+    instruments = 2 * _INSTRUMENTS
     if study.features == "one-hot":
+        instruments = _INSTRUMENTS
         assert isinstance(study.problem, FiniteCase)
         seen = np.asarray(exact.transitions.observations, dtype=np.float64)
         features = OneHotStates(
@@ -130,7 +132,7 @@ def make_system(study: Study, exact: ExactProblem, seed: int) -> FeatureSystem:
         features,
         gamma=exact.gamma,
         constant=features is None,
-        instruments=_INSTRUMENTS if features is not None else 2 * _INSTRUMENTS,
+        instruments=instruments,
         seed=seed,
     )
 
@@ -185,30 +187,40 @@ def results(
 
 def run(study: Study, rows: int, repetitions: int) -> list[dict[str, Any]]:
     """Coverage, width and error per kind."""
-    found: dict[str, list[tuple[IntervalResult, float]]] = {}
+    by_kind: dict[str, list[tuple[IntervalResult, float]]] = {}
     for repetition in range(repetitions):
         for kind, result, truth in results(study, rows, 1000 + repetition):
-            found.setdefault(kind, []).append((result, truth))
-    return [_summary(study, rows, kind, draws) for kind, draws in found.items()]
+            by_kind.setdefault(kind, []).append((result, truth))
+    return [_summary(study, rows, kind, draws) for kind, draws in by_kind.items()]
 
 
 def _summary(
     study: Study, rows: int, kind: str, draws: list[tuple[IntervalResult, float]]
 ) -> dict[str, Any]:
-    made = [
+    intervals = [
         (result.interval, truth)
         for result, truth in draws
         if result.interval is not None
     ]
-    covered = sum(interval.holds(truth) for interval, truth in made)
+    covered = sum(interval.holds(truth) for interval, truth in intervals)
     low, high = clopper_pearson(covered, len(draws))
     silent = [
         (r.interval, truth)
         for r, truth in draws
         if r.interval is not None and not r.warnings
     ]
-    widths = [interval.width for interval, _ in made]
+    widths = [interval.width for interval, _ in intervals]
     errors = [r.value - truth for r, truth in draws if r.value is not None]
+    summary: dict[str, float | None] = dict.fromkeys(
+        ("median_width", "mean_width", "bias", "spread")
+    )
+    if widths:
+        summary["median_width"] = float(np.median(widths))
+        summary["mean_width"] = float(np.mean(widths))
+    if errors:
+        summary["bias"] = float(np.mean(errors))
+    if len(errors) > 1:
+        summary["spread"] = float(np.std(errors, ddof=1))
     return {
         "problem": study.problem.name,
         "features": study.features,
@@ -223,18 +235,15 @@ def _summary(
         "coverage": covered / len(draws),
         "coverage_low": low,
         "coverage_high": high,
-        "below": sum(truth < interval.low for interval, truth in made),
-        "above": sum(truth > interval.high for interval, truth in made),
-        "infeasible": len(draws) - len(made),
+        "below": sum(truth < interval.low for interval, truth in intervals),
+        "above": sum(truth > interval.high for interval, truth in intervals),
+        "infeasible": len(draws) - len(intervals),
         "without_warning": len(silent),
         "covered_without_warning": sum(
             interval.holds(truth) for interval, truth in silent
         ),
         "truth": draws[0][1],
-        "median_width": float(np.median(widths)) if widths else None,
-        "mean_width": float(np.mean(widths)) if widths else None,
-        "bias": float(np.mean(errors)) if errors else None,
-        "spread": float(np.std(errors, ddof=1)) if len(errors) > 1 else None,
+        **summary,
     }
 
 
@@ -413,10 +422,10 @@ def _draw_coverage(axes: Axes, rows: list[dict[str, Any]]) -> None:
 
 def _draw_width(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for kind, mine in _by_kind(rows):
-        made = [row for row in mine if row["median_width"] is not None]
-        widths = [row["median_width"] / abs(row["truth"]) for row in made]
+        with_width = [row for row in mine if row["median_width"] is not None]
+        widths = [row["median_width"] / abs(row["truth"]) for row in with_width]
         axes.plot(
-            [row["rows"] for row in made],
+            [row["rows"] for row in with_width],
             widths,
             "o-",
             ms=3.5,

@@ -56,7 +56,7 @@ def roll_out(
         columns.append((values, actions, following))
         values = following
     return Values(
-        *(np.stack(each, axis=1).ravel() for each in zip(*columns, strict=True))
+        *(np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True))
     )
 
 
@@ -212,8 +212,8 @@ def is_found(values: Values, means: Array, generator: np.random.Generator) -> bo
     states = np.column_stack([values.now, noise[1]])
     following = np.column_stack([values.later, noise[1]])
     goes_on = np.ones(len(means), dtype=bool)
-    found = find_labels(states, following, goes_on, rewards, values.actions)
-    return any(each.column == 0 for each in found)
+    labels = find_labels(states, following, goes_on, rewards, values.actions)
+    return any(label.column == 0 for label in labels)
 
 
 def main() -> None:
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--logs", type=int, default=2000)
     parser.add_argument("--out", type=Path, help="JSON file for the counts")
     arguments = parser.parse_args()
-    taken, quantities, found, labelled = (Counter[str]() for _ in range(4))
+    taken, quantities, noticed, labelled = (Counter[str]() for _ in range(4))
     started = time.perf_counter()
     for seed in range(arguments.logs):
         generator = np.random.default_rng(seed)
@@ -239,19 +239,21 @@ def main() -> None:
         ):
             means = 0.0 * means
         labelled[kind] += 1
-        found[kind] += is_found(values, means, generator)
+        noticed[kind] += is_found(values, means, generator)
     seconds = (time.perf_counter() - started) / (2 * arguments.logs)
     rows_of = {
         "quantities taken for labels": {
             kind: [taken[kind], quantities[kind]] for kind in quantities
         },
-        "labels found": {kind: [found[kind], labelled[kind]] for kind in labelled},
+        "labels found": {kind: [noticed[kind], labelled[kind]] for kind in labelled},
     }
     for title, counts in rows_of.items():
-        for kind, (some, of_all) in sorted(counts.items()):
-            print(f"{title:<30}{kind:<24}{some:>5} of {of_all:>5}  {some / of_all:.1%}")
-        some, of_all = (sum(each[i] for each in counts.values()) for i in range(2))
-        print(f"{title:<54}{some:>5} of {of_all:>5}  {some / of_all:.1%}")
+        for kind, (count, of_all) in sorted(counts.items()):
+            print(
+                f"{title:<30}{kind:<24}{count:>5} of {of_all:>5}  {count / of_all:.1%}"
+            )
+        count, of_all = (sum(pair[i] for pair in counts.values()) for i in range(2))
+        print(f"{title:<54}{count:>5} of {of_all:>5}  {count / of_all:.1%}")
     print(f"{seconds:.3f} s each")
     if arguments.out:
         content = {

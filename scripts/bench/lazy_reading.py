@@ -131,15 +131,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = measure(options.rows, options.rounds)
+    rows = measure(options.rows, options.rounds)
     print(f"{'':32}{'rows/s':>12}{'MB/s':>8}{'us/256 rows':>13}{'ratio':>8}")
-    for row in found:
+    for row in rows:
         print(
             f"{row['what']:32}{row['rows_per_second']:12,.0f}{row['megabytes_per_second']:8,.0f}"
             f"{row['microseconds_per_256_rows']:13.1f}{row['ratio_to_copy']:8.1f}"
         )
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -170,23 +170,23 @@ def main() -> None:
         known = user_problems(options.half)
     else:
         known = {name: make() for name, make in BOARD.items()}
-    names = options.problems or (["graph short"] if options.quick else list(known))
-    if options.quick:
-        short = QUICK
-    elif options.half:
+    names = options.problems
+    short = SHORT
+    if options.half:
         short = {}
-    else:
-        short = SHORT
+    steps = options.fqe_steps
+    rows = options.n_rows
+    count = options.seeds
+    if options.quick:
+        names = names or ["graph short"]
+        short = QUICK
+        steps = 40
+        if rows is None:
+            rows = 256
+        count = 1
     settings = {**short, **parse_assignments(options.option)}
-    steps = 40 if options.quick else options.fqe_steps
-    if options.quick and options.n_rows is None:
-        rows = 256
-    else:
-        rows = options.n_rows
-    problems = [known[name] for name in names]
-    seeds = range(
-        options.first_seed, options.first_seed + (1 if options.quick else options.seeds)
-    )
+    problems = [known[name] for name in names or list(known)]
+    seeds = range(options.first_seed, options.first_seed + count)
     content = run(problems, seeds, settings, steps, rows, options.out)
     print_table(content)
     if options.page:

@@ -112,8 +112,9 @@ def fit_fqe(
             observation_scaler=scaler,
             **settings,
         )
-        discrete = isinstance(log.action_space, Discrete)
-        kind = d3rlpy.ope.DiscreteFQE if discrete else d3rlpy.ope.FQE
+        kind = d3rlpy.ope.FQE
+        if isinstance(log.action_space, Discrete):
+            kind = d3rlpy.ope.DiscreteFQE
         # The scaler adds a small number to the spread.
         fqe = kind(_Frozen(policy, mean, spread + scaler.eps), config)
         fqe.fit(
@@ -137,11 +138,9 @@ def main() -> None:
     for name in ("cartpole", "pendulum", "noisy_grid"):
         spec = DEVELOPMENT[name]
         target = spec.target
-        greedy = (
-            Still(target.controller)
-            if hasattr(target, "controller")
-            else Greedy(target)
-        )
+        greedy: Any = Greedy(target)
+        if hasattr(target, "controller"):
+            greedy = Still(target.controller)
         spec = dataclasses.replace(spec, target=greedy, n_starts=5000)
         problem = spec(0, options.n_rows)
         log = problem.transitions()

@@ -106,10 +106,10 @@ def fqe_value(
         with torch.no_grad():
             goal = rewards[rows] + discounts[rows] * next_value(rows)
         if is_discrete:
-            own = network(states[rows]).gather(1, taken[rows, None]).squeeze(1)
+            value = network(states[rows]).gather(1, taken[rows, None]).squeeze(1)
         else:
-            own = network(torch.cat([states[rows], taken[rows]], dim=1)).squeeze(1)
-        loss = (own - goal).square().mean()
+            value = network(torch.cat([states[rows], taken[rows]], dim=1)).squeeze(1)
+        loss = (value - goal).square().mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -41,11 +41,11 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """What there is, to five digits."""
-        found = {key: item for key, item in asdict(self).items() if item is not None}
-        return {
-            key: float(f"{item:.5g}") if isinstance(item, float) else item
-            for key, item in found.items()
-        }
+        items = {key: item for key, item in asdict(self).items() if item is not None}
+        for key, item in items.items():
+            if isinstance(item, float):
+                items[key] = float(f"{item:.5g}")
+        return items
 
 
 def answer_all(
@@ -84,16 +84,16 @@ def _koffline(
     """
     table = estimate_all(log, policy, gamma, level=LEVEL, seed=seed, **options)
     for row in table.rows:
-        found = row.estimate
-        if found is None:
+        estimate = row.estimate
+        if estimate is None:
             yield Answer(row.name, reason=row.reason)
             continue
-        interval = found.interval
+        interval = estimate.interval
         if row.name == AVERAGED:
             verdict = table.verdict.answer
         else:
             verdict = None
-        answer = Answer(row.name, found.value, seconds=row.seconds, verdict=verdict)
+        answer = Answer(row.name, estimate.value, seconds=row.seconds, verdict=verdict)
         if interval is not None:
             answer = replace(
                 answer, low=interval.low, high=interval.high, kind=interval.kind
@@ -124,9 +124,9 @@ def _d3rlpy(
         n = log.action_space.n
 
         def model(observations: np.ndarray) -> np.ndarray:
-            each = [np.full(len(observations), action) for action in range(n)]
+            actions = [np.full(len(observations), action) for action in range(n)]
             return np.stack(
-                [fqe.values(observations, action) for action in each], axis=1
+                [fqe.values(observations, action) for action in actions], axis=1
             )
 
     return Answer("d3rlpy FQE", value, seconds=seconds), model
@@ -139,7 +139,7 @@ def _scope_rl(
     seed: int,
     model: Callable[..., np.ndarray] | None,
 ) -> Iterator[Answer]:
-    given: dict[str, Any] = {}
+    padded: dict[str, Any] = {}
     for name in leaderboard_scope_rl.ESTIMATORS:
         method = f"scope-rl {name}"
         reason = leaderboard_scope_rl.refusal(name, log, policy, model is not None)
@@ -147,8 +147,8 @@ def _scope_rl(
             yield Answer(method, reason=reason)
             continue
         assert isinstance(policy, DiscretePolicy)
-        given = given or leaderboard_scope_rl.pad_episodes(log, policy, gamma, model)
+        padded = padded or leaderboard_scope_rl.pad_episodes(log, policy, gamma, model)
         started = time.perf_counter()
-        value, low, high = leaderboard_scope_rl.estimate(name, given, LEVEL, seed)
+        value, low, high = leaderboard_scope_rl.estimate(name, padded, LEVEL, seed)
         seconds = time.perf_counter() - started
         yield Answer(method, value, low, high, "bootstrap", seconds)

@@ -40,8 +40,8 @@ class Greedy:
     policy: Any
 
     def __call__(self, observations: Array) -> Array:
-        own = self.policy(observations)
-        return np.eye(own.shape[1])[own.argmax(axis=1)]
+        probabilities = self.policy(observations)
+        return np.eye(probabilities.shape[1])[probabilities.argmax(axis=1)]
 
 
 @dataclass(frozen=True)
@@ -71,30 +71,33 @@ class Truncated:
 
     def mean(self, observations: Array) -> Array:
         middle = (self.low + self.high) / 2.0
-        own = self._normal(observations).mean()
-        return (1.0 - self.uniform) * own + self.uniform * middle
+        normal = self._normal(observations).mean()
+        return (1.0 - self.uniform) * normal + self.uniform * middle
 
     def sample(self, observations: Array, generator: np.random.Generator) -> Array:
-        own = self._normal(observations).ppf(generator.random((len(observations), 1)))
-        flat = generator.uniform(self.low, self.high, size=own.shape)
+        normal = self._normal(observations).ppf(
+            generator.random((len(observations), 1))
+        )
+        flat = generator.uniform(self.low, self.high, size=normal.shape)
         return np.where(
-            generator.random(own.shape) < self.uniform,
+            generator.random(normal.shape) < self.uniform,
             flat,
-            np.clip(own, self.low, self.high),
+            np.clip(normal, self.low, self.high),
         )
 
     def log_density(self, observations: Array, actions: Array) -> Array:
-        own = self._normal(observations).pdf(actions)[:, 0]
+        normal = self._normal(observations).pdf(actions)[:, 0]
         return np.log(
-            (1.0 - self.uniform) * own + self.uniform / (self.high - self.low)
+            (1.0 - self.uniform) * normal + self.uniform / (self.high - self.low)
         )
 
     def _normal(self, observations: Array) -> Any:
         from scipy import stats
 
         centre = np.clip(self.controller(observations), self.low, self.high)
-        ends = ((end - centre) / self.deviation for end in (self.low, self.high))
-        return stats.truncnorm(*ends, loc=centre, scale=self.deviation)
+        low = (self.low - centre) / self.deviation
+        high = (self.high - centre) / self.deviation
+        return stats.truncnorm(low, high, loc=centre, scale=self.deviation)
 
 
 @dataclass(frozen=True)
@@ -139,13 +142,13 @@ class BoardProblem:
             self.world, self.behavior, n_rows or self.n_rows, self.time_limit, generator
         )
         rewards = log.rewards + self.reward_noise * generator.standard_normal(len(log))
-        made = as_transitions(
+        transitions = as_transitions(
             log, self.world, metadata=Metadata(gamma=self.gamma, source=self.name)
         )
         return dataclasses.replace(
-            made,
+            transitions,
             rewards=rewards,
-            behavior_log_probabilities=self._log_probabilities(made),
+            behavior_log_probabilities=self._log_probabilities(transitions),
         )
 
     def policy(self, name: str) -> Policy:

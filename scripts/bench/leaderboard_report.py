@@ -152,17 +152,17 @@ def render_page(content: dict[str, Any]) -> str:
 
 def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
     """The main points, with their numbers; nothing where the methods are not there."""
-    found = {score.method: score for score in score_methods(cells, unit)}
-    if not {AUTO, "plain FQE", *_CLOSED, *_WEIGHTED, "kernel-certified"} <= set(found):
+    scores = {score.method: score for score in score_methods(cells, unit)}
+    if not {AUTO, "plain FQE", *_CLOSED, *_WEIGHTED, "kernel-certified"} <= set(scores):
         return "Too few methods to compare."
     logs = {(cell["problem"], cell["seed"]) for cell in cells}
-    others = [score for name, score in found.items() if name not in (AUTO, AVERAGED)]
-    single = [score for score in others if 2 * score.answered > score.asked]
+    rivals = [score for name, score in scores.items() if name not in (AUTO, AVERAGED)]
+    single = [score for score in rivals if 2 * score.answered > score.asked]
     best = min(single, key=lambda score: score.median_error or math.inf)
     lines = [
         (
-            f"The default (`auto`) has median error {_text(found[AUTO].median_error)}"
-            f" and mean error {_text(found[AUTO].mean_error)}; `{best.method}`, the"
+            f"The default (`auto`) has median error {_text(scores[AUTO].median_error)}"
+            f" and mean error {_text(scores[AUTO].mean_error)}; `{best.method}`, the"
             f" best single method here, has {_text(best.median_error)} and"
             f" {_text(best.mean_error)}. {_ratio(cells, unit, best.method)}"
         ),
@@ -170,13 +170,13 @@ def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
         f"d3rlpy's FQE, {_beside(cells, unit, 'd3rlpy FQE')}.",
         "95 % intervals held the true value as often as this: "
         + ", ".join(
-            f"`{name}` {_covered(found[name])}"
+            f"`{name}` {_covered(scores[name])}"
             for name in (AUTO, *_CLOSED, "kernel-calibrated")
         )
         + " (features of one network, widened for those of the others).",
         (
-            f"Certified intervals held it in {_covered(found['kernel-certified'])}, but"
-            f" are {_text(found['kernel-certified'].width)} times as wide as the"
+            f"Certified intervals held it in {_covered(scores['kernel-certified'])}, but"
+            f" are {_text(scores['kernel-certified'].width)} times as wide as the"
             " values: no use at these sizes."
         ),
         (
@@ -209,7 +209,7 @@ def _ratio(cells: list[dict[str, Any]], unit: dict[str, float], other: str) -> s
         np.concatenate([rows[i] for i in rng.integers(len(rows), size=len(rows))])
         for _ in range(2000)
     ]
-    ratios = [np.divide(*np.nanmedian(errors[:, some], axis=1)) for some in drawn]
+    ratios = [np.divide(*np.nanmedian(errors[:, sample], axis=1)) for sample in drawn]
     low, high = np.quantile(ratios, (0.025, 0.975))
     smaller = int(np.sum(errors[0] < errors[1]))
     return (
@@ -222,13 +222,13 @@ def _ratio(cells: list[dict[str, Any]], unit: dict[str, float], other: str) -> s
 
 def _beside(cells: list[dict[str, Any]], unit: dict[str, float], peer: str) -> str:
     """A peer and the default on the questions that the peer answered."""
-    found = {
+    scores = {
         score.method: score for score in score_methods(common_cells(cells, peer), unit)
     }
-    if not {peer, AUTO} <= set(found):
+    if not {peer, AUTO} <= set(scores):
         return "no answer"
-    theirs = found[peer]
-    ours = found[AUTO]
+    theirs = scores[peer]
+    ours = scores[AUTO]
     return (
         f"on the {theirs.answered} questions that it answered, has median error"
         f" {_text(theirs.median_error)} and mean error {_text(theirs.mean_error)};"
@@ -272,13 +272,15 @@ def draw(content: dict[str, Any]) -> Any:
 
 def _table(scores: Iterable[Score], ranks: bool = True) -> str:
     titles = ["method", "family", "answered", "median error", "mean error"]
-    titles += ["rank", "regret@1"] if ranks else []
+    if ranks:
+        titles += ["rank", "regret@1"]
     titles += ["covered", "width", "seconds"]
     rows = []
     for score in scores:
         row = [f"`{score.method}`", score.family, f"{score.answered} of {score.asked}"]
         row += [_text(score.median_error), _text(score.mean_error)]
-        row += [_text(score.rank_correlation), _text(score.regret)] if ranks else []
+        if ranks:
+            row += [_text(score.rank_correlation), _text(score.regret)]
         rows.append([*row, _covered(score), _text(score.width), _text(score.seconds)])
     return _markdown(titles, rows)
 
@@ -310,14 +312,16 @@ def _by_verdict(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
                 error = abs(answer["value"] - cell["truth"]) / unit[cell["problem"]]
                 rows[answer["verdict"]].append((error, holds))
     table = []
-    for verdict, found in sorted(rows.items(), key=lambda pair: -len(pair[1])):
-        made = [holds for _, holds in found if holds is not None]
-        errors = [error for error, _ in found]
-        covered = f"{sum(made)} of {len(made)}" if made else "–"
+    for verdict, pairs in sorted(rows.items(), key=lambda pair: -len(pair[1])):
+        held = [holds for _, holds in pairs if holds is not None]
+        errors = [error for error, _ in pairs]
+        covered = "–"
+        if held:
+            covered = f"{sum(held)} of {len(held)}"
         table.append(
             [
                 verdict,
-                str(len(found)),
+                str(len(pairs)),
                 covered,
                 _text(float(np.median(errors))),
                 _text(max(errors)),
@@ -337,7 +341,7 @@ def _by_problem(
     """One column per problem. estimates: leave methods out that give none, else those
     without intervals.
     """
-    found = {
+    by_problem = {
         problem: {
             score.method: show(score)
             for score in score_methods(
@@ -353,7 +357,7 @@ def _by_problem(
         if (s.median_error is not None if estimates else s.intervals > 0)
     ]
     rows = [
-        [f"`{method}`", *(found[problem].get(method, "–") for problem in unit)]
+        [f"`{method}`", *(by_problem[problem].get(method, "–") for problem in unit)]
         for method in kept
     ]
     return _markdown(["method", *unit], rows)
@@ -362,11 +366,15 @@ def _by_problem(
 def _problems(cells: list[dict[str, Any]]) -> str:
     rows: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
-        known = cell["truth_se"] <= 1e-9 * abs(cell["truth"])
-        value = f"{cell['truth']:.4g}" + ("" if known else f" ± {cell['truth_se']:.1g}")
+        value = f"{cell['truth']:.4g}"
+        if cell["truth_se"] > 1e-9 * abs(cell["truth"]):
+            value += f" ± {cell['truth_se']:.1g}"
+        policy = cell["policy"]
+        if cell["greedy"]:
+            policy += " (greedy)"
         rows[cell["problem"], cell["policy"]] = [
             cell["problem"],
-            cell["policy"] + (" (greedy)" if cell["greedy"] else ""),
+            policy,
             f"{cell['n_rows']:,}",
             f"{cell['n_episodes']:,}",
             value,

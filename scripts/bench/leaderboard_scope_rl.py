@@ -62,7 +62,7 @@ def pad_episodes(
         whole[at] = rows
         return whole
 
-    given = {
+    columns = {
         "step_per_trajectory": horizon,
         "action": padded(np.asarray(log.actions), 0),
         "reward": padded(np.asarray(log.rewards, dtype=np.float64), 0.0),
@@ -76,21 +76,23 @@ def pad_episodes(
         "gamma": gamma,
     }
     if q_values is not None:
-        given["state_action_value_prediction"] = padded(q_values(log.observations), 0.0)
-    return given
+        columns["state_action_value_prediction"] = padded(
+            q_values(log.observations), 0.0
+        )
+    return columns
 
 
 def estimate(
-    name: str, given: dict[str, Any], level: float, seed: int
+    name: str, columns: dict[str, Any], level: float, seed: int
 ) -> tuple[float, float, float]:
     """Value and its bootstrap interval, scope-rl's default kind."""
     with silent():
         from scope_rl.ope import discrete
 
         estimator = getattr(discrete, ESTIMATORS[name])()
-        value = float(estimator.estimate_policy_value(**given))
+        value = float(estimator.estimate_policy_value(**columns))
         ends = estimator.estimate_interval(
-            **given,
+            **columns,
             alpha=1.0 - level,
             ci="bootstrap",
             n_bootstrap_samples=1000,

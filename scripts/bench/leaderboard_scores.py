@@ -46,24 +46,25 @@ def with_default(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     (`koffline.ope.estimators.registry.choose_estimator`)
     """
-    made = []
+    extended = []
     for cell in cells:
-        found = {answer["method"]: answer for answer in cell["answers"]}
-        one_step = cell["n_rows"] == cell["n_episodes"] and "value" in found.get(
-            "dr", {}
-        )
-        chosen = found.get("dr" if one_step else AVERAGED)
+        by_method = {answer["method"]: answer for answer in cell["answers"]}
+        name = AVERAGED
+        is_one_step = cell["n_rows"] == cell["n_episodes"]
+        if is_one_step and "value" in by_method.get("dr", {}):
+            name = "dr"
+        chosen = by_method.get(name)
         verdict = {
             key: part
-            for key, part in found.get(AVERAGED, {}).items()
+            for key, part in by_method.get(AVERAGED, {}).items()
             if key == "verdict"
         }
         if chosen is None:
-            own = []
+            default = []
         else:
-            own = [{**chosen, **verdict, "method": AUTO}]
-        made.append({**cell, "answers": [*own, *cell["answers"]]})
-    return made
+            default = [{**chosen, **verdict, "method": AUTO}]
+        extended.append({**cell, "answers": [*default, *cell["answers"]]})
+    return extended
 
 
 def scales(cells: list[dict[str, Any]]) -> dict[str, float]:
@@ -173,9 +174,9 @@ def _median(values: list[float]) -> float | None:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    if found:
-        return statistics.mean(found)
+    numbers = list(values)
+    if numbers:
+        return statistics.mean(numbers)
     return None
 
 

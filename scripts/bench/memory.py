@@ -70,18 +70,19 @@ class Remembering(Around):
     def step(
         self, state: States, action: Actions, generator: np.random.Generator
     ) -> Outcome:
-        own = state[:, :-1]
+        visible = state[:, :-1]
         hidden = state[:, -1]
         if self.kind == "delay":
             acting = hidden.astype(np.int64)
         else:
             acting = action
-        following, reward, ended = self.world.step(own, acting, generator)
+        following, reward, ended = self.world.step(visible, acting, generator)
         left = np.asarray(action, dtype=np.float64)
         if self.kind == "switch":
             reward = reward - self.size * ((left != hidden) & (hidden >= 0.0))
         elif self.kind == "bonus":
-            reward = reward + self.size * (hidden == 0.0)
+            is_first = hidden == 0.0
+            reward = reward + self.size * is_first
         elif self.kind == "type":
             reward = reward + self.size * np.where(
                 hidden == 1.0, left == 0.0, left != 0.0
@@ -91,7 +92,7 @@ class Remembering(Around):
             flips = generator.random(len(hidden)) < np.where(left == 0.0, 0.2, 0.05)
             reward = reward + self.size * (2.0 * hidden - 1.0)
             left = np.where(flips, 1.0 - hidden, hidden)
-        following = np.asarray(following, dtype=np.float64).reshape(len(own), -1)
+        following = np.asarray(following, dtype=np.float64).reshape(len(visible), -1)
         return Outcome(np.column_stack([following, left]), reward, ended)
 
     def observe(self, state: States) -> Observations:
@@ -110,15 +111,18 @@ class Blinkered(Around):
 
 def _with_memory(parent: str, kind: str, size: float = 0.0, **changes: Any) -> Spec:
     spec = DEVELOPMENT[parent]
-    own = {
+    policies = {
         "behavior": spec.behavior,
         "target": spec.target,
         "gamma": spec.gamma,
         **changes,
     }
-    own.setdefault("time_limit", spec.time_limit)
+    policies.setdefault("time_limit", spec.time_limit)
     return Spec(
-        f"{parent}, {kind}", Remembering(spec.world, kind, size), **own, n_starts=5000
+        f"{parent}, {kind}",
+        Remembering(spec.world, kind, size),
+        **policies,
+        n_starts=5000,
     )
 
 
@@ -207,7 +211,9 @@ def drifting_log(name: str, seed: int, n_rows: int) -> Transitions:
         part = log_episodes(
             world, spec.behavior, n_rows // len(worlds), spec.time_limit, generator
         )
-        first = parts[-1].episode_ids[-1] + 1 if parts else 0
+        first = 0
+        if parts:
+            first = parts[-1].episode_ids[-1] + 1
         parts.append(dataclasses.replace(part, episode_ids=part.episode_ids + first))
     columns = {
         key: np.concatenate([getattr(part, key) for part in parts])
@@ -250,23 +256,25 @@ def answer(
         policy = problem.policy()
         gamma = problem.spec.gamma
         truth = problem.truth.value
-    found = koffline.evaluate(
+    estimate = koffline.evaluate(
         log, policy, gamma, seed=seed, estimator="kloss", history=history, **options
     )
-    interval = found.interval
+    interval = None
+    if estimate.interval is not None:
+        interval = [estimate.interval.low, estimate.interval.high]
     return {
         "world": name,
         "seed": seed,
         "history": history,
         "truth": truth,
-        "value": found.value,
-        "interval": None if interval is None else [interval.low, interval.high],
-        "verdict": found.verdict.answer,
-        "state": found.verdict.because("state", "drift"),
-        "shift": found.diagnostics["memory_shift"],
-        "p_value": found.diagnostics["memory_p_value"],
-        "drift": found.diagnostics["drift_shift"],
-        "drift_p_value": found.diagnostics["drift_p_value"],
+        "value": estimate.value,
+        "interval": interval,
+        "verdict": estimate.verdict.answer,
+        "state": estimate.verdict.because("state", "drift"),
+        "shift": estimate.diagnostics["memory_shift"],
+        "p_value": estimate.diagnostics["memory_p_value"],
+        "drift": estimate.diagnostics["drift_shift"],
+        "drift_p_value": estimate.diagnostics["drift_p_value"],
     }
 
 
@@ -281,8 +289,8 @@ def _cells(runs: list[dict[str, Any]]) -> list[str]:
     error = np.mean(
         [abs(run["value"] - run["truth"]) / abs(run["truth"]) for run in runs]
     )
-    said = sum(bool(run["state"]) for run in runs)
-    return [f"{error:.0%}", f"{held} of {len(known)}", f"{said} of {len(runs)}"]
+    warned = sum(bool(run["state"]) for run in runs)
+    return [f"{error:.0%}", f"{held} of {len(known)}", f"{warned} of {len(runs)}"]
 
 
 def as_table(runs: list[dict[str, Any]]) -> str:
@@ -299,15 +307,17 @@ def as_table(runs: list[dict[str, Any]]) -> str:
         "exact problems": tuple(EXACT_PROBLEMS),
     }
     for title, names in groups.items():
-        by_history = [
-            [r for r in runs if r["world"] in names and r["history"] == h]
-            for h in (0, 1)
-        ]
-        cells = [
-            cell
-            for own in by_history
-            for cell in (_cells(own) if own else ["", "", ""])
-        ]
+        cells: list[str] = []
+        for history in (0, 1):
+            of_group = [
+                run
+                for run in runs
+                if run["world"] in names and run["history"] == history
+            ]
+            if of_group:
+                cells += _cells(of_group)
+            else:
+                cells += ["", "", ""]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -319,10 +329,10 @@ def main() -> None:
     parser.add_argument("--n-rows", type=int, default=5000)
     parser.add_argument("--runs", type=Path, default=Path("out/memory.jsonl"))
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     def measure(name: str, seed: int, history: int) -> dict[str, Any]:
-        run = answer(name, seed, history, given.n_rows, {})
+        run = answer(name, seed, history, arguments.n_rows, {})
         print(
             f"{name} {seed} history {history}: {run['value']:.4g} {run['interval']},"
             f" truth {run['truth']:.4g}, {run['verdict']} {run['state']}",
@@ -330,12 +340,12 @@ def main() -> None:
         )
         return run
 
-    cells = questions(given.seeds, given.n_rows)
-    found = kept_runs(given.runs, ("world", "seed", "history"), cells, measure)
-    print(as_table(found))
-    if given.out is not None:
-        with atomic_file(given.out, force=True) as temporary:
-            temporary.write_text(json.dumps(found, indent=1) + "\n")
+    cells = questions(arguments.seeds, arguments.n_rows)
+    runs = kept_runs(arguments.runs, ("world", "seed", "history"), cells, measure)
+    print(as_table(runs))
+    if arguments.out is not None:
+        with atomic_file(arguments.out, force=True) as temporary:
+            temporary.write_text(json.dumps(runs, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def measure(
     `warm_up` steps.
     """
     settings = [PlainSettings(environment, critic) for critic in critics]
-    singles = [PlainRun(one, seed) for seed, one in enumerate(settings)]
+    singles = [PlainRun(alone, seed) for seed, alone in enumerate(settings)]
     stack = LockStep(
         [OnlineRun(make_config(settings[k % len(settings)]), k) for k in range(runs)]
     )
@@ -116,12 +116,12 @@ def measure(
         tuple(float(single[i] / stacked[i]) for single, stacked in pairs)
         for i in range(2)
     )
-    one, many = (
+    alone, many = (
         Side(1e6 * statistics.median(pair[side][0] for pair in pairs))
         for side in range(2)
     )
     medians = statistics.median(wall), statistics.median(processor)
-    return Result(tuple(critics), runs, one, many, medians[0], wall, medians[1])
+    return Result(tuple(critics), runs, alone, many, medians[0], wall, medians[1])
 
 
 def play(

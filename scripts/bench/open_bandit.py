@@ -45,7 +45,8 @@ def _observations(frame: pl.DataFrame) -> np.ndarray:
 def random_log(campaign: str, folder: Path = FOLDER) -> koffline.Transitions:
     """Rows with items drawn at random: episodes of one step."""
     frame = pl.read_parquet(folder / f"{campaign}_random.parquet")
-    rows, items = len(frame), int(frame["item_id"].max()) + 1  # type: ignore[arg-type]
+    rows = len(frame)
+    items = int(frame["item_id"].max()) + 1  # type: ignore[arg-type]
     seen = _observations(frame)
     return koffline.Transitions(
         observations=seen,
@@ -104,18 +105,16 @@ def main() -> None:
     for campaign in CAMPAIGNS:
         rate, error = own_rate(campaign)
         for row in estimates(campaign, **options).rows:
-            made = row.estimate
-            if made is None:
+            estimate = row.estimate
+            if estimate is None:
                 print(f"| {campaign} | | `{row.name}` | {row.reason} | |")
                 continue
             ends = "–"
-            if made.interval is not None:
-                ends = (
-                    f"{1e3 * made.interval.low:.1f} to {1e3 * made.interval.high:.1f}"
-                )
-            own = f"{1e3 * rate:.1f} ± {1e3 * error:.1f}"
+            if estimate.interval is not None:
+                ends = f"{1e3 * estimate.interval.low:.1f} to {1e3 * estimate.interval.high:.1f}"
+            own_rate_text = f"{1e3 * rate:.1f} ± {1e3 * error:.1f}"
             print(
-                f"| {campaign} | {own} | `{row.name}` | {1e3 * made.value:.1f} |"
+                f"| {campaign} | {own_rate_text} | `{row.name}` | {1e3 * estimate.value:.1f} |"
                 f" {ends} |",
                 flush=True,
             )

@@ -184,8 +184,8 @@ class PlainRun:
             self._step()
         if self._running.rewards:
             self._store(terminated=False)
-        returns = [one for one, _ in self.episodes]
-        lengths = [one for _, one in self.episodes]
+        returns = [episode_return for episode_return, _ in self.episodes]
+        lengths = [length for _, length in self.episodes]
         wanted = solve_kl_coef(returns, lengths, self.settings.max_divergence)
         self.kl_coef = max(0.99 * self.kl_coef + 0.01 * wanted, self.settings.kl_coef)
         if self.replay.count >= LEARNING_STARTS:
@@ -297,7 +297,9 @@ class PlainRun:
                 next_value = self.slow_value(ends).squeeze(1)
             return self.value(starts).squeeze(1), next_value
         value, next_value = self.value(torch.cat((starts, ends))).squeeze(1).chunk(2)
-        return value, next_value.detach() if critic == "td0" else next_value
+        if critic == "td0":
+            next_value = next_value.detach()
+        return value, next_value
 
     def close(self) -> None:
         """Close the environment."""
@@ -320,7 +322,10 @@ def solve_kl_coef(
         weights = np.exp(scaled - scaled.max())
         log_mean = scaled.max() + math.log(weights.mean())
         divergence = (weights * scaled).sum() / weights.sum() - log_mean
-        low, high = (middle, high) if divergence > goal else (low, middle)
+        if divergence > goal:
+            low = middle
+        else:
+            high = middle
     return 0.5 * (low + high)
 
 

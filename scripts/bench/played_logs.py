@@ -69,7 +69,9 @@ def trained(environment: str, steps: int, first: int) -> Path:
     """The folder of a run of Trust-PCL with TD(0) from a first seed, resumed where it
     was broken off.
     """
-    name = f"{environment.removesuffix('-v5')}-{steps}" + (f"-{first}" if first else "")
+    name = f"{environment.removesuffix('-v5')}-{steps}"
+    if first:
+        name += f"-{first}"
     out = cache_directory() / "policies" / name
     if not (out / "summary.json").exists():
         settings = {"env": environment, "critic": "td0", "steps": steps}
@@ -78,7 +80,7 @@ def trained(environment: str, steps: int, first: int) -> Path:
             for name, value in settings.items()
             for word in ("--set", f"{name}={value}")
         ]
-        start = [
+        options = [
             str(_CONFIG),
             *words,
             "--seed",
@@ -88,8 +90,10 @@ def trained(environment: str, steps: int, first: int) -> Path:
             "--out",
             str(out),
         ]
-        going = ["--resume", str(out)] if out.exists() else start
-        subprocess.run([sys.executable, "-m", "koffline", "online", *going], check=True)
+        if out.exists():
+            options = ["--resume", str(out)]
+        command = [sys.executable, "-m", "koffline", "online", *options]
+        subprocess.run(command, check=True)
     return out
 
 

@@ -62,7 +62,7 @@ def main() -> None:
             rows
         ]
         states = torch.from_numpy(to_unit_square(world, tuples.states[rows]))
-        found = [
+        losses_of = [
             float(
                 u_statistic(
                     torch.from_numpy(residual)[None], Gaussian(bandwidth).gram(states)
@@ -70,7 +70,7 @@ def main() -> None:
             )
             for bandwidth in BANDWIDTHS
         ]
-        return " ".join(f"{loss:9.1e}" for loss in found)
+        return " ".join(f"{loss:9.1e}" for loss in losses_of)
 
     true = [(truth(part.states), truth(part.next_states)) for part in (log, fresh)]
     print(
@@ -117,12 +117,12 @@ def main() -> None:
                 for part in (log, fresh)
             ]
         for seed in range(2):
-            own = learnt[0][0][seed]
-            error = own - values
+            estimate = learnt[0][0][seed]
+            error = estimate - values
             print(
                 f"{method} {seed}: MSE / Var V {np.mean(error**2) / values.var():.2f},"
                 f" without its mean {error.var() / values.var():.2f}; by fifths",
-                *(f"{own[fifth == part].mean():.2f}" for part in range(5)),
+                *(f"{estimate[fifth == part].mean():.2f}" for part in range(5)),
             )
             pairs = zip((log, fresh), learnt, strict=True)
             print(

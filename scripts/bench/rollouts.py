@@ -106,6 +106,11 @@ def as_transitions(
         space: Discrete | Continuous = Discrete(world.n_actions)
     else:
         space = Continuous(len(world.bounds[0]), *world.bounds)
+    episode_ids = None
+    steps = None
+    if with_episodes:
+        episode_ids = log.episode_ids
+        steps = log.steps
     return Transitions(
         observations=log.observations,
         actions=log.actions,
@@ -114,8 +119,8 @@ def as_transitions(
         terminated=log.terminated,
         truncated=log.truncated & with_episodes,
         action_space=space,
-        episode_ids=log.episode_ids if with_episodes else None,
-        steps=log.steps if with_episodes else None,
+        episode_ids=episode_ids,
+        steps=steps,
         metadata=metadata or Metadata(),
     )
 
@@ -142,7 +147,9 @@ def monte_carlo_value(
     means = table.mean(axis=0)
     # mean variance of one rollout given its start
     noise = float(table.var(axis=0, ddof=1).mean())
-    spread = float(means.var(ddof=1)) if n > 1 else 0.0
+    spread = 0.0
+    if n > 1:
+        spread = float(means.var(ddof=1))
     return MonteCarloValue(
         value=float(means.mean()),
         standard_error=math.sqrt(spread / n),

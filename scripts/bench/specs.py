@@ -38,7 +38,9 @@ def policy_of(world: Any, target: Any, name: str) -> Policy:
     if not hasattr(target, "sample"):
         return DiscretePolicy(world.n_actions, target, name=name)
     size = len(world.bounds[0])
-    sample = None if target.deterministic else target.sample
+    sample = target.sample
+    if target.deterministic:
+        sample = None
     density = getattr(target, "log_density", None)
     return ContinuousPolicy(
         size, target.mean, sample, name=name, density_function=density
@@ -139,13 +141,13 @@ class Spec:
 
 def _classes(*records: Any) -> set[type]:
     """The classes of these dataclass instances and of the dataclasses inside them."""
-    found: set[type] = set()
+    classes: set[type] = set()
     for record in records:
         if is_dataclass(record):
-            found |= {type(record)} | _classes(
+            classes |= {type(record)} | _classes(
                 *(getattr(record, field.name) for field in fields(record))
             )
-    return found
+    return classes
 
 
 def cache_directory() -> Path:

@@ -189,7 +189,7 @@ class StreamActorCritic:
 
 def greedy_return(agent: StreamActorCritic, env: Any) -> float:
     """Mean return of the mean action."""
-    found = []
+    returns = []
     for episode in range(_EPISODES):
         observation, _ = env.reset(seed=10_000 + episode)
         total = 0.0
@@ -200,14 +200,14 @@ def greedy_return(agent: StreamActorCritic, env: Any) -> float:
             )
             total = total + float(reward)
             ends = bool(terminated or truncated)
-        found.append(total)
-    return float(np.mean(found))
+        returns.append(total)
+    return float(np.mean(returns))
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Curves of all methods, summed up."""
     every = arguments.steps // _EVALUATIONS
-    found = {}
+    summary = {}
     curves = []
     started = time.perf_counter()
     for seed in range(arguments.seeds):
@@ -218,7 +218,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
             agent.learn(every)
             curve.append(greedy_return(agent, trial))
         curves.append(curve)
-    found["stream AC(λ)"] = _summed(np.array(curves), started, arguments)
+    summary["stream AC(λ)"] = _summed(np.array(curves), started, arguments)
     rates = {
         "evaluation_interval": every,
         "evaluation_episodes": _EPISODES,
@@ -237,8 +237,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
                 stack.iterate()
                 if stack.steps % every < config.steps_per_iteration:
                     shown.append(stack.evaluate()["return"].tolist())
-        found[critic] = _summed(np.array(shown).T, started, arguments)
-    return found
+        summary[critic] = _summed(np.array(shown).T, started, arguments)
+    return summary
 
 
 def _summed(
@@ -262,12 +262,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     arguments = parser.parse_args()
     with threads(1):
-        found = measure(arguments)
-    for name, numbers in found.items():
+        summary = measure(arguments)
+    for name, numbers in summary.items():
         print(f"{name:14s}", *(f"{key} {value:8.1f}" for key, value in numbers.items()))
     if arguments.out is not None:
-        asked = {name: getattr(arguments, name) for name in ("env", "steps", "seeds")}
-        text = json.dumps({**asked, "found": found}, indent=2, ensure_ascii=False)
+        choices = {name: getattr(arguments, name) for name in ("env", "steps", "seeds")}
+        text = json.dumps({**choices, "found": summary}, indent=2, ensure_ascii=False)
         arguments.out.write_text(text + "\n", encoding="utf-8")
 
 

@@ -102,11 +102,16 @@ def evaluate(
     estimate = koffline.evaluate(
         log, policy, GAMMA, stream=StreamSettings(memory=memory), **options
     )
+    low = None
+    high = None
+    if estimate.interval is not None:
+        low = estimate.interval.low
+        high = estimate.interval.high
     sender.send(
         {
             "value": estimate.value,
-            "low": None if estimate.interval is None else estimate.interval.low,
-            "high": None if estimate.interval is None else estimate.interval.high,
+            "low": low,
+            "high": high,
             "truth": world.policy_value(target, GAMMA),
             "warnings": list(estimate.warnings),
             "settings": estimate.settings,
@@ -126,7 +131,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "sample_rows": arguments.sample_rows,
         "estimator": arguments.estimator,
     }
-    found = {}
+    results = {}
     for name, rows in (("sample", arguments.sample_rows), ("all", arguments.rows)):
         folder = Path(
             tempfile.mkdtemp(prefix="koffline-streaming-", dir=arguments.workdir)
@@ -141,17 +146,19 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             process.start()
             sender.close()
-            found[name] = receiver.recv()
+            results[name] = receiver.recv()
             process.join()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    passes = found["all"]["processor_seconds"] - found["sample"]["processor_seconds"]
+    passes = (
+        results["all"]["processor_seconds"] - results["sample"]["processor_seconds"]
+    )
     return {
         "rows": arguments.rows,
         "columns": 2 * inputs + 2,
         "memory": arguments.memory,
         "microseconds_per_row": 1e6 * passes / arguments.rows,
-        **found,
+        **results,
         "versions": versions(),
     }
 

@@ -98,12 +98,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     result = measure(
-        draws=given.draws,
-        fault_draws=given.fault_draws,
-        rows=given.rows,
-        seed=given.seed,
+        draws=arguments.draws,
+        fault_draws=arguments.fault_draws,
+        rows=arguments.rows,
+        seed=arguments.seed,
     )
     for alarm in result["false_alarms"]:
         print(alarm["world"], "|", alarm["test"], "|", alarm["text"])
@@ -117,8 +117,8 @@ def main() -> None:
             f"{fault:32}",
             "  ".join(f"{share}: {hit}/{of}" for share, (hit, of) in shares.items()),
         )
-    if given.out is not None:
-        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -86,15 +86,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for draw in range(given.draws):
-        generator = np.random.default_rng([given.seed, draw])
+    for draw in range(arguments.draws):
+        generator = np.random.default_rng([arguments.seed, draw])
         for world in worlds(generator):
             if world.goes_on:
                 continue  # its logs start anywhere in the stream
-            episodes = play(world, rows=given.rows, generator=generator)
-            truth = truth_of(world, np.random.default_rng([given.seed, draw, _TRUTH]))
+            episodes = play(world, rows=arguments.rows, generator=generator)
+            truth = truth_of(world, np.random.default_rng([arguments.seed, draw, _TRUTH]))
             logs = {("none", 0.0): as_log(world, episodes)}
             for fault in FAULTS:
                 for share in SHARES:
@@ -112,12 +112,12 @@ def main() -> None:
                     "seen": [symptom.test for symptom in symptoms_of(log)],
                 }
                 if not row["seen"]:
-                    row |= judged(log, truth=truth, steps=given.steps)
+                    row |= judged(log, truth=truth, steps=arguments.steps)
                 rows.append(row)
                 if row.get("missed"):
                     print(row, flush=True)
-            if given.out is not None:
-                given.out.write_text(
+            if arguments.out is not None:
+                arguments.out.write_text(
                     json.dumps(rows, indent=1) + "\n", encoding="utf-8"
                 )
     for fault in ("none", *FAULTS):

@@ -244,12 +244,15 @@ def _corridor_of(
     slip = float(generator.choice([0.0, 0.1, 0.3]))
 
     def step(state: int, action: int, g: Generator) -> tuple[int, float, bool]:
-        move = 1 if action == 1 else -1
+        move = -1
+        if action == 1:
+            move = 1
         if g.random() < slip:
             move = -move
         following = int(np.clip(state + move, 0, length))
-        done = following == length
-        return following, prize if done else cost, done
+        if following == length:
+            return following, prize, True
+        return following, cost, False
 
     def start(g: Generator) -> int:
         if from_anywhere:
@@ -567,10 +570,10 @@ def _of_gymnasium(name: str, title: str, actions: int, limit: int) -> World:
         state: np.ndarray, action: Any, g: Generator
     ) -> tuple[np.ndarray, float, bool]:
         if not actions:
-            given = np.array([2.0 * action], dtype=np.float32)
+            native = np.array([2.0 * action], dtype=np.float32)
         else:
-            given = action
-        following, pay, done, *_ = env.step(given)
+            native = action
+        following, pay, done, *_ = env.step(native)
         return np.asarray(following), float(pay), bool(done)
 
     return World(
@@ -627,11 +630,10 @@ def _jackpots(generator: Generator) -> World:
 
     def step(state: float, action: int, g: Generator) -> tuple[float, float, bool]:
         following = 0.9 * state + 0.3 * g.normal()
-        return (
-            following,
-            prize if g.random() < 0.01 + 0.01 * action else -0.1 * action,
-            False,
-        )
+        reward = -0.1 * action
+        if g.random() < 0.01 + 0.01 * action:
+            reward = prize
+        return following, reward, False
 
     return World(
         "rare large rewards", lambda g: float(g.normal()), step, _number, 2, limit=20
@@ -648,12 +650,11 @@ def _ward(generator: Generator) -> World:
     ) -> tuple[tuple[float, float], float, bool]:
         age, severity = state
         severity = severity + 0.4 * g.normal() + 0.1 * age - 0.3 * action
-        done = abs(severity) > 2.5
-        return (
-            (age, severity),
-            (-1.0 if severity > 0 else 1.0) if done else 0.0,
-            bool(done),
-        )
+        if abs(severity) <= 2.5:
+            return (age, severity), 0.0, False
+        if severity > 0:
+            return (age, severity), -1.0, True
+        return (age, severity), 1.0, True
 
     return World(
         "ward",
@@ -880,7 +881,7 @@ def _labels(
     wrong = [_copy(episode) for episode in episodes]
     for episode in wrong:
         episode.observations = [
-            _number(float(one.argmax())) for one in episode.observations
+            _number(float(observation.argmax())) for observation in episode.observations
         ]
     return as_log(world, wrong)
 

@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         for together in (True, False):
             path = Path(folder) / "table.parquet"
@@ -102,7 +102,7 @@ def main() -> None:
                 seconds, rows, peak = here.recv()
                 process.join()
                 episodes = "together" if together else "side by side"
-                found.append(
+                results.append(
                     {
                         "way": way,
                         "episodes": episodes,
@@ -114,7 +114,11 @@ def main() -> None:
                 shown = f"{1e6 * seconds / rows:.2f} µs a row, {peak / 1e9:.2f} GB"
                 print(f"{way:<36} episodes {episodes:<14} {shown}", flush=True)
     if arguments.out is not None:
-        content = {"table_rows": arguments.rows, "found": found, "versions": versions()}
+        content = {
+            "table_rows": arguments.rows,
+            "found": results,
+            "versions": versions(),
+        }
         arguments.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

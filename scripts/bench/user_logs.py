@@ -265,8 +265,8 @@ HALVES: dict[str, tuple[Maker, ...]] = {
 
 def problems(half: str) -> dict[str, PlayedProblem | BoardProblem]:
     """Problems of a half by name."""
-    made = [make() for make in HALVES[half]]
-    return {problem.name: problem for problem in made}
+    of_half = [make() for make in HALVES[half]]
+    return {problem.name: problem for problem in of_half}
 
 
 def main() -> None:

@@ -29,7 +29,9 @@ def main() -> None:
     os.environ.setdefault("KOFFLINE_MAX_BYTES", str(_ALLOWED))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    run = _guided if engine == "guided" else _blind
+    run = _blind
+    if engine == "guided":
+        run = _guided
     run(name, int(seed), int(seconds), Path(report), Path(out))
 
 

@@ -81,24 +81,24 @@ def _fuzz(name: str, options: argparse.Namespace) -> dict[str, Any]:
             command = [sys.executable, "-m", "scripts.fuzz.child", name, options.engine]
             numbers = [options.seed + round_number, int(left)]
             command += [*map(str, numbers), str(report), str(options.out)]
-            code, said = _watched(command, report)
+            code, output = _watched(command, report)
             if report.exists():
-                found = json.loads(report.read_text())
+                counts = json.loads(report.read_text())
             else:
-                found = {}
+                counts = {}
         for key in ("executions", "accepted"):
-            record[key] += found.get(key, 0)
+            record[key] += counts.get(key, 0)
         if code:
             record["findings"] += 1
             (options.out / f"{name}-{options.seed + round_number}.log").write_text(
-                said[-20_000:]
+                output[-20_000:]
             )
         else:
             (options.out / f"{name}-{options.seed + round_number}.bin").unlink(
                 missing_ok=True
             )
         round_number += 1
-        if not found.get("executions") and code:
+        if not counts.get("executions") and code:
             break  # it does not even start
     return {
         "reader": name,
@@ -112,9 +112,9 @@ def _watched(command: list[str], report: Path) -> tuple[int, str]:
     """Exit code and words of a child; one that reads nothing for a minute hangs in
     native code.
     """
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
         child = subprocess.Popen(
-            command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
         )
         started = time.time()
         while child.poll() is None:
@@ -125,9 +125,9 @@ def _watched(command: list[str], report: Path) -> tuple[int, str]:
                 heard = started + _START_SECONDS
             if time.time() - heard > _HANGS_SECONDS:
                 child.kill()
-                said.write("\nit hangs\n")
-        said.seek(0)
-        return child.wait(), said.read()
+                log.write("\nit hangs\n")
+        log.seek(0)
+        return child.wait(), log.read()
 
 
 if __name__ == "__main__":
