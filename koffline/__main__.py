@@ -27,8 +27,9 @@ def _leave_the_folder_out() -> None:
     this = os.path.abspath(os.path.dirname(__file__))
     if os.path.dirname(this) == folder:
         installed = PathFinder.find_spec("koffline", sys.path[1:])
-        place = None if installed is None else installed.origin
-        if place is None or not os.path.samefile(os.path.dirname(place), this):
+        if installed is None or installed.origin is None:
+            return
+        if not os.path.samefile(os.path.dirname(installed.origin), this):
             return
     del sys.path[0]
 

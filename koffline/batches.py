@@ -26,9 +26,8 @@ from koffline.replicas import ReplicaPlan, Workspace
 
 _MIX = (1 << 63) - 1
 _DRAW_BLOCK = 64  # number of steps whose continuations are drawn together
-_FINENESS = (
-    16  # copies of a row of mean weight in the sample that mini-batches draw from
-)
+# copies of a row of mean weight in the sample that mini-batches draw from
+_FINENESS = 16
 _MOST_COPIES = 2_000_000  # most rows in that sample
 _LEAST_EXPONENT = -120.0  # least exponent of two: smaller powers are subnormal and slow
 
@@ -146,10 +145,12 @@ class BatchSchedule:
         self._device = device
         self._seeds = [seed for seed, _ in plan.groups]
         whole = torch.arange(rows)
-        self._sets = [
-            plan.row_sets[which].cpu().long() if which >= 0 else whole
-            for _, which in plan.groups
-        ]
+        self._sets: list[Tensor] = []  # row numbers of each group
+        for _, row_set in plan.groups:
+            if row_set >= 0:
+                self._sets.append(plan.row_sets[row_set].cpu().long())
+            else:
+                self._sets.append(whole)
         self._lengths = [max(1, len(chosen) // batch_size) for chosen in self._sets]
         self.steps_per_epoch = max(1, rows // batch_size)
         self._counts = torch.tensor(self._lengths, device=device)[:, None]
@@ -239,25 +240,24 @@ class BatchSource:
             parts["left"], parts["right"] = kernel.exponent_columns(compared)
             corners = torch.stack((compared.amin(dim=0), compared.amax(dim=0)))
             low, high = kernel.exponent_columns(corners)
-            # Kernel values of the farthest corners would be subnormal in single
-            # precision.
+            # Kernel values of the farthest corners would be
+            # subnormal in single precision.
             self._wide = float((low[0] * high[1]).sum()) < _LEAST_EXPONENT
         elif kernel is not None:
             parts["kernel_inputs"] = table.compared
         self._widths = {name: part.shape[1] for name, part in parts.items()}
         self._columns = torch.cat(list(parts.values()), dim=1).contiguous()
         groups = len(plan.groups)
-        self._group_of = self._gram_of = None
+        self._group_of: Tensor | None = None
+        self._gram_of: Tensor | None = None
         if groups < len(plan):
             self._group_of = torch.tensor(plan.group_of, device=table.inputs.device)
-            # One gram serves its replicas as a view when groups follow each other in
-            # equal sizes.
+            # One gram serves its replicas as a view when groups
+            # follow each other in equal sizes.
             in_order = tuple(
                 group for group in range(groups) for _ in range(len(plan) // groups)
             )
-            if in_order == plan.group_of:
-                self._gram_of = None
-            else:
+            if in_order != plan.group_of:
                 self._gram_of = self._group_of
 
     def batch(self, step: int) -> tuple[Batch, Tensor | None]:
@@ -280,32 +280,28 @@ class BatchSource:
     ) -> tuple[Batch, Tensor | None]:
         """The mini-batches with these row numbers."""
         packed = _rows_of(self._columns, rows)  # (G, B, C)
-        if self._kernel is None:
-            gram = None
-        else:
+        gram = None
+        if self._kernel is not None:
             gram = self._gram(self._split(packed))
         part = self._split(_selected(packed, self._group_of))
         if continuations is not None:
             part["next_inputs"] = _rows_of(
                 self._continuations, _selected(continuations, self._group_of)
             )
-        rewards, discounts = (
-            part[name].squeeze(-1) for name in ("rewards", "discounts")
+        batch = Batch(
+            inputs=part["inputs"],
+            next_inputs=part["next_inputs"],
+            rewards=part["rewards"].squeeze(-1),
+            discounts=part["discounts"].squeeze(-1),
+            readout=part.get("readout"),
+            next_readout=part.get("next_readout"),
         )
-        readouts = part.get("readout"), part.get("next_readout")
-        return (
-            Batch(part["inputs"], part["next_inputs"], rewards, discounts, *readouts),
-            gram,
-        )
+        return batch, gram
 
     def _split(self, packed: Tensor) -> dict[str, Tensor]:
-        return dict(
-            zip(
-                self._widths,
-                packed.split(list(self._widths.values()), dim=-1),
-                strict=True,
-            )
-        )
+        """The columns of packed rows (…, C) by name."""
+        columns = packed.split(list(self._widths.values()), dim=-1)
+        return dict(zip(self._widths, columns, strict=True))
 
     def _gram(self, part: dict[str, Tensor]) -> Tensor:
         if isinstance(self._kernel, Gaussian):
@@ -314,9 +310,9 @@ class BatchSource:
             groups, rows = left.shape[:2]
             buffer = self._workspace.take("gram", (groups, rows, rows), left)
             exponent = torch.bmm(left, right.mT, out=buffer)
-            gram = (
-                exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent
-            ).exp2_()
+            if self._wide:
+                exponent.clamp_(min=_LEAST_EXPONENT)
+            gram = exponent.exp2_()
             # exact in spite of the rounded exponent
             gram.diagonal(dim1=-2, dim2=-1).fill_(1.0)
         else:
@@ -349,11 +345,11 @@ def _rows_of(columns: Tensor, rows: Tensor) -> Tensor:
     return columns.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
-def _selected(groups: Tensor, which: Tensor | None) -> Tensor:
+def _selected(groups: Tensor, group_of: Tensor | None) -> Tensor:
     """The group's array (G, …) for each replica (R, …); None: one group per replica."""
-    if which is None:
+    if group_of is None:
         return groups
-    return groups.index_select(0, which)
+    return groups.index_select(0, group_of)
 
 
 def _generator(seed: int, number: int, stream: int) -> torch.Generator:

@@ -28,8 +28,8 @@ from koffline.errors import ConfigError, nearest_name
 from koffline.untrusted.limits import Refused, check_fits, parse_yaml, read_yaml_file
 
 ANY_GAMMA = 0.5  # where a gamma has to be given and makes no difference
-# More is a typing error: settings beyond these sizes are refused before anything is
-# allocated.
+# More is a typing error: settings beyond these sizes are
+# refused before anything is allocated.
 MOST_UNITS = 65_536
 MOST_LAYERS = 64
 MOST_DRAWS = 100_000
@@ -178,12 +178,11 @@ class BellmanSettings(Section):
     """Options of `koffline.bellman_test`.
 
     gamma: the discount factor. seed: of everything random. level: the test rejects if p
-    ≤ level. draws: how often the random signs are drawn.
-    alternative: the error whose power is reported: all values are off by this multiple
-    of the root mean square return.
-    bandwidth: of the Gaussian kernel, a multiple of the median distance between rows.
-    features: number of random Fourier features in place of the exact Gram matrix; 0:
-    exact; None: exact up to 3,000 rows, 1,000 features above. action_draws: actions
+    ≤ level. draws: how often the random signs are drawn. alternative: the error whose
+    power is reported: all values are off by this multiple of the root mean square
+    return. bandwidth: of the Gaussian kernel, a multiple of the median distance between
+    rows. features: number of random Fourier features in place of the exact Gram matrix;
+    0: exact; None: exact up to 3,000 rows, 1,000 features above. action_draws: actions
     drawn per next state from a continuous policy.
     """
 

@@ -117,9 +117,8 @@ def saved(
             if figure is None:
                 return None
             return save(figure)
-    except (
-        Exception
-    ) as error:  # matplotlib's of any kind, such as a font that cannot be read
+    except Exception as error:
+        # matplotlib's of any kind, such as a font that cannot be read
         _LOG.warning(
             "the figure %s was not drawn (%s); the results are complete",
             name,

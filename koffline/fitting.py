@@ -142,8 +142,10 @@ def fit(
         constant = table.inputs.new_tensor(plan.learning_rates)[:, None]
         probes: list[Tensor] = []
         for done in range(1, steps + 1):
-            cosine = 0.5 * (1.0 + math.cos(math.pi * (done - 1) / steps))
-            rates = constant * (cosine if settings.schedule == "cosine" else 1.0)
+            decay = 1.0
+            if settings.schedule == "cosine":
+                decay = 0.5 * (1.0 + math.cos(math.pi * (done - 1) / steps))
+            rates = constant * decay
             history[done - 1], gradient = step.compute(done - 1, trained, target, rates)
             adam.update(trained.flat, gradient, rates)
             if target is not None:

@@ -35,10 +35,9 @@ def discount(
     if not 0.0 <= gamma <= 1.0:
         raise ConfigError(f"gamma is {gamma}; give a discount factor in [0, 1]")
     going_on = 1.0 - terminated.to(torch.float64)
-    power = gamma ** (
-        interval.to(torch.float64) if isinstance(interval, Tensor) else interval
-    )
-    return going_on * power
+    if isinstance(interval, Tensor):
+        interval = interval.to(torch.float64)
+    return going_on * gamma**interval
 
 
 def state_value_residual(
@@ -134,8 +133,14 @@ def _quadratic_form(residual: Tensor, gram: Tensor) -> Tensor:
 
 
 def _checked_rows(residual: Tensor, gram: Tensor, least: int = 1) -> int:
-    """Number of rows n, after checking that no shapes would broadcast silently."""
-    rows = residual.shape[-1] if residual.ndim in (1, 2) else 0
+    """Number of rows n, after checking that no shapes would broadcast silently.
+
+    residual: (n,) or (R, n). gram: (n, n) or (R, n, n). Raises DataError for others,
+    and for fewer than ``least`` rows.
+    """
+    rows = 0
+    if residual.ndim in (1, 2):
+        rows = residual.shape[-1]
     square = gram.ndim in (2, 3) and gram.shape[-1] == gram.shape[-2] == rows
     if not square or (gram.ndim == 3 and gram.shape[0] != residual.shape[0]):
         raise DataError(

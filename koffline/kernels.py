@@ -58,16 +58,17 @@ class _Scaled:
         Rows are centred first, because the product subtracts large squares if data are
         far from zero.
         """
-        other = x if y is None else y
+        if y is None:
+            y = x
         centre = x.mean(dim=-2, keepdim=True)
         scale = math.sqrt(_LOG2_E) / self.bandwidth
         rows = (x - centre) * scale
-        others = (other - centre) * scale
+        other_rows = (y - centre) * scale
         squares = -rows.square().sum(dim=-1, keepdim=True)
-        other_squares = -others.square().sum(dim=-1, keepdim=True)
+        other_squares = -other_rows.square().sum(dim=-1, keepdim=True)
         left = torch.cat((squares, torch.ones_like(squares), 2.0 * rows), dim=-1)
         right = torch.cat(
-            (torch.ones_like(other_squares), other_squares, others), dim=-1
+            (torch.ones_like(other_squares), other_squares, other_rows), dim=-1
         )
         return left, right
 
@@ -107,11 +108,9 @@ class Laplacian(_Scaled):
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """Gram matrix of all pairs."""
-        return (
-            torch.cdist(x, x if y is None else y, p=1.0)
-            .mul(-1.0 / self.bandwidth)
-            .exp_()
-        )
+        if y is None:
+            y = x
+        return torch.cdist(x, y, p=1.0).mul(-1.0 / self.bandwidth).exp_()
 
     def draw_frequencies(
         self, dimension: int, count: int, generator: Generator
@@ -141,7 +140,9 @@ class Linear:
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """Gram matrix of all pairs."""
-        return x @ (x if y is None else y).mT
+        if y is None:
+            y = x
+        return x @ y.mT
 
     def diagonal(self, x: Rows) -> Float[Tensor, "*batch n"]:
         """Diagonal of squared lengths."""
@@ -188,8 +189,7 @@ def median_bandwidth(
     """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
 
     With more than `max_rows` rows a subset is used: drawn by `generator`, or evenly
-    spaced without one.
-    Raises DataError for fewer than two rows.
+    spaced without one. Raises DataError for fewer than two rows.
     (Feng et al. 2019, sec:exp_detail)
     """
     rows = torch.as_tensor(x).detach()

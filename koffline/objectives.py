@@ -342,6 +342,7 @@ def projected_error(residual: Rows, estimate: Rows) -> Float[Tensor, " replica"]
 def _feature_map(
     base: Gaussian | Laplacian, dimension: int, count: int, seed: int
 ) -> Any:
+    """The function x (…, n, d) ↦ ψ(x) (…, n, count); the same for the same arguments."""
     return random_fourier_features(
         base, dimension, count, torch.Generator().manual_seed(seed)
     )

@@ -442,8 +442,8 @@ def _numbered(
 
 
 def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
-    """isinstance with a class of a heavy library, without importing it; False if it is
-    not imported yet.
+    """isinstance with the class ``module.name`` of a heavy library, without importing
+    it; False if it is not imported yet.
     """
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
@@ -457,6 +457,11 @@ def _read(
 ) -> Any:
     """The content of a file: an algorithm, a policy, or a function of a batch of
     observations.
+
+    action_space, observation_shape: the log's. layout: where labels stand among its
+    observations, for a policy that may be made for these as the file holds them.
+
+    Raises PolicyError.
     """
     kind = detect(path)
     if kind == "d3":
@@ -571,8 +576,8 @@ class ModuleFunction:
         """Call the module with columns of rows."""
         import torch
 
-        # Copies: the log's arrays are read-only, and the module might write into its
-        # input.
+        # Copies: the log's arrays are read-only, and the
+        # module might write into its input.
         batch = []
         for column in columns:
             dtype = self._dtype

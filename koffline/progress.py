@@ -16,7 +16,11 @@ Tell = Callable[..., None]
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
-    """Show a bar or lines on stderr; yield the function to call with the progress."""
+    """Show a bar or lines on stderr; yield the function to call with the progress.
+
+    title: what is done. total: the number of steps, if known. show: False shows
+    nothing.
+    """
     if not show:
         yield lambda *_, **__: None
         return
@@ -65,10 +69,11 @@ def _lines(title: str, total: int | None) -> Tell:
         now = time.monotonic()
         if now >= due:
             due = now + _BETWEEN_LINES
-            step = (
-                "step"
-                f" {done:,}{f' of {total:,}' if total else ''}{', ' * bool(note)}{note}"
-            )
+            step = f"step {done:,}"
+            if total:
+                step += f" of {total:,}"
+            if note:
+                step += f", {note}"
             # nobody listens any more; the work goes on
             with contextlib.suppress(OSError, ValueError):
                 print(f"{title}: {step}, {now - began:.0f} s", file=stream, flush=True)

@@ -128,7 +128,9 @@ class StackedMLP:
         inputs = self._hidden_layers(x)
         outputs = affine(inputs[-1], *self._views[-1])
         single = len(inputs) == 2 and self.activation == "relu" and self.sizes[-1] == 1
-        pull = self._pull_single_output if single else self._pull
+        pull = self._pull
+        if single:
+            pull = self._pull_single_output
         return outputs, lambda gradient: pull(gradient, inputs)
 
     def _hidden_layers(self, x: Tensor, in_buffers: bool = True) -> list[Tensor]:
@@ -145,9 +147,10 @@ class StackedMLP:
             else:
                 buffer = None
             linear = affine(inputs[-1], weight, bias, buffer)
-            inputs.append(
-                linear.relu_() if self.activation == "relu" else _tanh(linear)
-            )
+            if self.activation == "relu":
+                inputs.append(linear.relu_())
+            else:
+                inputs.append(_tanh(linear))
         return inputs
 
     def _pull(self, gradient: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -163,8 +166,10 @@ class StackedMLP:
             if index:
                 weight = self._views[index][0]
                 buffer = self._buffer(("gradient", index), gradient, weight.mT)
-                product = torch.mul if weight.shape[-1] == 1 else torch.bmm
-                gradient = product(gradient, weight.mT, out=buffer)
+                if weight.shape[-1] == 1:  # elementwise, which is faster
+                    gradient = torch.mul(gradient, weight.mT, out=buffer)
+                else:
+                    gradient = torch.bmm(gradient, weight.mT, out=buffer)
                 if self.activation == "relu":
                     aten.threshold_backward.grad_input(
                         gradient, inputs[index], 0.0, grad_input=gradient

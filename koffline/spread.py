@@ -61,8 +61,8 @@ def spread_of(scores: Shaped[np.ndarray, " score"], draws: int = _DRAWS) -> Spre
         scores[np.random.default_rng(0).integers(count, size=(draws, count))]
     )
     tail = tail_share(count)
-    # The inverse of the distribution itself: infinite scores have no point between
-    # them.
+    # The inverse of the distribution itself: infinite
+    # scores have no point between them.
     low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
     return Spread(value, float(low), float(high))
 

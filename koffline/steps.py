@@ -169,7 +169,7 @@ class MemoryStep(Step):
     def compute(
         self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Update the memory; return loss and gradient."""
+        """Update the memory; return loss and gradient. Arguments as in `Step`."""
         batch, psi = self._source.batch(step)
         assert psi is not None
         before = None
@@ -207,7 +207,7 @@ class GradientTD2Step(Step):
     def compute(
         self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Update w; return the loss and the value's gradient."""
+        """Update w; return the loss and the value's gradient. Arguments as in `Step`."""
         batch, _ = self._source.batch(step)
         outputs, tangents, pull = forward_with_tangent(
             network, batch.inputs, self.second
@@ -250,7 +250,7 @@ class SaddlePointStep(Step):
     def compute(
         self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Update f; return the loss and the value's gradient."""
+        """Update f; return the loss and the value's gradient. Arguments as in `Step`."""
         batch, _ = self._source.batch(step)
         value = read_values(network.forward(batch.inputs), batch.readout).clone()
         next_value = read_values(network.forward(batch.next_inputs), batch.next_readout)
@@ -353,7 +353,7 @@ def _residual_from(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def residual_of(batch: Batch, value: Tensor, next_value: Tensor) -> Tensor:
-    """Residuals δ, (R, B)."""
+    """Residuals δ = r + discount · V(s') − V(s), (R, B), from values (R, B)."""
     return torch.addcmul(batch.rewards, batch.discounts, next_value).sub_(value)
 
 

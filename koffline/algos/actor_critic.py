@@ -212,8 +212,7 @@ class KLossTD3PlusBCConfig(ActorCriticConfig, qlearning.TD3PlusBCConfig):
     """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig.
 
     tau: rate of the slow copy that values s'; with 0, Pendulum's expert was learned two
-    thirds as well.
-    backup: the minimum over critics, as in the original.
+    thirds as well. backup: the minimum over critics, as in the original.
     """
 
     tau: float = 0.02

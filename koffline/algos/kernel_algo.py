@@ -117,9 +117,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         n_steps_per_epoch: int = 10000,
         **options: Any,
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
-        """d3rlpy's `fitter`.
+        """d3rlpy's `fitter`: yields the epoch and its metrics.
 
-        Raises ConfigError for less than one epoch, which d3rlpy would skip.
+        dataset: a replay buffer. n_steps, n_steps_per_epoch: gradient steps in all, and
+        in an epoch.
+
+        Raises ConfigError for another object than a buffer, for numbers that are not
+        whole, and for less than one epoch, which d3rlpy would skip.
         """
         received = f"n_steps is {n_steps!r}, n_steps_per_epoch {n_steps_per_epoch!r}"
         if not isinstance(dataset, ReplayBufferBase):

@@ -40,8 +40,8 @@ from koffline.store.files import atomic_file
 from koffline.untrusted.limits import one_line
 
 _LOG = logging.getLogger(__name__)
-# Allowance for target networks and other parameters that an algorithm builds but does
-# not save.
+# Allowance for target networks and other parameters that an
+# algorithm builds but does not save.
 _COPIES = 8
 _SLACK_NUMBERS = 1_000_000
 _SLACK_TENSORS = 500
@@ -129,13 +129,11 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
                 f"the weights do not fit the {file.algorithm} networks of the"
                 " configuration"
             )
-            for key, part in algo.impl.modules.create_checkpointer(
-                device
-            ).modules.items():
+            saved = algo.impl.modules.create_checkpointer(device).modules
+            for key, part in saved.items():
                 part.load_state_dict(file.states[key])
-    except (
-        Exception
-    ) as error:  # a configuration of another version or a damaged one fails in any way
+    except Exception as error:
+        # a configuration of another version or a damaged one fails in any way
         if isinstance(error, KofflineError):
             reason = str(error)
         else:

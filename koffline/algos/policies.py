@@ -43,8 +43,8 @@ from koffline.policies.builtin import (
     squashed_gaussian_log_density,
 )
 
-# Algorithm types as in config files; the density of other continuous algorithms is
-# unknown here.
+# Algorithm types as in config files; the density of other
+# continuous algorithms is unknown here.
 _DETERMINISTIC = (
     "bc",
     "ddpg",

@@ -70,8 +70,7 @@ def make_algorithm(
     """Make an algorithm from resolved options; its networks are not built yet.
 
     device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe
-    evaluate.
-    Raises ConfigError.
+    evaluate. Raises ConfigError.
     """
     device = device_name(device)
     evaluates = kind in EVALUATORS
@@ -104,8 +103,8 @@ def make_algorithm(
             return config.create(device=device)
         if kind == "kloss_fqe":
             return KLossFQE(target, config, device)
-        # d3rlpy's FQE passes scaled observations to its policy, whose scalers it must
-        # share.
+        # d3rlpy's FQE passes scaled observations to its
+        # policy, whose scalers it must share.
         scalers = {
             name: getattr(target.config, name)
             for name in ("observation_scaler", "action_scaler")
@@ -126,7 +125,8 @@ def make_algorithm(
 def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     """Fit the scalers to the log and create the networks.
 
-    Raises ConfigError if they do not fit it.
+    buffer: the log. kind: the algorithm's name, for messages. Raises ConfigError if the
+    algorithm or its scalers do not fit the log.
     """
     log = buffer.transitions
     wanted = algo.get_action_type()
@@ -348,7 +348,7 @@ class RunLogger(FileAdapter):
     def create(
         self, algo: Any, experiment_name: str, n_steps_per_epoch: int
     ) -> RunLogger:
-        """Return this logger: `fit` expects a factory."""
+        """Return this logger: `fit` expects a factory, whose arguments are not needed."""
         return self
 
     def write_params(self, params: dict[str, Any]) -> None:
@@ -357,7 +357,9 @@ class RunLogger(FileAdapter):
         write_text(Path(self.logdir, "params.json"), text)
 
     def write_metric(self, epoch: int, step: int, name: str, value: float) -> None:
-        """Append a line to the metric's file."""
+        """Append a line to the metric's file; ``epoch`` and ``step`` count from the
+        beginning of this call of `fit`.
+        """
         super().write_metric(
             self._epochs + epoch, self._steps + step, name, float(value)
         )

@@ -132,7 +132,9 @@ class TrustPCLImpl(KernelImpl):
     def log_density(
         self, policy: Any, observations: Tensor, actions: Tensor
     ) -> Float[Tensor, " row"]:
-        """log π(a|s)."""
+        """log π(a|s) for scaled observations (N, d) and actions (N, k), or indices (N,
+        1).
+        """
         if self._modules.kernel.n_actions:
             return policy(observations).log_prob(actions.reshape(-1))
         return (
@@ -308,19 +310,21 @@ class TrustPCL(KernelCriticAlgo):
         """Values (`q_funcs`), policy, the slow copies of both, optimisers and
         kernel.
         """
-        q_funcs, targ_q_funcs = (self._make_values(shape) for _ in range(2))
-        policy, targ_policy = (self.make_policy(shape, size) for _ in range(2))
+        q_funcs = self._make_values(shape)
+        targ_q_funcs = self._make_values(shape)
+        policy = self.make_policy(shape, size)
+        targ_policy = self.make_policy(shape, size)
         hard_sync(targ_q_funcs, q_funcs)
         hard_sync(targ_policy, policy)
-        networks = {"q_funcs": q_funcs, "policy": policy}
-        copies = {"targ_q_funcs": targ_q_funcs, "targ_policy": targ_policy}
-        optim = self.make_optimizer("critic_", q_funcs)
-        kernel = self.make_kernel(shape, size)
-        optims = {
-            "critic_optim": optim,
+        return {
+            "q_funcs": q_funcs,
+            "policy": policy,
+            "targ_q_funcs": targ_q_funcs,
+            "targ_policy": targ_policy,
+            "critic_optim": self.make_optimizer("critic_", q_funcs),
             "actor_optim": self.make_optimizer("actor_", policy),
+            "kernel": self.make_kernel(shape, size),
         }
-        return {**networks, **copies, **optims, "kernel": kernel}
 
     def _make_values(self, shape: Sequence[int]) -> nn.ModuleList:
         encoder = self._config.critic_encoder_factory

@@ -67,8 +67,8 @@ def build_control(
     """The log, with exactly n rows; an unfinished last episode is truncated.
 
     policies: replace the bundled policies, as many as the kind has; anything
-    `koffline.load_policy` takes.
-    Raises ConfigError, and PolicyError for a policy that does not fit.
+    `koffline.load_policy` takes. Raises ConfigError, and PolicyError for a policy that
+    does not fit.
     """
     env = settings.env
     kind = settings.kind
@@ -223,6 +223,9 @@ def replay_log(
 def _play(
     settings: ControlSettings, playing: Sequence[Any], show_progress: bool
 ) -> Transitions:
+    """The log of ``settings.n`` rows, by default `ROWS`; each episode is played by one
+    of the policies ``playing``, drawn with equal weights.
+    """
     n = settings.n or ROWS
     recipe = RECIPES.get(settings.env)
     gamma = 0.99

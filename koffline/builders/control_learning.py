@@ -38,10 +38,9 @@ class LearningSettings:
     """Settings of an online learner. target_interval: of double DQN, in updates.
 
     steps: of the environment. random_steps: uniform actions at the start. update_every:
-    steps per update.
-    exploration: final share of uniform actions of a discrete learner; it decreases
-    linearly from one until ``exploration_steps``. evaluate_every: steps between two
-    evaluations of the policy, over ``episodes`` episodes.
+    steps per update. exploration: final share of uniform actions of a discrete learner;
+    it decreases linearly from one until ``exploration_steps``. evaluate_every: steps
+    between two evaluations of the policy, over ``episodes`` episodes.
     """
 
     env: str
@@ -266,8 +265,11 @@ def _uniform_actions(
     step: int,
     generator: np.random.Generator,
 ) -> np.ndarray | None:
-    """Uniform actions at the start, later with a decreasing probability if discrete;
-    else None.
+    """Uniform actions (1, k) or an index (1,) for exploration; None if the learner is
+    to act.
+
+    They are drawn during the first ``random_steps`` and, if actions are discrete, later
+    with a probability that decreases with ``step``.
     """
     starts = step < settings.random_steps
     if isinstance(space, Discrete):

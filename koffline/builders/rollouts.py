@@ -42,8 +42,8 @@ class RolloutSettings:
 
     env: a Gymnasium id, or the name of one of our worlds. weights: shares of the
     policies; every episode is played by one policy. time_limit: steps after which an
-    episode is truncated; None: the environment's own.
-    num_envs: parallel copies; None: a suitable number.
+    episode is truncated; None: the environment's own. num_envs: parallel copies; None:
+    a suitable number.
     """
 
     env: str

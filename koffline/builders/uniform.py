@@ -36,8 +36,8 @@ CHAIN = "chain"
 SHAPE = (40, 40)
 SAMPLES = 32
 GAMMA = 0.98
-# Good but stochastic: entropies of 0.42 to 0.62 of the largest, on average over the
-# states.
+# Good but stochastic: entropies of 0.42 to 0.62 of the
+# largest, on average over the states.
 TEMPERATURES = {
     "puddle_world": 0.3,
     "cart_pole": 0.003,
@@ -109,7 +109,11 @@ def _log(
     log_probabilities: np.ndarray,
     gamma: float | None = None,
 ) -> Transitions:
-    """Log of independent rows, whose states are observations."""
+    """Log of independent rows, whose states are observations.
+
+    task: the world's name, for the metadata. log_probabilities (N,): of the drawn
+    actions. gamma: the hint in the metadata.
+    """
     return Transitions(
         observations=seen.states,
         actions=seen.actions,

@@ -247,8 +247,8 @@ def cli() -> None:
 def main() -> None:
     """Entry point of the ``koffline`` command."""
     print_what_is_possible()
-    # A SIGTERM counts as Ctrl-C: unfinished output is removed, and the user learns how
-    # to resume.
+    # A SIGTERM counts as Ctrl-C: unfinished output is
+    # removed, and the user learns how to resume.
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminate)
     end: Any = 0

@@ -280,10 +280,10 @@ def control(
     """Make logs of known quality, to train from.
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between
-    the two in return.
-    replay: all steps that the learner saw until it was medium. medium-expert: episodes
-    of both. The policies play with some noise. Policies for CartPole-v1, Pendulum-v1,
-    InvertedPendulum-v5, Hopper-v5, HalfCheetah-v5 and Walker2d-v5 are bundled.
+    the two in return. replay: all steps that the learner saw until it was medium.
+    medium-expert: episodes of both. The policies play with some noise. Policies for
+    CartPole-v1, Pendulum-v1, InvertedPendulum-v5, Hopper-v5, HalfCheetah-v5 and
+    Walker2d-v5 are bundled.
 
     \b
     Examples:

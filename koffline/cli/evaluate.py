@@ -21,7 +21,7 @@ from koffline.cli.options import (
     settings_options,
     whole,
 )
-from koffline.cli.targets import Given, Result, result_options
+from koffline.cli.targets import OptionText, Result, result_options
 from koffline.errors import ConfigError
 from koffline.untrusted.limits import read_json
 
@@ -65,9 +65,9 @@ def evaluate(
     log: Log,
     policy: str,
     settings: Any,
-    initial_states: Given,
-    truth: Given,
-    by: Given,
+    initial_states: OptionText,
+    truth: OptionText,
+    by: OptionText,
     result: Result,
 ) -> None:
     """Estimate what POLICY is worth, from the log DATA alone.

@@ -21,7 +21,7 @@ from koffline.cli.options import (
     worker_options,
 )
 from koffline.cli.output import say
-from koffline.cli.targets import Given, claim, long_part
+from koffline.cli.targets import OptionText, claim, long_part
 from koffline.errors import ConfigError, printable, without_controls
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS, STAGES, WORLDS
 from koffline.store import stored_run
@@ -65,8 +65,8 @@ _DEVICE: Option = click.option(
 def train(
     config: str,
     assignments: tuple[str, ...],
-    data: Given,
-    out: Given,
+    data: OptionText,
+    out: OptionText,
     device: str,
     resume: bool,
     quiet: bool,
@@ -334,7 +334,11 @@ def _print_scores(result: OnlineResult) -> None:
 def _print_numbers(
     title: str, columns: Row, parts: Sequence[Any], right: Row, *lines: str
 ) -> None:
-    """Print a table of numbers and lines below it."""
+    """Print a table of numbers and lines below it.
+
+    columns: headings. parts: lists of rows, with a line between two of them. right:
+    headings of the columns that are aligned on the right.
+    """
     from koffline.report import make_console, print_table
 
     console = make_console()
@@ -447,7 +451,7 @@ def reproduce(  # noqa: PLR0913
 def _chosen_parts(
     name: str, places: tuple[str, ...], parts: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Fields of `Run` from --only and --part.
+    """Fields of `Run` from --only (``places``) and --part (``parts``) of an experiment.
 
     Raises ConfigError for those of another experiment.
     """

@@ -42,7 +42,7 @@ _INPUTS = (
     "grid",
 )
 _WORDS = ("uniform", "kloss", "fqe")  # a file of such a name is given as ./uniform
-Given = str | None  # text of an option that may be left out
+OptionText = str | None  # text of an option that may be left out
 
 
 def claim(

@@ -39,10 +39,8 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
 
     def __init__(self, world: str, **overrides: Any) -> None:
         self.world = replace(make_world(world), **overrides)
-        low, high = (
-            np.asarray(corner, dtype=np.float32)
-            for corner in (self.world.low, self.world.high)
-        )
+        low = np.asarray(self.world.low, dtype=np.float32)
+        high = np.asarray(self.world.high, dtype=np.float32)
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
 
@@ -114,8 +112,8 @@ class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         """Add noise to the velocities, then step the environment."""
-        # MuJoCo derives all else from positions and velocities at the start of its
-        # step.
+        # MuJoCo derives all else from positions and
+        # velocities at the start of its step.
         velocities = self.env.unwrapped.data.qvel  # type: ignore[attr-defined]
         velocities += self._scale * self._generator.standard_normal(velocities.shape)
         return self.env.step(action)

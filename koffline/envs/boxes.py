@@ -67,8 +67,8 @@ class BoxWorld:
     native units.
 
     low, high: its corners. grid: cells per axis of the grid on which the paper computes
-    true values.
-    reward_scale: divisor of rewards in training, so that values are of order one.
+    true values. reward_scale: divisor of rewards in training, so that values are of
+    order one.
     """
 
     noise: float
@@ -94,13 +94,17 @@ class BoxWorld:
         raise NotImplementedError
 
     def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
-        """Advance every copy by one step, given actions and noise."""
+        """Advance every copy by one step from states (N, d), given actions (N,) and the
+        noise of `draw_noise`.
+        """
         raise NotImplementedError
 
     def step(
         self, state: States, action: Actions, generator: np.random.Generator
     ) -> Outcome:
-        """Advance every copy by one step."""
+        """Advance every copy by one step from states (N, d) with actions (N,); the
+        noise is drawn from ``generator``.
+        """
         return self.move(state, action, self.draw_noise(len(state), generator))
 
     def is_terminal(self, state: States) -> Flags:
@@ -172,11 +176,11 @@ class NoisyPole(BoxWorld):
     two-dimensional.
 
     State (angle, angular velocity) in radians and seconds, angle 0 upright; the pole
-    falls at ± π/2.
-    ``noise``: half-width in newtons of a uniform force added to every push. ``reward``:
-    "fall" gives −1 for the fall only, "balance" +1 for every step before it.
-    ``fastest``: bound on the velocity, in radians per second; the task as published has
-    none, and a box needs one. (Lagoudakis & Parr 2003, the inverted pendulum)
+    falls at ± π/2. ``noise``: half-width in newtons of a uniform force added to every
+    push. ``reward``: "fall" gives −1 for the fall only, "balance" +1 for every step
+    before it. ``fastest``: bound on the velocity, in radians per second; the task as
+    published has none, and a box needs one. (Lagoudakis & Parr 2003, the inverted
+    pendulum)
     """
 
     noise: float = 10.0
@@ -385,7 +389,9 @@ def draw_categories(
 def draw_actions(
     policy: Any, observations: Observations, generator: np.random.Generator
 ) -> Actions:
-    """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
+    """Sample one action per observation (N, …): indices (N,) int64 from a policy's
+    probabilities, else the actions (N, k) of its ``sample``.
+    """
     if hasattr(policy, "sample"):
         return policy.sample(observations, generator)
     return draw_categories(policy(observations), generator)

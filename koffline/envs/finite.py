@@ -48,10 +48,9 @@ class FiniteMDP:
     initial: np.ndarray  # (S,), zero on terminal states
 
     def __post_init__(self) -> None:
-        transition, reward, initial = (
-            np.asarray(table, dtype=np.float64)
-            for table in (self.transition, self.reward, self.initial)
-        )
+        transition = np.asarray(self.transition, dtype=np.float64)
+        reward = np.asarray(self.reward, dtype=np.float64)
+        initial = np.asarray(self.initial, dtype=np.float64)
         if reward.shape == transition.shape[:2]:
             reward = np.repeat(reward[:, :, None], transition.shape[2], axis=2)
         terminal = np.asarray(self.terminal, dtype=bool)
@@ -101,7 +100,7 @@ class FiniteMDP:
         return float(self.initial @ self.state_values(policy, gamma))
 
     def step(self, states: Numbers, actions: Numbers, generator: Generator) -> Outcome:
-        """Draw the outcomes of state and action numbers."""
+        """Draw the outcomes of states (N,) and actions (N,), both numbers."""
         following = draw_categories(self.transition[states, actions], generator)
         return Outcome(
             following, self.reward[states, actions, following], self.terminal[following]

@@ -41,8 +41,8 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
         with contextlib.suppress(ImportError):
             import mujoco
 
-            # Its warnings go to the log instead of stderr and a file in the current
-            # folder.
+            # Its warnings go to the log instead of stderr and
+            # a file in the current folder.
             if mujoco.get_mju_user_warning() is None:  # type: ignore[attr-defined, unused-ignore]
                 mujoco.set_mju_user_warning(_log.debug)  # type: ignore[attr-defined, unused-ignore]
     here = current_folder()  # ours: user code may have moved to another one
@@ -217,8 +217,8 @@ class Copies:
 
     def _finite(self, noun: str, numbers: np.ndarray) -> np.ndarray:
         """The numbers, if all are finite; ConfigError calls them ``noun``."""
-        # One sum tells whether any is not finite, ten times faster than looking at
-        # each.
+        # One sum tells whether any is not finite, ten
+        # times faster than looking at each.
         if not np.isfinite(numbers.sum()) and not np.isfinite(numbers).all():
             raise ConfigError(
                 f"{self.name} gave {noun} that is not a finite number; mend the"
@@ -243,10 +243,8 @@ def _action_space(name: str, space: spaces.Space[Any]) -> ActionSpace:
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        low, high = (
-            tuple(float(x) for x in corner.reshape(-1))
-            for corner in (space.low, space.high)
-        )
+        low = tuple(float(x) for x in space.low.reshape(-1))
+        high = tuple(float(x) for x in space.high.reshape(-1))
         return Continuous(len(low), low, high)
     raise ConfigError(
         f"{name} has actions of {space}; koffline takes Discrete and Box actions"

@@ -167,10 +167,12 @@ def _memory(whole: Cell) -> Iterator[Variant]:
 
 
 def _learning(base: Cell, objective: Any, method: str = "kloss") -> Cell:
+    """The cell with another objective, trained under the name of ``method``."""
     return replace(base, objective=objective, method=method)
 
 
 def _trained(base: Cell, **changes: Any) -> Cell:
+    """The cell with other training settings."""
     return replace(base, training=replace(base.training, **changes))
 
 
@@ -226,9 +228,9 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
 
 
 def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Draw errors with intervals, one line per variant.
+    """Draw errors (shares of Var V) with intervals, one line per variant of ``names``.
 
-    Open markers: diverged, or beyond the edge.
+    Open markers: diverged, or beyond the edge. Without rows the panel is empty.
     """
     if not rows:
         axes.grid(visible=False)
@@ -296,8 +298,8 @@ def ablation_tables(results: Results) -> Iterator[str]:
             if several:
                 line = [f"{name}, {style.LABELS[method]}"]
             for world in worlds:
-                # Methods are compared at the same variant, variants of one method with
-                # each other.
+                # Methods are compared at the same variant, variants
+                # of one method with each other.
                 rivals = [
                     r
                     for r in best

@@ -32,9 +32,8 @@ from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
 from koffline.replicas import ReplicaPlan, StackedMLP
 
-LAST_RECORDS = (
-    5  # number of records averaged into a seed's final number, to reduce noise
-)
+# number of records averaged into a seed's final number, to reduce noise
+LAST_RECORDS = 5
 EPOCHS = {
     "puddle_world": 2000,
     "cart_pole": 2000,
@@ -175,8 +174,7 @@ class Run:
     """One call of `koffline reproduce`.
 
     environments, parts: those of figure-mujoco to run. worlds, stages: those of choices
-    to run.
-    only_finished: train nothing in choices, show what is finished.
+    to run. only_finished: train nothing in choices, show what is finished.
     """
 
     name: str
@@ -293,8 +291,9 @@ def curves_of(
 def diverged_steps(
     record: FitRecord, seeds: int, rates: int
 ) -> Int[np.ndarray, "rate seed"]:
-    """Step at which a number became non-finite, −1 if none did, for replicas ordered
-    seed by seed.
+    """Step (L, S) at which a number became non-finite, −1 if none did.
+
+    record: of L · S replicas, ordered seed by seed. seeds: S. rates: L.
     """
     steps = np.full(seeds * rates, -1)
     for replica, step in enumerate(record.diverged_at):

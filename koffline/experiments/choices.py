@@ -76,8 +76,8 @@ KERNEL = Gaussian(0.5)  # (Feng et al. 2019, sec:exp_eval)
 MIXTURE = "kloss_mixture"
 # The fast ones first, so that a setting says much early.
 METHODS = ("kloss", "rg", "fvi", "td0", MIXTURE, "gtd2", "sbeed")
-# Multiples of the world's usual temperature; on Puddle World 0.3, 1, 3 and the random
-# policy.
+# Multiples of the world's usual temperature; on Puddle
+# World 0.3, 1, 3 and the random policy.
 _TEMPERATURES = (1.0, 10.0 / 3.0, 10.0, math.inf)
 _TELLING = (1.0, 10.0)  # those at which the other factors are changed one at a time
 _NOISES = (1.0, 5.0)  # multiples of the world's usual noise
@@ -495,6 +495,8 @@ def train_on_logs(cell: ChoiceCell, problems: Sequence[Problem]) -> ChoiceResult
 def _plan(tables: Sequence[Table], seeds: int, rates: tuple[float, ...]) -> ReplicaPlan:
     """Replicas log by log, seed by seed; those of a log draw from its rows of the
     joined table.
+
+    tables: one per log. seeds: of each log. rates: learning rates of each seed.
     """
     logs = range(len(tables))
     ends = np.cumsum([len(table) for table in tables]).tolist()

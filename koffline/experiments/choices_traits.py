@@ -76,8 +76,7 @@ class TraitsResult:
     mean squared difference of the paper's grid from Monte Carlo, divided by Var V.
     kernel_spread: largest eigenvalue of the kernel loss by its 50th; the last ones are
     rounding. squared_spread: largest by smallest eigenvalue of the squared Bellman
-    error.
-    kernel_depth, squared_depth: see the module, of V less its mean.
+    error. kernel_depth, squared_depth: see the module, of V less its mean.
     """
 
     value_variance: Float[np.ndarray, " log"]

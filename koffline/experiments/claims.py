@@ -84,7 +84,7 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
     }, {}
 
 
-def _verdict(is_true: bool) -> str:
+def _verdict(is_true: bool | np.bool_) -> str:
     """The verdict on a claim without an interval."""
     if is_true:
         return HOLDS
@@ -131,7 +131,8 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
     rows = {row.method: row for row in toy}
     noise = extra["lstd_weight_error"]
     where = "fig:toy_diverge"
-    kloss, rg = (rows[method].weight_error for method in ("kloss", "rg"))
+    kloss = rows["kloss"].weight_error
+    rg = rows["rg"].weight_error
     yield Claim(
         "our method converges to the true weight w*",
         f"Section 5.1, {where} (c)",
@@ -251,10 +252,8 @@ def _reason(ours: CellResult, theirs: CellResult, other: str, verdict: str) -> s
         if share < 1.0:
             return ""
         return f"and yet K-loss is worse than a constant: MSE / Var V = {share:.2f}"
-    our_error, their_error = (
-        result.final("bellman_error")[result.best_by_truth("monte_carlo")].mean()
-        for result in (ours, theirs)
-    )
+    our_error = _bellman_error(ours)
+    their_error = _bellman_error(theirs)
     if our_error < their_error and share > 0.5:
         return (
             f"K-loss has the smaller Bellman error ({our_error:.2g} against"
@@ -271,6 +270,12 @@ def _reason(ours: CellResult, theirs: CellResult, other: str, verdict: str) -> s
         "the bandwidth 0.5 smooths the residual over a quarter of the state space; see"
         " the ablation"
     )
+
+
+def _bellman_error(result: CellResult) -> float:
+    """Mean Bellman error over seeds at the learning rate with the smallest MSE."""
+    best = result.best_by_truth("monte_carlo")
+    return float(result.final("bellman_error")[best].mean())
 
 
 def _instability(cells: Cells) -> Iterator[Claim]:

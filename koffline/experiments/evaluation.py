@@ -249,6 +249,7 @@ def _draw_mse(
 def _draw_bellman(
     axes: Axes, results: Results, curves: Curves, world: str, title: str
 ) -> None:
+    """Draw the Bellman errors by epoch; the axis ends at a multiple of their start."""
     shown = _at_best(results, curves, world, "bellman_error")
     starts = [mean_over_seeds(values[:1]).value for _, values in shown.values()]
     style.draw_errors(axes, shown, _WIDEST * float(np.nanmedian(starts)))

@@ -2,9 +2,9 @@
 
 The figure has a row of cells per noise, scaling, reward divisor and velocity box, and a
 column per temperature of the target policy. A cell's colour is the error of the K-loss
-divided by that of the best other
-method: blue where the kernel loss wins. Intervals are over logs, each log's mean over
-its seeds. (Feng et al. 2019, fig:pol_demo, fig:pol_bench)
+divided by that of the best other method: blue where the kernel loss wins. Intervals are
+over logs, each log's mean over its seeds. (Feng et al. 2019, fig:pol_demo,
+fig:pol_bench)
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def _row(finished: Finished) -> ChoiceRow:
     """The results row of a finished cell."""
     setting, cell, result = finished
     shares = {truth: result.shares(curve) for truth, curve in TRUTHS.items()}
-    best, by_paper = (_best(shares[truth]) for truth in ("monte_carlo", "paper"))
+    best = _best(shares["monte_carlo"])
+    by_paper = _best(shares["paper"])
     diverged = result.diverged()
     return ChoiceRow(
         **_choices_of(setting),
@@ -538,7 +539,10 @@ def _missing_text(results: Results) -> str:
 
 
 def _winners(results: Results, truth: str, words: str) -> str:
-    """Counts of settings by world in which the K-loss wins, loses, or is level."""
+    """Counts of settings by world in which the K-loss wins, loses, or is level.
+
+    truth: a key of `TRUTHS`. words: the truth's name.
+    """
     lines = []
     for world in choices.WORLDS:
         comparisons = [

@@ -244,8 +244,8 @@ def mujoco_claims(learned: Learned) -> Iterator[Claim]:
         if claims:
             yield _consistently(claims, style.LABELS[critic], _GRIDS[part])
             yield from claims
-    # Double sampling biases the residual gradient where transitions are random, and not
-    # the K-loss.
+    # Double sampling biases the residual gradient where
+    # transitions are random, and not the K-loss.
     for group in learned:
         if group.part == "noise" and group.critic in _OURS:
             yield from _compared(learned, group, ("final",))
@@ -269,10 +269,10 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
         grid = f" ({_GRIDS[group.part]})"
     for rival, score in itertools.product(_RIVALS, scores):
         theirs = learned[group._replace(critic=rival)]
-        greedy, sampled = (
-            difference(*(getattr(part, score)(curve) for part in (ours, theirs)))
-            for curve in ("returns", "sampled")
-        )
+        our_score = getattr(ours, score)  # of a curve, by seed
+        their_score = getattr(theirs, score)
+        greedy = difference(our_score("returns"), their_score("returns"))
+        sampled = difference(our_score("sampled"), their_score("sampled"))
         other = style.LABELS[rival]
         words = "area under the curve"
         if score == "final":
@@ -300,10 +300,11 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
 def _consistently(claims: Sequence[Claim], name: str, grid: str) -> Claim:
     """Claim over all comparisons: false if one fails, undecided if none fails and one
     is undecided.
+
+    claims: the comparisons. name: our critic's. grid: of the search, in words.
     """
-    holds, fails = (
-        sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS)
-    )
+    holds = sum(claim.verdict == HOLDS for claim in claims)
+    fails = sum(claim.verdict == FAILS for claim in claims)
     environments = len({claim.world for claim in claims})
     verdict = UNDECIDED
     if fails:

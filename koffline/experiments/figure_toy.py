@@ -156,7 +156,10 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
 
 
 def _row(method: str, descent: Mapping[str, np.ndarray], settings: ToySettings) -> Row:
-    """Results row at the last iteration; the truth is exact."""
+    """Results row at the last iteration; the truth is exact.
+
+    descent: what `descend` returned for the method.
+    """
     steps = steps_or_none(descent["diverged_at"])
     return Row(
         world="chain",
@@ -188,8 +191,8 @@ def draw_log(settings: ToySettings) -> ToyLog:
     features = torch.tensor(worlds.TSITSIKLIS_FEATURES, dtype=torch.float64)
     ended = [torch.from_numpy(draw.terminated) for draw in draws]
     return ToyLog(
-        # Columns lie one after the other in memory: products with (S, 1, N) are several
-        # times faster.
+        # Columns lie one after the other in memory: products with
+        # (S, 1, N) are several times faster.
         features=torch.stack([features[draw.states].T for draw in draws]).mT,
         next_features=torch.stack([features[draw.next_states].T for draw in draws]).mT,
         reward=torch.stack([torch.from_numpy(draw.rewards) for draw in draws]),
@@ -224,8 +227,8 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
     for iteration in range(1, settings.iterations + 1):
         if isinstance(objective, objectives.GradientTD2 | objectives.SaddlePoint):
             residual = log.residual(weights, weights)
-            # The steps of the second function that precede one of V; linear V has no
-            # Hessian term.
+            # The steps of the second function that precede one of
+            # V; linear V has no Hessian term.
             ascent_steps = 1
             if isinstance(objective, objectives.SaddlePoint):
                 ascent_steps = objective.ascent_steps

@@ -104,9 +104,8 @@ PAPER_BASE: dict[str, Any] = {
 
 FORMAT = 1  # version of the files; part of the digest
 _CHECKPOINT_SECONDS = 240.0
-_LAST_SHARE = (
-    0.1  # share of the evaluations that the final return averages, to reduce noise
-)
+# share of the evaluations that the final return averages, to reduce noise
+_LAST_SHARE = 0.1
 CURVES = {"returns": "return", "lengths": "length", "sampled": "sampled_return"}
 # Settings that change the files of a run but not what it learns.
 _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
@@ -202,8 +201,8 @@ def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
             "kl_coef": (1.0, 10.0),
             "learning_rate": (3e-3, 1e-3),
         }
-        # With weight 1/m, the diagonal part (stable with a slow copy) is hardly
-        # learned.
+        # With weight 1/m, the diagonal part (stable with
+        # a slow copy) is hardly learned.
         fixed = {}
         if critic == "kloss_slow":
             fixed = {"diag_weight": 0.3}
@@ -293,7 +292,7 @@ def _configs_of(
     whose stacks are apart comes last.
     """
     is_paper = part.startswith("paper")
-    critics = CRITICS
+    critics: Sequence[str] = CRITICS
     learner: dict[str, Any] = {
         "reward_scale": budget.reward_scale,
         "evaluation_episodes": 2,

@@ -171,9 +171,8 @@ def as_table(
     single precision.
     """
     scale = scaling or Scaling.to_unit_square(world)
-    states, following = (
-        _tensor(scale(part)) for part in (tuples.states, tuples.next_states)
-    )
+    states = _tensor(scale(tuples.states))
+    following = _tensor(scale(tuples.next_states))
     discounts = _tensor(GAMMA * ~tuples.terminated)
     rewards = _tensor(tuples.rewards / reward_scale)
     return Table(states, following, rewards, discounts, kernel_inputs=states)
@@ -371,10 +370,8 @@ class Metrics:
         scale = scaling or square
         self._scale = reward_scale
         self._noise = problem.monte_carlo.noise
-        self._table, self._held_out = (
-            as_table(part, world, scaling=scale)
-            for part in (problem.log, problem.held_out)
-        )
+        self._table = as_table(problem.log, world, scaling=scale)
+        self._held_out = as_table(problem.held_out, world, scaling=scale)
         self._truths = [
             _tensor(truth.values) for truth in (problem.monte_carlo, problem.paper)
         ]
@@ -394,9 +391,8 @@ class Metrics:
         following = self._values(network, table.next_inputs[rows])
         errors = [(value - truth).square().mean(dim=1) for truth in self._truths]
         errors[0] = errors[0] - self._noise
-        rewards, discounts = (
-            part[rows].expand_as(following) for part in (table.rewards, table.discounts)
-        )
+        rewards = table.rewards[rows].expand_as(following)
+        discounts = table.discounts[rows].expand_as(following)
         residual = state_value_residual(rewards, discounts, value[:, rows], following)
         kernel = ((residual @ self._gram) * residual).mean(dim=1) / residual.shape[1]
         losses = (kernel, residual.square().mean(dim=1))
@@ -419,11 +415,12 @@ class Metrics:
         following = self._values(network, self._following).unflatten(
             1, self._rewards.shape
         )
-        first, second = (
-            (part.mean(dim=-1) * self._weights).sum(dim=-1) - value
-            for part in (self._rewards + self._discounts * following).chunk(2, dim=-1)
-        )
-        return (first * second).mean(dim=1)
+        backups = self._rewards + self._discounts * following
+        errors = [
+            (half.mean(dim=-1) * self._weights).sum(dim=-1) - value
+            for half in backups.chunk(2, dim=-1)
+        ]
+        return (errors[0] * errors[1]).mean(dim=1)
 
     @torch.no_grad()
     def values_at_backups(
@@ -440,13 +437,12 @@ class Metrics:
         values.
         """
         table = self._held_out
-        value, following = (
-            network.forward(states).squeeze(-1).double() * self._scale
-            for states in (table.inputs, table.next_inputs)
+        value = network.forward(table.inputs).squeeze(-1).double() * self._scale
+        following = (
+            network.forward(table.next_inputs).squeeze(-1).double() * self._scale
         )
-        rewards, discounts = (
-            part.double().expand_as(value) for part in (table.rewards, table.discounts)
-        )
+        rewards = table.rewards.double().expand_as(value)
+        discounts = table.discounts.double().expand_as(value)
         residual = state_value_residual(rewards, discounts, value, following)
         return u_statistic(
             residual, _JUDGE.gram(self._held_out_judged.double())

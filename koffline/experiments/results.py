@@ -148,9 +148,8 @@ class ChoiceRow:
     diverged), and mean with the 95 % interval over logs. worst: largest error of a
     record in the second half of training, mean over logs and seeds. leading: share of
     the final squared error in the kernel's ten leading eigenvectors. best_by_paper: the
-    same by the paper's grid.
-    diverged: networks at the best rate; diverged_any: at all rates. hours: of one core,
-    for all rates.
+    same by the paper's grid. diverged: networks at the best rate; diverged_any: at all
+    rates. hours: of one core, for all rates.
     """
 
     world: str

@@ -90,8 +90,8 @@ def images_of(figure: Figure) -> dict[str, bytes]:
     Equal figures give equal bytes (no dates).
     """
     metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    # Round the positions of the layout, because the last bits of its solver differ
-    # between runs.
+    # Round the positions of the layout, because the last bits
+    # of its solver differ between runs.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
@@ -186,6 +186,8 @@ def line_look(method: str) -> dict[str, Any]:
 def _mark_divergences(axes: Axes, method: str, x: np.ndarray, values: Numbers) -> None:
     """Mark the first divergence by a cross near the upper edge, with the number of
     diverged seeds.
+
+    x (T,): epochs or iterations. values (T, S): not finite after a divergence.
     """
     gone = ~np.isfinite(values)
     if not gone.any():

@@ -32,8 +32,8 @@ from koffline.untrusted.user_code import (
     user_modules,
 )
 
-# Keeps Python from putting the current folder first on the path of a new process (from
-# 3.11 on).
+# Keeps Python from putting the current folder first on the
+# path of a new process (from 3.11 on).
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 

@@ -43,44 +43,39 @@ class OnlineConfig(Section):
     """One run's settings. Raises ConfigError for a value out of range.
 
     env: its Gymnasium name, the only required setting. env_options: further arguments
-    of ``gymnasium.make``.
-    num_envs: copies of the environment per run. steps: environment steps of a run.
-    critic: kloss, fvi, td0, rg; kloss_slow, the kernel loss whose windows end in a slow
-    copy of the value, as fvi's do; or memory, the kernel loss with one factor averaged
-    over earlier mini-batches.
-    memory: the share of this average that a step keeps. gamma: the discount factor.
-    window_length: the paper's d, steps of the window of a residual; it lies within one
-    path. path_length: longest sub-episode of the replay, in steps. steps_per_iteration:
-    environment steps between two gradient steps. batch_size: paths of a mini-batch.
-    windows_per_path: windows drawn uniformly from each sampled path; 0 takes all.
-    streaming: each gradient step learns from the steps just played, and nothing is
-    kept; batch_size, windows_per_path (all windows), capacity, recency and
-    learning_starts then have no effect.
-    capacity: sub-episodes that are kept. recency: sub-episodes are drawn with
-    probability ∝ exp(−recency · age in insertions). learning_starts: sub-episodes
-    before the first gradient step. learning_rate: Adam's. adam_epsilon: Adam's.
-    max_grad_norm: gradients are clipped to this norm.
-    target_decay: of the slow copies of policy and value, per gradient step.
-    entropy_coef: the paper's λ at the start. entropy_decay: the factor of entropy_coef
-    per 2500 iterations; unset keeps it. kl_coef: the paper's τ. max_divergence: a trust
-    region: τ is at least kl_coef and so large that the last 20 episodes, weighted by
-    exp(return / τ), diverge from equal weights by this many nats; unset, τ is constant.
-    divergence_per: episode, or step, which multiplies it by the mean length of the
-    episodes, as in the released Trust-PCL. kl_coef_initial: τ of a trust region until
-    enough episodes have ended.
-    clip_adv: the residual is clipped to ± this in the policy's gradient; 0 never.
-    diag_weight: of the kernel loss, unset is 1/m. bandwidth_scale: times the
-    mini-batch's median distance; with the critic memory, times the root mean squared
-    distance. kernel_inputs: state or state_action. standardise: inputs by each run's
-    running mean and deviation. exploration: bonus on the scaled reward, times the
-    kernel's uncertainty (1 to 0) about the state that a step reaches.
-    reward_scale: multiplies rewards in learning, not in reports. hidden: units of the
-    hidden layers.
-    evaluation_interval: environment steps between two evaluations. evaluation_episodes:
-    episodes of the mean action in each. evaluation_seed: of their starts.
-    evaluation_limit: steps after which an episode of an evaluation is cut, for
-    environments without a time limit. checkpoint_interval: environment steps between
-    two checkpoints. keep_checkpoints: how many are kept.
+    of ``gymnasium.make``. num_envs: copies of the environment per run. steps:
+    environment steps of a run. critic: kloss, fvi, td0, rg; kloss_slow, the kernel loss
+    whose windows end in a slow copy of the value, as fvi's do; or memory, the kernel
+    loss with one factor averaged over earlier mini-batches. memory: the share of this
+    average that a step keeps. gamma: the discount factor. window_length: the paper's d,
+    steps of the window of a residual; it lies within one path. path_length: longest
+    sub-episode of the replay, in steps. steps_per_iteration: environment steps between
+    two gradient steps. batch_size: paths of a mini-batch. windows_per_path: windows
+    drawn uniformly from each sampled path; 0 takes all. streaming: each gradient step
+    learns from the steps just played, and nothing is kept; batch_size, windows_per_path
+    (all windows), capacity, recency and learning_starts then have no effect. capacity:
+    sub-episodes that are kept. recency: sub-episodes are drawn with probability ∝
+    exp(−recency · age in insertions). learning_starts: sub-episodes before the first
+    gradient step. learning_rate: Adam's. adam_epsilon: Adam's. max_grad_norm: gradients
+    are clipped to this norm. target_decay: of the slow copies of policy and value, per
+    gradient step. entropy_coef: the paper's λ at the start. entropy_decay: the factor
+    of entropy_coef per 2500 iterations; unset keeps it. kl_coef: the paper's τ.
+    max_divergence: a trust region: τ is at least kl_coef and so large that the last 20
+    episodes, weighted by exp(return / τ), diverge from equal weights by this many nats;
+    unset, τ is constant. divergence_per: episode, or step, which multiplies it by the
+    mean length of the episodes, as in the released Trust-PCL. kl_coef_initial: τ of a
+    trust region until enough episodes have ended. clip_adv: the residual is clipped to
+    ± this in the policy's gradient; 0 never. diag_weight: of the kernel loss, unset is
+    1/m. bandwidth_scale: times the mini-batch's median distance; with the critic
+    memory, times the root mean squared distance. kernel_inputs: state or state_action.
+    standardise: inputs by each run's running mean and deviation. exploration: bonus on
+    the scaled reward, times the kernel's uncertainty (1 to 0) about the state that a
+    step reaches. reward_scale: multiplies rewards in learning, not in reports. hidden:
+    units of the hidden layers. evaluation_interval: environment steps between two
+    evaluations. evaluation_episodes: episodes of the mean action in each.
+    evaluation_seed: of their starts. evaluation_limit: steps after which an episode of
+    an evaluation is cut, for environments without a time limit. checkpoint_interval:
+    environment steps between two checkpoints. keep_checkpoints: how many are kept.
     """
 
     env: str = Field(min_length=1)

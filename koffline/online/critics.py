@@ -49,9 +49,8 @@ class ValueEnds:
             length = 2 * count
         else:
             inputs = batch.inputs
-            starts, ends = (
-                part.clamp(max=length - 1) for part in (batch.starts, batch.ends)
-            )
+            starts = batch.starts.clamp(max=length - 1)
+            ends = batch.ends.clamp(max=length - 1)
         offset = (torch.arange(paths) * length)[None, :, None]
         self._starts = (starts + offset).flatten(1)
         self._ends = (ends + offset).flatten(1)
@@ -234,9 +233,8 @@ class RememberedLoss:
             Gaussian(1.0), int(columns.max()), _FEATURES, generator
         )
         self._memory = Memory(share, share.new_zeros(len(share), _FEATURES))
-        self._online, self._target = (
-            AgentStack(shape, stack.flat.clone()) for stack in now
-        )
+        self._online = AgentStack(shape, now.online.flat.clone())
+        self._target = AgentStack(shape, now.target.flat.clone())
         self._coefficients = share.new_zeros(2, len(share), 1)
 
     def gradient(

@@ -92,16 +92,18 @@ def train_group(
             before = stack.steps
             stack.iterate()
             on_step(stack.steps)
-            is_evaluated, is_saved = (
-                stack.steps >= config.steps
-                or stack.steps // interval > before // interval
-                for interval in (config.evaluation_interval, config.checkpoint_interval)
-            )
-            if is_evaluated:
+            is_end = stack.steps >= config.steps
+            if is_end or _passes(before, stack.steps, config.evaluation_interval):
                 training.evaluate()
-            if is_saved or training.is_over:
+            is_due = _passes(before, stack.steps, config.checkpoint_interval)
+            if is_end or is_due or training.is_over:
                 training.save()
         training.finish()
+
+
+def _passes(before: int, now: int, interval: int) -> bool:
+    """Whether a multiple of ``interval`` lies in (before, now]."""
+    return now // interval > before // interval
 
 
 class _Training:

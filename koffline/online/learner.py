@@ -24,9 +24,8 @@ from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
 
 _FEATURES = 128  # of the kernel that measures which states are unknown
-_BANDWIDTH = (
-    0.5  # of that kernel, times the root mean squared distance of standardised states
-)
+# of that kernel, times the root mean squared distance of standardised states
+_BANDWIDTH = 0.5
 _EVERY = 20  # iterations between two inversions
 
 
@@ -40,16 +39,11 @@ class Learner:
         self.online, self.target = networks
         self._dtype = self.online.flat.dtype
         self.windows = WindowCutter(configs, self._dtype)
-        self._rates, self._decay, self._largest_norm, epsilon, self._bandwidth_scale = (
-            self._column([getattr(config, name) for config in configs])
-            for name in (
-                "learning_rate",
-                "target_decay",
-                "max_grad_norm",
-                "adam_epsilon",
-                "bandwidth_scale",
-            )
-        )
+        self._rates = self._column([c.learning_rate for c in configs])
+        self._decay = self._column([c.target_decay for c in configs])
+        self._largest_norm = self._column([c.max_grad_norm for c in configs])
+        epsilon = self._column([c.adam_epsilon for c in configs])
+        self._bandwidth_scale = self._column([c.bandwidth_scale for c in configs])
         # NaN where it is unset
         self._diag_weight = self._column([c.diag_weight for c in configs])
         memory = self._column([c.memory for c in configs])

@@ -147,8 +147,8 @@ class LockStep:
         if self._common.streaming:
             self._learn(collected.by_run(len(self.runs)))
             return
-        # Every iteration adds at least one path per copy: counting these keeps all runs
-        # in step.
+        # Every iteration adds at least one path per copy:
+        # counting these keeps all runs in step.
         added = self.iterations * self._common.num_envs
         batch_size = self._common.batch_size
         if (

@@ -25,6 +25,11 @@ _WIDEST = 1e6  # larger bounds count as unbounded
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
+def _parameters_of(sizes: Sequence[int]) -> int:
+    """Number of weights and biases of a network with these layers."""
+    return sum((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(sizes))
+
+
 @dataclass(frozen=True)
 class Shape:
     """Shapes that all runs of a stack share."""
@@ -57,12 +62,15 @@ class Shape:
         """Slices of the policy's network, its log deviations and V in a row of
         parameters.
         """
-        policy, value = (
-            sum((i + 1) * o for i, o in itertools.pairwise(sizes))
-            for sizes in self.sizes
+        policy_sizes, value_sizes = self.sizes
+        end_of_policy = _parameters_of(policy_sizes)
+        begin_of_value = end_of_policy + self.deviations
+        end = begin_of_value + _parameters_of(value_sizes)
+        return (
+            slice(0, end_of_policy),
+            slice(end_of_policy, begin_of_value),
+            slice(begin_of_value, end),
         )
-        middle = policy + self.deviations
-        return slice(0, policy), slice(policy, middle), slice(middle, middle + value)
 
     @property
     def deviations(self) -> int:

@@ -102,8 +102,8 @@ class PathReplay:
         order = np.argsort(runs, kind="stable")
         rank = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
         slots = (self._inserted[runs[order]] + rank) % self.capacity
-        # If paths of one call overwrite each other the last must stay, which numpy
-        # does.
+        # If paths of one call overwrite each other the
+        # last must stay, which numpy does.
         for name, array in vars(paths).items():
             self._columns[name][runs[order], slots] = array[order]
         self._inserted += counts
@@ -139,8 +139,8 @@ def replay_transitions(
 
     Continuous actions are those that the environment received, clipped to the bounds.
     The last row of an unfinished episode is truncated. Episodes whose first steps were
-    overwritten are left out, with a note.
-    Raises DataError if no episode is held from its beginning.
+    overwritten are left out, with a note. Raises DataError if no episode is held from
+    its beginning.
     """
     paths = replay.held(run)
     keys = np.stack((paths.environments, paths.episodes), axis=1)
@@ -263,11 +263,10 @@ class WindowCutter:
             self._count = 0
         else:
             self._count = common.windows_per_path
-        gamma, self._window_length, scale = (
-            np.array([getattr(config, name) for config in configs])[:, None, None]
-            for name in ("gamma", "window_length", "reward_scale")
-        )
-        self._powers = gamma[:, 0] ** np.arange(self._length + 1)  # (K, T + 1)
+        gamma = np.array([[config.gamma] for config in configs])  # (K, 1)
+        scale = np.array([[[config.reward_scale]] for config in configs])
+        self._window_length = np.array([[[config.window_length]] for config in configs])
+        self._powers = gamma ** np.arange(self._length + 1)  # (K, T + 1)
         self._reward_scale = self._tensor(scale)
 
     def sample(

@@ -103,10 +103,9 @@ def train(
 
     config: settings, or a YAML file or mapping of those that differ from the defaults;
     optional with ``resume``. out: the run's folder, by default runs/ENVIRONMENT-CRITIC;
-    an existing folder is refused.
-    resume: the folder of a run to continue from its last checkpoint, exactly; a
-    finished run is only reported. workers: number of processes, each with a stack of
-    its share of the seeds.
+    an existing folder is refused. resume: the folder of a run to continue from its last
+    checkpoint, exactly; a finished run is only reported. workers: number of processes,
+    each with a stack of its share of the seeds.
 
     Raises ConfigError in one line. A seed that diverges is marked in the summary, and
     the others go on.
@@ -221,6 +220,8 @@ def summarise(
 ) -> OnlineResult:
     """Summarise the evaluations of all stacks by seed; a seed has −∞ from its
     divergence on.
+
+    out: the run's folder, kept in the result. results: by the seeds of each stack.
     """
     tables = {
         seed: result.logs.get(f"seed_{seed}/{EVALUATION}", [])

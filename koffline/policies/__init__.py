@@ -137,9 +137,10 @@ def save_mlp_policy(
 def load_policy_file(
     path: Path, action_space: ActionSpace, observation_shape: Sequence[int]
 ) -> Policy:
-    """The network or grid of a file as a policy for a log with these spaces.
+    """The network or grid of a file as a policy for a log with this action space and
+    shape of an observation.
 
-    Raises PolicyError.
+    Raises PolicyError if the file is damaged, is no policy, or does not fit the log.
     """
     with reading(path, "the .npz cannot be read", _REMEDY):
         arrays = untrusted.read_arrays(path)

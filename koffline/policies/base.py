@@ -26,14 +26,14 @@ CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
 CHUNK_NUMBERS = 1 << 24
 SUM_TOLERANCE = 1e-4
-# Half-precision types round each probability by up to half of this spacing at 1, and a
-# sum likewise.
+# Half-precision types round each probability by up to half of
+# this spacing at 1, and a sum likewise.
 HALF_SPACINGS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-# A sum this near 1, of numbers in [0, 1], belongs to rounded probabilities and not to
-# logits.
+# A sum this near 1, of numbers in [0, 1], belongs to
+# rounded probabilities and not to logits.
 _NEARLY_ONE = 0.05
-# A probability computed as 1 - sum of the others in float32 may come out this far below
-# zero.
+# A probability computed as 1 - sum of the others in
+# float32 may come out this far below zero.
 NEGATIVE_TOLERANCE = 1e-6
 reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
@@ -61,11 +61,9 @@ class DiscretePolicy:
     """A distribution over n actions for each observation.
 
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for
-    a greedy policy.
-    observation_shape: shape of one observation; None accepts any. copies: how often the
-    function copies each row; it then gets fewer rows at a time. notes: readable
-    sentences on how the policy is read.
-    trained_on: None if unknown.
+    a greedy policy. observation_shape: shape of one observation; None accepts any.
+    copies: how often the function copies each row; it then gets fewer rows at a time.
+    notes: readable sentences on how the policy is read. trained_on: None if unknown.
     """
 
     n: int
@@ -266,8 +264,8 @@ def call_in_chunks(
         shapes = []
         for part in parts:
             if isinstance(part, np.ndarray):
-                # A copy: a function may write into its input, which torch does even to
-                # read-only arrays.
+                # A copy: a function may write into its input, which
+                # torch does even to read-only arrays.
                 part = part[rows].copy()
                 shapes.append(str(part.shape))
             arguments.append(part)
@@ -413,6 +411,7 @@ def _log_densities(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
 
 
 def _check_shape(output: np.ndarray, shape: tuple[int, int], wanted: str) -> None:
+    """Raise PolicyError unless an output has this shape; ``wanted`` ends the message."""
     if output.shape != shape:
         raise PolicyError(
             f"the output has shape {output.shape} for {shape[0]} observations and"

@@ -91,8 +91,8 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
     def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         uniform = math.log(epsilon) + _uniform_log_density(actions, low, high)
         if base.cut_to is not None:
-            # A uniform draw never equals a bound, where the base policy may have
-            # positive probability.
+            # A uniform draw never equals a bound, where the base
+            # policy may have positive probability.
             below, above = at_bounds(actions, *base.cut_to)
             uniform = np.where((below | above).any(axis=1), -np.inf, uniform)
         if epsilon == 1.0:
@@ -126,8 +126,8 @@ def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndar
 def _uniform_log_density(
     actions: np.ndarray, low: np.ndarray, high: np.ndarray
 ) -> np.ndarray:
-    """Log density (N,) of the uniform distribution within bounds; −inf outside, up to
-    float32 rounding.
+    """Log density (N,) of actions (N, k) under the uniform distribution within bounds
+    (k,); −inf outside, up to float32 rounding.
     """
     slack = _NEAR * (high - low)
     inside = ((actions >= low - slack) & (actions <= high + slack)).all(axis=1)
@@ -361,7 +361,8 @@ def mlp_policy(
 ) -> Policy:
     """The network as a policy for a log's spaces.
 
-    Raises PolicyError if its sizes or output do not fit.
+    name: the policy's, for messages. observation_shape: of one observation. Raises
+    PolicyError if the network's sizes or output do not fit.
     """
     shape = tuple(observation_shape)
     size = mlp.outputs

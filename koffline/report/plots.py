@@ -56,7 +56,7 @@ def make_figure(
 ) -> Figure:
     """One pair of axes in our style, with a legend of labelled items.
 
-    No global state is changed.
+    draw: draws on the axes. width, height: in inches. No global state is changed.
     """
     with drawing(STYLE):
         from matplotlib.figure import Figure
@@ -78,7 +78,10 @@ def plot_histogram(
     ylabel: str,
     **options: Any,
 ) -> Figure:
-    """A histogram with one dashed line. options: of matplotlib's ``hist``."""
+    """A histogram of numbers (N,) with one dashed line.
+
+    mark, about_mark: the line's place and its label. options: of matplotlib's ``hist``.
+    """
 
     def draw(axes: Axes) -> None:
         axes.hist(numbers, color=ACCENT, alpha=0.8, **options)
@@ -186,6 +189,7 @@ def plot_intervals(
 def _draw_interval(
     axes: Axes, y: int, line: Line, interval: Interval, window: tuple[float, float]
 ) -> None:
+    """Draw an interval at height ``y``; an arrow marks an end outside the window."""
     color, dashes, alpha = _LINES[promise(interval)]
     left = max(interval.low, window[0])
     right = min(interval.high, window[1])

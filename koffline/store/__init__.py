@@ -209,7 +209,9 @@ def is_free(out: Path) -> bool:
 def stored_run(out: Path, kind: str, resume: bool) -> Record | None:
     """The record of the run to continue in a folder, or None if a new run may start.
 
-    Raises ConfigError.
+    kind: "train" or "online". resume: whether the user asked to continue. Raises
+    ConfigError if the folder holds something else, or a run that is not to be
+    continued.
     """
     if is_free(out):
         return None

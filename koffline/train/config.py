@@ -28,14 +28,21 @@ from koffline.untrusted.limits import check_fits
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
 FILES = ("data.source", "algo.policy")
 Part = Literal["train", "held_out"]
-_Given = Annotated[
-    dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)
-]
 _MOST_RUNS = 100_000
 _MODULE_BYTES = 10_000  # of a network in Python, besides its numbers
 # of a row of a mini-batch at least: seven float32 and its place in the log
 _ROW_BYTES = 36
 _FALLS = ("td_error", "continuous_action_diff")
+
+
+def _without_none(value: Any) -> Any:
+    """A section of a file without a line below it is empty."""
+    if value is None:
+        return {}
+    return value
+
+
+_Params = Annotated[dict[str, Any], BeforeValidator(_without_none)]
 
 
 class SplitSettings(Section):
@@ -76,7 +83,7 @@ class AlgoSettings(Section):
     """
 
     type: Any = None
-    params: _Given = Field(default_factory=dict)
+    params: _Params = Field(default_factory=dict)
     policy: str | None = None
 
 
@@ -84,9 +91,8 @@ class TrainSettings(Section):
     """How long to train.
 
     n_steps: gradient steps; the last epoch may be shorter. n_steps_per_epoch: steps
-    between two evaluations.
-    seed: of networks and mini-batches. save_interval: epochs between two model files;
-    the last model is always saved. threads: of this process.
+    between two evaluations. seed: of networks and mini-batches. save_interval: epochs
+    between two model files; the last model is always saved. threads: of this process.
     """
 
     n_steps: int = Field(10_000, ge=1)

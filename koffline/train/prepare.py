@@ -50,8 +50,7 @@ class TrainData:
     """Data of a run for training and evaluation.
 
     rows, held_out: the two parts of a log in memory; for a log on disk, samples of
-    whole episodes from them.
-    statistics: for a log on disk, those of the training part.
+    whole episodes from them. statistics: for a log on disk, those of the training part.
     """
 
     log: AnyLog
@@ -128,8 +127,8 @@ def prepared(
     """
     kind = config.algo.type
     with contextlib.ExitStack() as stack, quiet(), warnings.catch_warnings():
-        # Warnings of the libraries behind d3rlpy and Gymnasium; overflows are reported
-        # as divergence.
+        # Warnings of the libraries behind d3rlpy and Gymnasium;
+        # overflows are reported as divergence.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         named = r"(dataclasses_json|gymnasium|torch)\b"
         warnings.filterwarnings("ignore", category=UserWarning, module=named)
@@ -206,6 +205,9 @@ def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
 
 
 def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
+    """Content of run.json at the start of a training: settings, digests, counts of rows
+    and their fingerprints.
+    """
     digests = {"data": data.log.sha256}  # digest of the rows, independent of the format
     if config.algo.policy is not None:
         digests["policy"] = digest_of(Path(config.algo.policy))

@@ -114,6 +114,9 @@ def _train_epoch(
 ) -> Progress:
     """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete
     last epoch.
+
+    folder: gets the metrics. progress: before the epoch; the result is after it. Raises
+    DivergedError for values that are not finite.
     """
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
     started = time.perf_counter()
@@ -146,11 +149,8 @@ def _train_epoch(
         ]
         if not all(bool(p.isfinite().all()) for _, p in parameters_of(algo)):
             wrong = networks
-    except (
-        KofflineError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # of an environment, or torch's about NaN
+    except (KofflineError, ValueError, RuntimeError) as error:
+        # of an environment, or torch's about NaN
         is_ours = isinstance(error, KofflineError)
         bounded = all((p.abs() < _HUGE).all() for _, p in parameters_of(algo))
         if bounded and (is_ours or not re.search(r"\b(nan|inf)\b", str(error))):
@@ -182,7 +182,10 @@ def _keep_model(
 def save_state(
     folder: Path, fingerprint: str, parts: Parts, progress: Progress
 ) -> None:
-    """Write the checkpoint; the previous one stays until the new one is complete."""
+    """Write the checkpoint; the previous one stays until the new one is complete.
+
+    fingerprint: of settings and digests, which `restore_state` compares.
+    """
     algo = parts.algo
     model = io.BytesIO()
     algo.impl.save_model(model)

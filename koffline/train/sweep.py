@@ -181,6 +181,11 @@ def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
 def _name_run(
     setting: Setting, seed: int, digests: Mapping[str, str]
 ) -> tuple[str, TrainConfig]:
+    """Name and config of a setting's run with this seed.
+
+    The name ends in a digest of all that decides the result: settings, seed and
+    ``digests``, those of log and policy.
+    """
     train = setting.config.train.model_copy(update={"seed": seed})
     config = setting.config.model_copy(update={"train": train})
     decides = json.dumps(

@@ -28,8 +28,8 @@ from h5py import h5d, h5z
 from koffline.untrusted import limits
 from koffline.untrusted.limits import Refused, shown_bytes
 
-# A filtered chunk is unpacked whole, and a row is read whole, however few numbers of it
-# are wanted.
+# A filtered chunk is unpacked whole, and a row is read whole,
+# however few numbers of it are wanted.
 LARGEST_PIECE = 64 * 2**20
 # Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up
 # over open shards.

@@ -24,14 +24,14 @@ from koffline.errors import ConfigError, DataError, KofflineError
 
 # Environment variable: bytes of memory that the content of one file may take.
 MAX_BYTES = "KOFFLINE_MAX_BYTES"
-# Default share of the memory: while columns are checked and cast, some exist several
-# times.
+# Default share of the memory: while columns are checked
+# and cast, some exist several times.
 SHARE = 4
 # Deflate, the strongest compression that honest logs use, cannot do better than
 # 1032 : 1.
 EXPANSION = 1100
-# Descriptions beside the columns: JSON in attributes, metadata.json, manifests, records
-# of runs.
+# Descriptions beside the columns: JSON in attributes,
+# metadata.json, manifests, records of runs.
 TEXT_BYTES = 16 * 2**20
 # Columns of so many bytes are announced before they are read: it takes a while.
 LARGE_BYTES = 10**9
@@ -325,7 +325,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """The tag of a node without an explicit tag."""
+        """The tag of a node without an explicit tag; arguments as in PyYAML."""
         tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         if tag in (_INT, _FLOAT) and ":" in value:
             return _TEXT

@@ -80,7 +80,9 @@ class UserModules(MetaPathFinder):
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> ModuleSpec | None:
-        """How to import a module; None if it is not ours to find."""
+        """How to import the module ``name``; None if it is not ours to find. As
+        Python's import system asks.
+        """
         if path is not None:  # a part of a package, which knows its place
             return None
         folder = self._named.get(name) or self._folder_of_importer(sys._getframe(1))
