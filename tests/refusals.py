@@ -65,11 +65,11 @@ def assert_refused(result: Result, *words: str) -> None:
     """
     assert result.exit_code == 2
     assert result.stdout == ""
-    said = re.sub(r"^.*, \d+ s\n", "", result.stderr, flags=re.MULTILINE)
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
+    text = re.sub(r"^.*, \d+ s\n", "", result.stderr, flags=re.MULTILINE)
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
     for word in words:
-        assert word in said
+        assert word in text
 
 
 class Attack:

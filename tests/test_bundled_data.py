@@ -82,9 +82,9 @@ def test_the_manifests_are_right(manifest):
         path.name for path in (*folder.glob("*.hdf5"), *folder.glob("*.parquet"))
     } <= set(named)
     for entry in entries.values():
-        for name, said in entry["files"].items():
+        for name, entry_of_file in entry["files"].items():
             content = (folder / name).read_bytes()
-            assert hashlib.sha256(content).hexdigest() == said["sha256"], name
+            assert hashlib.sha256(content).hexdigest() == entry_of_file["sha256"], name
             assert len(content) < 1_000_000
         log = open_log(folder / next(iter(entry["files"])))
         assert (len(log), log.n_episodes) == (entry["rows"], entry["episodes"])

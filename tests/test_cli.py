@@ -108,8 +108,8 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(
     log: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "runs" / "first"
-    asked = ("--estimator", "pdis", "--truth", "0.5", "--out", str(out))
-    done = evaluate(log, *asked)
+    options = ("--estimator", "pdis", "--truth", "0.5", "--out", str(out))
+    done = evaluate(log, *options)
     assert done.exit_code == 0, done.stderr
     assert "truth" in done.stdout
     assert str(out / "report.html") in done.stdout.replace("\n", "")
@@ -121,21 +121,21 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(
     }
     before = (out / "estimate.json").read_text()
     assert json.loads(before)["truth"] == 0.5
-    assert_refused(evaluate(log, *asked), "--force")
+    assert_refused(evaluate(log, *options), "--force")
     assert (out / "estimate.json").read_text() == before
-    assert evaluate(log, *asked, "--force").exit_code == 0
-    some = json.loads(
+    assert evaluate(log, *options, "--force").exit_code == 0
+    estimate = json.loads(
         evaluate(
             log, "--estimator", "mql, wis,mql,kloss", "--truth", "2", "--json"
         ).stdout
     )
     # auto's is first
-    assert [entry["estimator"] for entry in some["estimates"]] == [
+    assert [entry["estimator"] for entry in estimate["estimates"]] == [
         "kloss",
         "mql",
         "wis",
     ]
-    assert some["truth"] == 2.0
+    assert estimate["truth"] == 2.0
     for names in ("is,pdis", "pdis"):  # a table in place of one estimate, and back
         assert (
             evaluate(log, "--estimator", names, "--out", str(out), "--force").exit_code
@@ -153,8 +153,8 @@ def test_the_record_names_and_digests_every_input(log, tmp_path, monkeypatch):
         "import numpy as np\n\ndef act(s):\n    return np.full((len(s), 3), 1 / 3)\n"
     )
     words = ("--policy", "epsilon:0.1:mine:act", "--gamma", "0.9", "--estimator", "is")
-    given = ("--config", "settings.yaml", "--truth", "truth.json", "--out", "a")
-    assert run_cli("evaluate", log, *words, *given).exit_code == 0
+    options = ("--config", "settings.yaml", "--truth", "truth.json", "--out", "a")
+    assert run_cli("evaluate", log, *words, *options).exit_code == 0
     record = json.loads(Path("a/run.json").read_text())
     call = record["call"]
     assert {str(log), "epsilon:0.1:mine:act", "settings.yaml", "truth.json"} == set(
@@ -162,7 +162,7 @@ def test_the_record_names_and_digests_every_input(log, tmp_path, monkeypatch):
     )
     assert call["inputs"]["epsilon:0.1:mine:act"] == digest_of(Path("mine.py"))
     assert call["command"] == shlex.join(
-        ["koffline", "evaluate", str(log), *words, *given]
+        ["koffline", "evaluate", str(log), *words, *options]
     )
     assert (call["directory"], record["kind"], record["seed"]) == (
         str(tmp_path),
@@ -239,7 +239,8 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, bad, monkeypatch)
 def test_help_of_a_command_that_reads_a_log_has_headings() -> None:
     shown = run_cli("evaluate", "--help").stdout
     options, large, tables = (
-        shown.index(f"\n{each}:\n") for each in ("Options", "Large logs", "Tables")
+        shown.index(f"\n{heading}:\n")
+        for heading in ("Options", "Large logs", "Tables")
     )
     assert (
         options

@@ -95,9 +95,9 @@ def test_every_command_and_option_is_on_the_page() -> None:
     for name, command, _ in site_reference.commands():
         assert f"## {name}\n" in page
         options = [
-            each
-            for each in command.params
-            if isinstance(each, click.Option) and not each.hidden
+            parameter
+            for parameter in command.params
+            if isinstance(parameter, click.Option) and not parameter.hidden
         ]
         assert all(option.opts[0] in page for option in options)
     assert set(cli.list_commands(click.Context(cli))) <= set(
@@ -121,8 +121,8 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
 @pytest.mark.parametrize(("label", "symbol"), TABLE)
 def test_symbols_of_the_paper_carry_the_label(label: str, symbol: str) -> None:
     module, _, name = symbol.rpartition(".")
-    found = getattr(import_module(module), name)
-    assert f"(Feng et al. 2019, {label})" in (found.__doc__ or "")
+    symbol_object = getattr(import_module(module), name)
+    assert f"(Feng et al. 2019, {label})" in (symbol_object.__doc__ or "")
 
 
 def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
@@ -135,14 +135,18 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
         for line in whole.splitlines()
         if line.startswith("| `")
     ]
-    asked = next(row[2].split()[-1] for row in rows if row[0] == "`auto`")
-    whole = {row[0].strip("`"): row for row in rows if row[2] == f"{asked} of {asked}"}
+    questions = next(row[2].split()[-1] for row in rows if row[0] == "`auto`")
+    whole = {
+        row[0].strip("`"): row
+        for row in rows
+        if row[2] == f"{questions} of {questions}"
+    }
     order = sorted(whole, key=lambda name: float(whole[name][3]))
     assert order[:2] == ["auto", "dualdice"]
     assert float(whole["fqe"][3]) < float(whole["kloss"][3])
     assert f"truth in {whole['auto'][7]} questions" in page
     assert f"of {len(rows)} methods" in page
-    assert f"{asked} questions about logs" in page
+    assert f"{questions} questions about logs" in page
     # machine paths
     assert '": "/' not in (DOCS / "results" / "leaderboard.json").read_text(
         encoding="utf-8"
@@ -150,9 +154,9 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
 
 
 def test_intervals_of_groups_hold_together_as_often_as_the_page_says() -> None:
-    found = json.loads((DOCS / "results" / "groups.json").read_text())
+    results = json.loads((DOCS / "results" / "groups.json").read_text())
     page = " ".join((DOCS / "evaluate.md").read_text(encoding="utf-8").split())
-    for world in found.values():
+    for world in results.values():
         low, high = world["starts"]
         assert f"groups of {low} to {high} starts all" in page
         assert f"in {world['held']} of {world['draws']}" in page

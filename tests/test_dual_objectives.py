@@ -129,12 +129,12 @@ def test_gtd2_finds_the_td_solution_in_the_linear_case():
     table = Table(*map(torch.as_tensor, (x, following, rewards, np.full(100, 0.9))))
     network = StackedMLP((2, 1), torch.zeros(1, 3, dtype=torch.float64))
     settings = FitSettings(steps=300, batch_size=100, schedule="cosine")
-    found = fit(
+    record = fit(
         table, network, GradientTD2(2.0), ReplicaPlan((0.2,), (0,)), settings
     ).network.flat[0]
     z, z_next = (np.column_stack([part, np.ones(100)]) for part in (x, following))
     td = np.linalg.solve(z.T @ (z - 0.9 * z_next), z.T @ rewards)
-    np.testing.assert_allclose(found.numpy(), td, atol=5e-3)
+    np.testing.assert_allclose(record.numpy(), td, atol=5e-3)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -209,24 +209,27 @@ def test_on_full_batches_every_step_is_that_of_the_v_statistic(form, memory, wei
     plain = KernelLoss(FeatureKernel(objective), weight + (1.0 - weight) / 40)
     source, other = (
         BatchSource(
-            table, each.kernel, PLAN, BatchSchedule(PLAN, len(table), len(table))
+            table,
+            loss_of_side.kernel,
+            PLAN,
+            BatchSchedule(PLAN, len(table), len(table)),
         )
-        for each in (objective, plain)
+        for loss_of_side in (objective, plain)
     )
     # continuations are drawn afresh, so that rows are not the same at every step
     if table.draws > 1:
         return
     steps = [
-        make_step(each, part, network, PLAN)
-        for each, part in ((objective, source), (plain, other))
+        make_step(loss_of_side, part, network, PLAN)
+        for loss_of_side, part in ((objective, source), (plain, other))
     ]
     with torch.no_grad():
         for number in range(6):
-            found, expected = (
+            actual, expected = (
                 step.compute(number, network, None, RATES) for step in steps
             )
-            torch.testing.assert_close(found[0], expected[0])
-            torch.testing.assert_close(found[1].clone(), expected[1].clone())
+            torch.testing.assert_close(actual[0], expected[0])
+            torch.testing.assert_close(actual[1].clone(), expected[1].clone())
             network = network.with_flat(network.flat - 0.05 * expected[1].clone())
 
 

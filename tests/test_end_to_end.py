@@ -54,7 +54,7 @@ def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(
     (tmp_path / "config.yaml").write_text(CONFIG)
     succeed("train", "config.yaml", "--out", "run")
     model = tmp_path / "run" / "model_800.d3"
-    said = succeed(
+    output = succeed(
         *(
             "evaluate",
             "held_out.hdf5",
@@ -73,7 +73,7 @@ def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(
             "full_replicas=2",
         ),
     )
-    value = json.loads(said)["value"]
+    value = json.loads(output)["value"]
     build("played", str(model), "3")
     returns = koffline.open_transitions("played.hdf5").returns(GAMMA)
     truth = returns.mean()

@@ -29,23 +29,23 @@ def names_in(module: str) -> set[str]:
     """Every dotted name that a file imports, or spells as `import_module` takes it,
     also inside functions.
     """
-    found = set()
+    names = set()
     package = module if FILES[module].stem == "__init__" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
         # `import koffline.data` gives `koffline`, with all its lazy names
         if isinstance(node, ast.Import):
-            found |= {
+            names |= {
                 alias.name if alias.asname else alias.name.split(".")[0]
                 for alias in node.names
             }
         elif isinstance(node, ast.ImportFrom):
             home = resolve_name("." * node.level + (node.module or ""), package)
-            found |= {f"{home}.{alias.name}" for alias in node.names}
+            names |= {f"{home}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Constant) and re.fullmatch(
             r"koffline\.[\w.]*", str(node.value)
         ):
-            found.add(node.value)
-    return found - {"koffline.__version__"}
+            names.add(node.value)
+    return names - {"koffline.__version__"}
 
 
 NAMES = {module: names_in(module) for module in FILES}
@@ -68,7 +68,7 @@ def test_imports_go_strictly_downward() -> None:
         for file, names in NAMES.items()
     }
     graph = {file: set(map(file_of, names)) - {file} for file, names in ours.items()}
-    pairs = [(file, other) for file, others in graph.items() for other in others]
+    pairs = [(file, other) for file, imported in graph.items() for other in imported]
     assert [
         (file, "imports", other) for file, other in pairs if floor(other) < floor(file)
     ] == []

@@ -346,7 +346,7 @@ def test_same_as_td_with_the_linear_kernel(seed):
     next_features = rng.normal(size=(60, 4))
     rewards = rng.normal(size=60)
     expected = reference.lstd(features, next_features, rewards, 0.9)
-    found = minimiser(
+    weights = minimiser(
         torch.tensor(features), torch.tensor(next_features), torch.tensor(rewards), 0.9
     )
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-7, atol=1e-9)

@@ -103,14 +103,14 @@ def test_padded_episodes_change_no_importance_sum():
     )
     uneven = log.select(np.flatnonzero((log.episode_ids != 1) | (log.steps < 4)))
     policy = DiscretePolicy(3, lambda s: np.tile([0.2, 0.5, 0.3], (len(s), 1)))
-    given = leaderboard_scope_rl.pad_episodes(
+    inputs = leaderboard_scope_rl.pad_episodes(
         uneven, policy, 0.9, q_values=lambda s: np.ones((len(s), 3))
     )
-    assert given["step_per_trajectory"] == 10
-    assert len(given["action"]) == 60
+    assert inputs["step_per_trajectory"] == 10
+    assert len(inputs["action"]) == 60
     ratios = (
-        given["evaluation_policy_action_dist"][np.arange(60), given["action"]]
-        / given["pscore"]
+        inputs["evaluation_policy_action_dist"][np.arange(60), inputs["action"]]
+        / inputs["pscore"]
     )
     plain = policy.probabilities(uneven.observations)[np.arange(54), uneven.actions]
     plain = plain / np.exp(uneven.behavior_log_probabilities)
@@ -120,10 +120,10 @@ def test_padded_episodes_change_no_importance_sum():
     ):
         padded = slice(10 * episode, 10 * episode + 10)
         assert np.prod(ratios[padded]) == pytest.approx(np.prod(plain[start:end]))
-        assert given["reward"][padded].sum() == pytest.approx(
+        assert inputs["reward"][padded].sum() == pytest.approx(
             uneven.rewards[start:end].sum()
         )
-    assert given["state_action_value_prediction"][14:20].sum() == 0.0
+    assert inputs["state_action_value_prediction"][14:20].sum() == 0.0
 
 
 def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
@@ -133,11 +133,11 @@ def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
         BOARD, "graph short", lambda: dataclasses.replace(problem, targets=few)
     )
     out = tmp_path / "rows.json"
-    asked = [BOARD["graph short"]()], range(1), leaderboard.QUICK, 20, 200, out
-    content = leaderboard.run(*asked)
+    arguments = [BOARD["graph short"]()], range(1), leaderboard.QUICK, 20, 200, out
+    content = leaderboard.run(*arguments)
     assert json.loads(out.read_text()) == content
     stochastic, greedy = (
-        {a["method"]: a for a in one["answers"]} for one in content["cells"]
+        {a["method"]: a for a in cell["answers"]} for cell in content["cells"]
     )
     for methods in (stochastic, greedy):
         assert np.isfinite(methods["kloss"]["value"])
@@ -151,4 +151,4 @@ def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(
         leaderboard, "run_cell", lambda *_: pytest.fail("was done before")
     )
-    assert leaderboard.run(*asked) == content
+    assert leaderboard.run(*arguments) == content

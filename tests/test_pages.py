@@ -102,10 +102,10 @@ def options_of(script: Path) -> frozenset[str]:
     """Options that a program adds to its parser, itself or in one of our scripts that
     it imports.
     """
-    found = {"--help"}
+    options = {"--help"}
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= (
+            options |= (
                 {node.value} if re.fullmatch(r"--[a-z][a-z-]*", node.value) else set()
             )
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
@@ -115,8 +115,8 @@ def options_of(script: Path) -> frozenset[str]:
             for name in (str(node.module), *inside):
                 path = ROOT / (name.replace(".", "/") + ".py")
                 if path.is_file():
-                    found |= options_of(path)
-    return frozenset(found)
+                    options |= options_of(path)
+    return frozenset(options)
 
 
 def options_of_d3rlpy() -> frozenset[str]:
@@ -215,13 +215,13 @@ def test_options_that_stand_alone_are_of_some_command() -> None:
 def test_make_targets_of_pages_are_there() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
-    asked = [
+    wanted = [
         (page, words[1])
         for page, code in CODE
         if (words := words_of(code))[:1] == ["make"] and words[1:]
     ]
-    assert len(asked) > 8
-    assert [pair for pair in asked if pair[1] not in targets] == []
+    assert len(wanted) > 8
+    assert [pair for pair in wanted if pair[1] not in targets] == []
 
 
 def test_files_that_pages_name_are_there() -> None:

@@ -234,12 +234,12 @@ def test_networks_against_torch(tmp_path, output, settings, expected):
     policy = load_policy(
         str(tmp_path / "p"), Discrete(2) if is_discrete else BOX, SHAPE
     )
-    found = (
+    actual = (
         policy.probabilities(observations())
         if is_discrete
         else policy.mean(observations())
     )
-    np.testing.assert_allclose(found, expected(x).numpy(), atol=1e-12)
+    np.testing.assert_allclose(actual, expected(x).numpy(), atol=1e-12)
     assert is_discrete or policy.deterministic
 
 

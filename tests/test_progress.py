@@ -10,14 +10,14 @@ from tests.refusals import run_cli
 
 def test_lines_come_early_and_then_at_intervals(monkeypatch, capsys):
     """What is over at once says nothing."""
-    with progress.progress_bar("short", None, True) as told:
-        told(1, 2)
+    with progress.progress_bar("short", None, True) as tell:
+        tell(1, 2)
     monkeypatch.setattr(progress, "_FIRST_LINE", 0.05)
     monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.1)
-    with progress.progress_bar("evaluating uniform", None, True) as told:
+    with progress.progress_bar("evaluating uniform", None, True) as tell:
         for step, wait in ((100, 0.06), (200, 0.0), (300, 0.11), (400, 0.0)):
             time.sleep(wait)
-            told(step, 1000)
+            tell(step, 1000)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(",")[0] for line in lines] == [
         "evaluating uniform: step 100 of 1",
@@ -59,6 +59,6 @@ def test_long_commands_are_heard_of(command, line, words, monkeypatch, tmp_path)
     out = "--out", str(tmp_path / ("out.npz" if command.startswith("build") else "out"))
     done = run_cli(*command.split(), *out, *words)
     assert done.exit_code == 0, done.output
-    said = [text for text in done.stderr.splitlines() if text.startswith(f"{line}")]
-    assert bool(said) == (words == ())
-    assert not [text for text in said if " s" not in text]
+    lines = [text for text in done.stderr.splitlines() if text.startswith(f"{line}")]
+    assert bool(lines) == (words == ())
+    assert not [text for text in lines if " s" not in text]

@@ -114,8 +114,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("table.yaml", "columns.yaml"):
         shutil.copy(shelf / "datasets/tables/cartpole.yaml", shelf / name)
     states = [name for name in table.columns if name.startswith(("cart_", "pole_"))]
-    others = {"action": "a", "reward": "r", "episode": "id", "t": "t"}
-    short = {name: f"x_{number}" for number, name in enumerate(states)} | others
+    other_roles = {"action": "a", "reward": "r", "episode": "id", "t": "t"}
+    short = {name: f"x_{number}" for number, name in enumerate(states)} | other_roles
     table.rename(short, strict=False).write_parquet(shelf / "log.parquet")
     (shelf / "mypolicies.py").write_text(
         "def better(states):\n    return (states[:, 2] > 0).astype(int)\n"
@@ -224,9 +224,9 @@ def test_a_bandits_table_is_made_and_read(
     truth = float(capsys.readouterr().out.split()[-1])
     for command in commands(PAGES["bandits"]):
         succeed(*shlex.split(command)[1:], *QUICK)
-    found = json.loads(Path("runs/offers/estimate.json").read_text())
-    assert found["interval"]["low"] < truth < found["interval"]["high"]
-    assert found["estimator"] == "dr"
+    estimate = json.loads(Path("runs/offers/estimate.json").read_text())
+    assert estimate["interval"]["low"] < truth < estimate["interval"]["high"]
+    assert estimate["estimator"] == "dr"
 
 
 def table_rows(page: str, after: str = "") -> dict[str, list[str]]:
@@ -239,10 +239,10 @@ def test_its_evidence_is_that_of_the_pages() -> None:
     """Who measures anew writes these lines anew."""
     text = " ".join(README.split())
     pairs = re.compile(r"^([+-][\d.]+), ([+-][\d.]+)$")
-    found = table_rows(PAGES["evidence"])
+    rows_of_page = table_rows(PAGES["evidence"])
     errors = [
         abs(float(word))
-        for row in found.values()
+        for row in rows_of_page.values()
         if (pair := pairs.match(row[1]))
         for word in pair.groups()
     ]
@@ -250,11 +250,13 @@ def test_its_evidence_is_that_of_the_pages() -> None:
         f"median error was {100 * statistics.median(errors):.1f} % of the value" in text
     )
     assert f"worst {100 * max(errors):.1f} %" in text
-    covered = found["mean \\|error\\|"][-1].strip("* |")
+    covered = rows_of_page["mean \\|error\\|"][-1].strip("* |")
     assert f"truth in {covered} logs" in text
-    held, draws = (int(number) for number in re.findall(r"\d+", found["all"][1])[:2])
+    held, draws = (
+        int(number) for number in re.findall(r"\d+", rows_of_page["all"][1])[:2]
+    )
     assert (
-        f"the squared error was {float(found['all'][4]):.1f} times the efficiency bound"
+        f"the squared error was {float(rows_of_page['all'][4]):.1f} times the efficiency bound"
         in text
     )
     assert (
@@ -270,8 +272,8 @@ def test_its_evidence_is_that_of_the_pages() -> None:
         if row[1].endswith("importance sampling")
     )
     default, plain = (100 * float(board[name][3]) for name in ("auto", "plain FQE"))
-    asked = board["auto"][2].split()[-1]
-    assert f"On {asked} questions about logs" in text
+    questions = board["auto"][2].split()[-1]
+    assert f"On {questions} questions about logs" in text
     assert f"the default erred by {default:.1f} % at the median" in text
     assert (
         f"evaluation by {plain:.1f} % and importance sampling by {100 * weighted:.1f} %"

@@ -32,27 +32,27 @@ def test_forward_is_the_ordinary_network_and_the_pullback_its_autograd(
     sizes, activation
 ):
     network = stack(sizes, activation=activation)
-    own = draw(3, 11, sizes[0])
+    of_one = draw(3, 11, sizes[0])
     shared = draw(11, sizes[0])
     gradient = draw(3, 11, sizes[-1], seed=1)
     flat = network.flat.clone().requires_grad_()
     expected = torch.autograd.grad(
-        (network.with_flat(flat).forward(own) * gradient).sum(), flat
+        (network.with_flat(flat).forward(of_one) * gradient).sum(), flat
     )[0]
     with torch.no_grad():
         for replica in range(3):
             module = module_of(network, replica)
             torch.testing.assert_close(
-                network.forward(own)[replica], module(own[replica])
+                network.forward(of_one)[replica], module(of_one[replica])
             )
             torch.testing.assert_close(network.forward(shared)[replica], module(shared))
             torch.testing.assert_close(
                 network.features(shared)[replica], module[:-1](shared)
             )
         for _ in range(2):  # the second time every buffer holds something
-            outputs, pullback = network.forward_with_pullback(own)
+            outputs, pullback = network.forward_with_pullback(of_one)
             torch.testing.assert_close(
-                outputs, network.with_flat(network.flat).forward(own)
+                outputs, network.with_flat(network.flat).forward(of_one)
             )
             torch.testing.assert_close(
                 pullback(gradient), expected, rtol=1e-10, atol=1e-12

@@ -80,9 +80,9 @@ def test_commands_refuse_before_they_read(command: str, tmp_path: Path) -> None:
         "select": ("--policies", "uniform", POLICY),
         "diagnose": ("--policy", "uniform", "--model", "fqe"),
     }[command]
-    asked = ("--gamma", 0.9, "--set", "full_replicas=1000000")
+    options = ("--gamma", 0.9, "--set", "full_replicas=1000000")
     assert_refused(
-        run_cli(command, tmp_path / "log.hdf5", *rest, *asked),
+        run_cli(command, tmp_path / "log.hdf5", *rest, *options),
         "full_replicas is 1000000",
     )
 

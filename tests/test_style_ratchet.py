@@ -71,6 +71,6 @@ def test_the_table_is_not_written_where_a_total_rises(tmp_path, monkeypatch):
     assert style_ratchet._update(before) == "table.json holds 2, was 2"
     moved = {"a.py": {"walrus": 1}, "b.py": {"walrus": 1}}
     assert style_ratchet._update(moved) == "table.json holds 2, was 2"
-    more = {"a.py": {"walrus": 3}}
-    assert style_ratchet._update(more).startswith("not written: more of walrus")
+    risen = {"a.py": {"walrus": 3}}
+    assert style_ratchet._update(risen).startswith("not written: more of walrus")
     assert style_ratchet.read_table() == moved

@@ -44,10 +44,10 @@ def test_returns_are_those_of_the_file(name):
     policy = load_policy(FOLDER / f"{name}.npz", Discrete(world.n_actions), (2,))
     generator = np.random.default_rng(1)
     starts = uniform_states(world, 200, generator)
-    found = monte_carlo_value(
+    value = monte_carlo_value(
         world, policy.probabilities, entry["gamma"], starts, generator
     )
-    said = entry["returns"]["policy"]
+    stated = entry["returns"]["policy"]
     # other starts, 200 here and 1000 there: four standard errors of both means
-    error = found.standard_error * np.sqrt(1 + 200 / learn_policies.STARTS)
-    assert found.value == pytest.approx(said["mean"], abs=4 * error)
+    error = value.standard_error * np.sqrt(1 + 200 / learn_policies.STARTS)
+    assert value.value == pytest.approx(stated["mean"], abs=4 * error)

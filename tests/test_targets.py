@@ -357,6 +357,6 @@ def test_one_of_many_at_a_time(tmp_path: Path) -> None:
     many = [
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)
     ]
-    assert [one.wait() for one in many] == [0, 0, 0, 0]
+    assert [process.wait() for process in many] == [0, 0, 0, 0]
     assert (tmp_path / "n").read_text() == "800"
     assert not list(tmp_path.rglob("*.lock"))

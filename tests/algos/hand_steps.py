@@ -88,8 +88,10 @@ def hand_gram(
     if action_kernel == "joint":
         acted = np.eye(ACTIONS)[actions[:, 0].astype(int)] if discrete else actions
         rows = np.concatenate([rows, acted], axis=1)
-    one = {"gaussian": reference.gaussian, "laplacian": reference.laplacian}[kernel]
-    gram = reference.gram(lambda x, y: one(x, y, bandwidth), rows, rows)
+    function = {"gaussian": reference.gaussian, "laplacian": reference.laplacian}[
+        kernel
+    ]
+    gram = reference.gram(lambda x, y: function(x, y, bandwidth), rows, rows)
     return torch.as_tensor(
         gram * (actions == actions.T) if action_kernel == "indicator" else gram
     )

@@ -156,14 +156,14 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 def scalers(discrete: bool) -> dict[str, Any]:
     """Scalers of every kind that the action space allows, not fitted yet."""
-    made = {
+    by_name = {
         "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler(),
         "reward_scaler": d3rlpy.preprocessing.StandardRewardScaler(),
     }
     return (
-        made
+        by_name
         if discrete
-        else {**made, "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler()}
+        else {**by_name, "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler()}
     )
 
 

@@ -102,9 +102,9 @@ def test_pickles_and_copies_go_on_alike(name: str, run: tuple[Any, Path]) -> Non
     batch = makers.make_buffer(name).sample_transition_batch(16)
     before = makers.parameters(algo)
     copies = [pickle.loads(pickle.dumps(run[0])), copy.deepcopy(run[0])]
-    for each in copies:
+    for copied in copies:
         torch.manual_seed(11)
-        each.update(batch)
+        copied.update(batch)
     assert makers.same(*map(makers.parameters, copies))
     assert not makers.same(makers.parameters(copies[0]), before)
     assert makers.same(makers.parameters(algo), before)
@@ -119,7 +119,8 @@ def test_states_of_optimisers_are_copied(name: str, run: tuple[Any, Path]) -> No
     for part in parts:
         getattr(fresh, f"copy_{part}_from")(run[0])
         states = [
-            getattr(each.impl, part).state_dict()["state"] for each in (fresh, run[0])
+            getattr(algo_of_side.impl, part).state_dict()["state"]
+            for algo_of_side in (fresh, run[0])
         ]
         torch.testing.assert_close(*states, rtol=0, atol=0)
 
@@ -205,7 +206,7 @@ def test_an_interrupted_save_leaves_the_old_file(
     with pytest.raises(DataError, match="disk full"):
         algo.save(str(path))
     assert path.read_bytes() == before
-    assert [found.name for found in tmp_path.iterdir()] == ["model.d3"]
+    assert [file.name for file in tmp_path.iterdir()] == ["model.d3"]
 
 
 # of torch's compiler, which d3rlpy loads
@@ -218,22 +219,22 @@ def test_an_interrupted_save_leaves_the_old_file(
 )
 def test_a_cuda_graph_trains_as_the_plain_loop(name: str) -> None:
     d3rlpy.seed(0)
-    made = [
+    algos = [
         make(name, compile_graph=compiled).config.create("cuda:0")
         for compiled in (False, True)
     ]
-    for algo in made:
+    for algo in algos:
         algo.create_impl((4,), 3)
-    made[1].impl.modules.q_funcs.load_state_dict(
-        made[0].impl.modules.q_funcs.state_dict()
+    algos[1].impl.modules.q_funcs.load_state_dict(
+        algos[0].impl.modules.q_funcs.state_dict()
     )
     batch = makers.make_buffer(name).sample_transition_batch(16)
-    for algo in made:
+    for algo in algos:
         for _ in range(8):  # three warm up, the fourth is recorded, the rest replay
             metrics = algo.update(batch)
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
     if name == "KLossDQN":  # no draws: the same numbers
-        left, right = (makers.parameters(algo) for algo in made)
+        left, right = (makers.parameters(algo) for algo in algos)
         for key in left:
             if key.startswith("q_funcs"):
                 torch.testing.assert_close(left[key], right[key], rtol=1e-3, atol=1e-5)

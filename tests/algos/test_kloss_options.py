@@ -124,8 +124,8 @@ def test_a_number_is_the_bandwidth_and_a_rule_a_multiple_of_the_median() -> None
             for i in range(100)
             for j in range(i + 1, 100)
         ]
-        found = float(fixed_kernel(kernel=kernel, bandwidth="0.5 median").bandwidth)
-        assert found == pytest.approx(0.5 * np.median(gaps), rel=1e-3)
+        bandwidth = float(fixed_kernel(kernel=kernel, bandwidth="0.5 median").bandwidth)
+        assert bandwidth == pytest.approx(0.5 * np.median(gaps), rel=1e-3)
 
 
 def test_a_constant_residual_costs_its_square_when_normalised() -> None:
@@ -200,7 +200,7 @@ def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
     actions = torch.zeros(10, ACTIONS)
 
     def outputs(algo) -> list[torch.Tensor]:
-        found = []
+        values = []
         for part in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
             functions = getattr(algo.impl.modules, part, None) or torch.nn.ModuleList()
             for function in (
@@ -212,8 +212,8 @@ def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
                     and part != "value_func"
                 )
                 out = function(x, actions) if takes_actions else function(x)
-                found.append(getattr(out, "q_value", out).detach())
-        return found
+                values.append(getattr(out, "q_value", out).detach())
+        return values
 
     algo = make(name, build=True, initial_value=7.5)
     shifted = [old + 7.5 for old in outputs(algo)]

@@ -40,8 +40,10 @@ def test_dqn(weight: float | None, action_kernel: str) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.7])
 def test_soft_dqn_and_cql_with_an_ensemble(backup: str, alpha: float) -> None:
     options = {"temperature": 0.4, "n_critics": 3, "backup": backup}
-    name, more = ("KLossDiscreteCQL", {"alpha": alpha}) if alpha else ("KLossDQN", {})
-    algo = in_float64(name, **more, **options)
+    name, weights = (
+        ("KLossDiscreteCQL", {"alpha": alpha}) if alpha else ("KLossDQN", {})
+    )
+    algo = in_float64(name, **weights, **options)
     batch = batch_of(discrete=True)
     values = critics(algo, batch.observations)
     there = critics(algo, batch.next_observations)
@@ -211,7 +213,7 @@ def test_continuous_cql_critic() -> None:
         part.detach() for part in by_hand.squashed(there, torch.randn_like(there.mu))
     )
     uniform = torch.rand(ROWS, draws, ACTIONS).double() * 2.0 - 1.0
-    (own, own_log), (others, others_log) = (
+    (drawn_here, own_log), (next_drawn, others_log) = (
         [
             part.detach()
             for part in by_hand.squashed(
@@ -226,8 +228,8 @@ def test_continuous_cql_critic() -> None:
     terms = []
     for k in range(draws):
         drawn = (
-            (own[k], own_log[k]),
-            (others[k], others_log[k]),
+            (drawn_here[k], own_log[k]),
+            (next_drawn[k], others_log[k]),
             (uniform[:, k], -ACTIONS * math.log(2.0)),
         )
         terms += [
@@ -368,23 +370,23 @@ def test_with_the_diagonal_alone_a_composed_critic_is_that_of_d3rlpy(name: str) 
     """
     settings = {"critic_learning_rate": 1e-3, "tau": 0.01}
     settings |= {"actor_beta": 0.1} if name == "KLossReBRAC" else {}
-    own = makers.with_small_networks(
+    params = makers.with_small_networks(
         getattr(d3rlpy.algos, f"{name.removeprefix('KLoss')}Config"), **settings
     )
-    made = [
+    algos = [
         make(name, diag_weight=1.0, normalise=False, initial_value=0.0, **settings),
-        own.create(),
+        params.create(),
     ]
-    for algo in made:
+    for algo in algos:
         algo.create_impl((COLUMNS,), ACTIONS)
-    for part, module in made[1].impl.modules.get_torch_modules().items():
-        module.load_state_dict(getattr(made[0].impl.modules, part).state_dict())
-    for algo in made:
+    for part, module in algos[1].impl.modules.get_torch_modules().items():
+        module.load_state_dict(getattr(algos[0].impl.modules, part).state_dict())
+    for algo in algos:
         torch.manual_seed(3)
         buffer = makers.make_buffer(name)
         for _ in range(4):
             algo.update(buffer.sample_transition_batch(16))
-    ours, theirs = (makers.parameters(algo) for algo in made)
+    ours, theirs = (makers.parameters(algo) for algo in algos)
     assert set(ours) > set(theirs)
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, rtol=2e-4, atol=1e-6)

@@ -47,12 +47,12 @@ def run_file(path: Path, observations: np.ndarray) -> np.ndarray:
 def assert_acts_as_predict(path: Path, algo, observations: np.ndarray) -> None:
     for rows in (1, 5, len(observations)):
         wanted = algo.predict(observations[:rows])
-        found = run_file(path, observations[:rows])
-        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        actual = run_file(path, observations[:rows])
+        assert (actual.shape, actual.dtype) == (wanted.shape, wanted.dtype)
         if wanted.dtype.kind == "i":
-            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(actual, wanted)
         else:
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", DISCRETE + DETERMINISTIC + STOCHASTIC)
@@ -174,10 +174,10 @@ def test_stock_algorithms_go_on_where_they_were_saved(
     loaded = koffline.load(str(tmp_path / "model.d3"))
     loaded.set_grad_step(algo.grad_step)  # d3rlpy does not save it
     batch = log.sample_transition_batch(8)
-    for each in (algo, loaded):
+    for side in (algo, loaded):
         with torch.random.fork_rng():
             torch.manual_seed(3)
-            each.update(batch)
+            side.update(batch)
     assert makers.same(makers.parameters(loaded), makers.parameters(algo))
     torch.testing.assert_close(
         makers.optimiser_states(loaded), makers.optimiser_states(algo), rtol=0, atol=0

@@ -101,14 +101,14 @@ def test_values_start_at_that_of_a_constant_reward_whatever_the_length_of_paths(
 
 
 def with_slow_copies(name: str, critic: str):
-    own = {
+    networks = {
         "path_length": LENGTH,
         "entropy_coef": ENTROPY,
         "kl_coef": KL,
         "clip_adv": CLIP,
     }
     rate = {"target_decay": DECAY, "actor_learning_rate": RATE}
-    algo = in_float64(name, critic=critic, kernel="gaussian", **own, **rate)
+    algo = in_float64(name, critic=critic, kernel="gaussian", **networks, **rate)
     with torch.no_grad():  # slow copies that differ from the networks
         for slow in (algo.impl.modules.targ_policy, algo.impl.modules.targ_q_funcs):
             for parameter in slow.parameters():
@@ -211,8 +211,8 @@ def test_implied_action_values_satisfy_path_consistency() -> None:
             for policy in (modules.policy, modules.targ_policy)
         )
         expected = modules.q_funcs[0](states)[:, 0] + (ENTROPY + KL) * here - KL * slow
-        found = algo.impl.inner_predict_value(states, actions)
-    torch.testing.assert_close(found, expected)
+        actual = algo.impl.inner_predict_value(states, actions)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_scalers_reach_every_step_of_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_scalers_reach_every_step_of_a_path(monkeypatch: pytest.MonkeyPatch) -> 
     algo.update(batch)
     mean = log.observations.mean(0)
     deviation = log.observations.std(0)
-    found = (batch.observations - mean) / (deviation + 1e-3)
-    np.testing.assert_allclose(seen[0].observations.numpy(), found, atol=0.05)
+    scaled = (batch.observations - mean) / (deviation + 1e-3)
+    np.testing.assert_allclose(seen[0].observations.numpy(), scaled, atol=0.05)
     np.testing.assert_allclose(seen[0].actions.numpy(), batch.actions / 2, atol=1e-6)
     np.testing.assert_allclose(seen[0].rewards.numpy(), batch.rewards / 2, rtol=1e-6)

@@ -117,11 +117,11 @@ def test_a_smaller_replay_is_whole_episodes_and_a_cut_one(seed):
     assert len(log) == 11
     assert (np.diff(log.observations[:, 0]) > 0).all()  # in time order
     assert (log.terminated | log.truncated)[log.episode_ends].all()
-    found = np.add.reduceat(np.ones(11), log.episode_starts).astype(int)
+    kept = np.add.reduceat(np.ones(11), log.episode_starts).astype(int)
     starts = np.searchsorted(
         np.cumsum(lengths), log.observations[log.episode_starts, 0], side="right"
     )
-    shorter = [found[i] < lengths[episode] for i, episode in enumerate(starts)]
+    shorter = [kept[i] < lengths[episode] for i, episode in enumerate(starts)]
     assert sum(shorter) <= 1
     with pytest.raises(ConfigError, match="saw 21 rows"):
         replay_log(learned, settings, 22)
@@ -129,14 +129,17 @@ def test_a_smaller_replay_is_whole_episodes_and_a_cut_one(seed):
 
 def test_medium_is_half_way():
     network = Mlp((np.zeros((4, 2)),), (np.zeros(2),), "argmax")
-    what = network, DiscretePolicy(2, network.discrete)
+    learner = network, DiscretePolicy(2, network.discrete)
     returns = [-9.0, -7.0, -4.0, 0.0, -5.0]
     learned = Learned(
         {},
-        [learning.Snapshot(step, *what, value) for step, value in enumerate(returns)],
+        [
+            learning.Snapshot(step, *learner, value)
+            for step, value in enumerate(returns)
+        ],
     )
-    found = learning.medium_and_expert(learned, -10.0)
-    assert (found["medium"].step, found["expert"].step) == (2, 3)
+    snapshots = learning.medium_and_expert(learned, -10.0)
+    assert (snapshots["medium"].step, snapshots["expert"].step) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -221,12 +224,12 @@ WALKERS = [
 def test_bundled_walkers_are_as_good_as_said(name):
     entry = json.loads((POLICIES / "policies.json").read_text())[name]
     assert hashlib.sha256((POLICIES / name).read_bytes()).hexdigest() == entry["sha256"]
-    found = learning.policy_returns(entry["env"], str(POLICIES / name), 5, 7)
-    said = entry["returns"]["policy"]
+    returns = learning.policy_returns(entry["env"], str(POLICIES / name), 5, 7)
+    stated = entry["returns"]["policy"]
     # of one episode; the error is that of the mean of 100
-    spread = said["error"] * 10.0
-    assert found.mean() == pytest.approx(said["mean"], abs=4 * spread / 5**0.5)
-    assert found.mean() > 20 * entry["returns"]["uniform"]["mean"]
+    spread = stated["error"] * 10.0
+    assert returns.mean() == pytest.approx(stated["mean"], abs=4 * spread / 5**0.5)
+    assert returns.mean() > 20 * entry["returns"]["uniform"]["mean"]
 
 
 SMALL = {

@@ -44,8 +44,8 @@ BUILD = (
 TARGETS = {"a.hdf5": [], "shards": ["--shard-rows", "60"]}
 
 
-def build(target, *more):
-    return run_cli("build", *BUILD.split(), "--out", target, *TARGETS[target], *more)
+def build(target, *options):
+    return run_cli("build", *BUILD.split(), "--out", target, *TARGETS[target], *options)
 
 
 @pytest.fixture(scope="module")

@@ -117,10 +117,10 @@ def balancing(*step):
 def test_steps_against_the_reference(world, actions, reference, generator):
     state = anywhere(world, 2000, generator)
     action = generator.integers(len(actions), size=2000)
-    found = np.column_stack(world.step(state, action, generator))
+    actual = np.column_stack(world.step(state, action, generator))
     expected = [reference(*state[i], actions[action[i]]) for i in range(2000)]
-    np.testing.assert_allclose(found, np.array(expected, dtype=float), **SAME)
-    assert 10 < found[:, 3].sum() < 1000  # both kinds were seen
+    np.testing.assert_allclose(actual, np.array(expected, dtype=float), **SAME)
+    assert 10 < actual[:, 3].sum() < 1000  # both kinds were seen
 
 
 def test_gymnasiums_pole_moves_as_in_gymnasium(generator):
@@ -129,16 +129,16 @@ def test_gymnasiums_pole_moves_as_in_gymnasium(generator):
     env.reset(seed=0)
     state = anywhere(world, 500, generator)
     action = generator.integers(2, size=500)
-    found = world.step(state, action, generator)
+    actual = world.step(state, action, generator)
     for i in range(500):
         env.state = np.array([0.0, generator.normal(), *state[i]])
         env.steps_beyond_terminated = None
         _, _, fallen, _, _ = env.step(int(action[i]))
         np.testing.assert_allclose(
-            found.state[i], np.clip(env.state[2:], world.low, world.high), **SAME
+            actual.state[i], np.clip(env.state[2:], world.low, world.high), **SAME
         )
-        assert found.terminated[i] == fallen
-    assert 10 < found.terminated.sum() < 250
+        assert actual.terminated[i] == fallen
+    assert 10 < actual.terminated.sum() < 250
 
 
 def test_puddle_noise_is_normal_per_axis(generator):

@@ -96,8 +96,8 @@ def test_contradictions_are_refused(change, message):
 def best_values(mdp, gamma):
     """Action values of the best of all deterministic policies, tried one by one."""
     tables = [
-        np.eye(mdp.n_actions)[list(one)]
-        for one in product(range(mdp.n_actions), repeat=mdp.n_states)
+        np.eye(mdp.n_actions)[list(policy)]
+        for policy in product(range(mdp.n_actions), repeat=mdp.n_states)
     ]
     return np.max([mdp.action_values(table, gamma) for table in tables], axis=0)
 

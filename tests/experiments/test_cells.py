@@ -60,9 +60,9 @@ def test_an_interrupted_cell_continues_and_ends_the_same(beside):
         write_cell(path, cell)
     assert not path.exists()
     write_cell(path, cell)
-    one, two = (read_result(each, CellResult) for each in (whole, path))
-    for name, curve in one.curve.items():
-        np.testing.assert_array_equal(curve, two.curve[name])
+    uninterrupted, continued = (read_result(file, CellResult) for file in (whole, path))
+    for name, curve in uninterrupted.curve.items():
+        np.testing.assert_array_equal(curve, continued.curve[name])
 
 
 def test_best_rates_and_divergence(run):

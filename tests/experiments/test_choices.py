@@ -228,16 +228,16 @@ def test_measures_do_not_depend_on_the_scaling(problems: list[Problem]) -> None:
     bias += (shift @ weight).unsqueeze(1)
     weight *= ratio[:, None]
     with torch.no_grad():
-        one = Metrics(problem, 20.0, square)
+        on_square = Metrics(problem, 20.0, square)
         other = Metrics(problem, 20.0, z_scores)
         torch.testing.assert_close(
-            one(0, network), other(0, moved), rtol=1e-3, atol=1e-4
+            on_square(0, network), other(0, moved), rtol=1e-3, atol=1e-4
         )
     np.testing.assert_allclose(
-        one.held_out_loss(network), other.held_out_loss(moved), rtol=1e-3
+        on_square.held_out_loss(network), other.held_out_loss(moved), rtol=1e-3
     )
     np.testing.assert_allclose(
-        one.values_at_backups(network), other.values_at_backups(moved), rtol=1e-3
+        on_square.values_at_backups(network), other.values_at_backups(moved), rtol=1e-3
     )
 
 
@@ -247,22 +247,22 @@ def test_a_stack_of_logs_has_the_numbers_of_each_log(
 ) -> None:
     """The first log draws the seeds 0 and 1, as a cell of `figure-puddle` does."""
     cell = ChoiceCell((SMALL, replace(SMALL, seed=1)), method, OBJECTIVES[method], TINY)
-    found = train_on_logs(cell, problems)
+    together = train_on_logs(cell, problems)
     training = TrainingSettings((0.003, 0.001), 2, 4, 50, (4,), 1)
     single = _train(Cell(SMALL, method, OBJECTIVES[method], training), problems[0])
     for name, curve in single.curve.items():
         # Single precision; the kernel's exponents are centred on other means.
         np.testing.assert_allclose(
-            found.curve[name][:, :, 0], curve, rtol=2e-3, atol=1e-5
+            together.curve[name][:, :, 0], curve, rtol=2e-3, atol=1e-5
         )
-    np.testing.assert_allclose(found.held_out[:, 0], single.held_out, rtol=2e-3)
-    assert found.of_log(0).value_variance == single.value_variance
-    assert found.curve["mse_paper"].shape == (4, 2, 2, 2)
-    assert found.final_values.shape == (2, 2, 2, 120)
-    errors = found.final_values[:, 1] - problems[1].monte_carlo.values
+    np.testing.assert_allclose(together.held_out[:, 0], single.held_out, rtol=2e-3)
+    assert together.of_log(0).value_variance == single.value_variance
+    assert together.curve["mse_paper"].shape == (4, 2, 2, 2)
+    assert together.final_values.shape == (2, 2, 2, 120)
+    errors = together.final_values[:, 1] - problems[1].monte_carlo.values
     last = (errors**2).mean(axis=-1) - problems[1].monte_carlo.noise
     np.testing.assert_allclose(
-        found.curve["mse_monte_carlo"][-1, :, 1], last, rtol=1e-3
+        together.curve["mse_monte_carlo"][-1, :, 1], last, rtol=1e-3
     )
 
 
@@ -282,9 +282,9 @@ def test_backup_variances_are_unbiased() -> None:
     """
     normal = np.random.default_rng(0).standard_normal((40_000, 2, 4))
     targets = np.array([[1.0], [5.0]]) + np.array([[2.0], [1.0]]) * normal
-    found = variances_of(targets, np.tile([0.3, 0.7], (40_000, 1)))
+    variances = variances_of(targets, np.tile([0.3, 0.7], (40_000, 1)))
     # standard errors below 0.6 %
-    assert found == pytest.approx((1.9, 1.9 + 16.0 * 0.21), rel=0.02)
+    assert variances == pytest.approx((1.9, 1.9 + 16.0 * 0.21), rel=0.02)
 
 
 def test_conditioning_by_hand() -> None:
@@ -315,13 +315,13 @@ def test_the_leading_share_of_a_constant_error_and_of_a_rough_one(
 
 def test_traits_of_a_deterministic_world_have_no_transition_noise() -> None:
     quiet = replace(SMALL, noise=0.0)
-    found = measure_traits(
+    traits = measure_traits(
         [build_problem(quiet), build_problem(replace(quiet, seed=1))], "unit"
     )
-    np.testing.assert_allclose(found.transition_share, 0.0, atol=1e-12)
-    assert (found.backup_share > 0.0).all()  # actions are drawn
-    assert found.kernel_spread > 1e3
-    assert found.kernel_depth > found.squared_depth > 0.0
+    np.testing.assert_allclose(traits.transition_share, 0.0, atol=1e-12)
+    assert (traits.backup_share > 0.0).all()  # actions are drawn
+    assert traits.kernel_spread > 1e3
+    assert traits.kernel_depth > traits.squared_depth > 0.0
 
 
 def row_of(
@@ -367,10 +367,10 @@ def test_the_kernel_loss_is_compared_with_the_best_other() -> None:
     assert compared(rows) == []  # two methods are missing
     rows += [row_of("gtd2", (9.0, 9.0, 9.0)), row_of("sbeed", (0.6, 0.61, 0.59))]
     rows += [row_of("kloss_mixture", (0.01, 0.01, 0.01))]  # a kernel loss is no rival
-    (found,) = compared(rows)
-    assert found.rival == "sbeed"  # FVI diverged on a log
-    assert found.ratio.value == pytest.approx(1.0 / 3.0, rel=1e-3)
-    assert found.verdict == "wins"
+    (comparison,) = compared(rows)
+    assert comparison.rival == "sbeed"  # FVI diverged on a log
+    assert comparison.ratio.value == pytest.approx(1.0 / 3.0, rel=1e-3)
+    assert comparison.verdict == "wins"
     rows = [
         replace(row, by_log=(None, 0.2, 0.2)) if row.method == "kloss" else row
         for row in rows
@@ -398,9 +398,9 @@ def test_the_experiment_goes_on_and_shows_what_is_finished(
     assert "fvi, td0, kloss_mixture, gtd2, sbeed" in (
         tmp_path / "choices.md"
     ).read_text(encoding="utf-8")
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
     succeed("reproduce", "choices", "--quiet", "--out", tmp_path)
-    assert all(path.stat().st_mtime_ns == when for path, when in made.items())
+    assert all(path.stat().st_mtime_ns == when for path, when in written.items())
     results = read_results(tmp_path / "choices.json")
     assert results.extra["not_run"] == []
     assert len(results.choices) == 2 * len(whole)

@@ -58,10 +58,10 @@ def fabricated(**puddle):
     }
 
 
-def against(found, other):
+def against(judged, other):
     return next(
         c
-        for c in found
+        for c in judged
         if c.world == "puddle_world" and c.measured.startswith(f"MSE of {other} /")
     )
 
@@ -74,20 +74,20 @@ def test_larger_errors_of_others_make_a_claim_hold_and_smaller_ones_break_it(
 ):
     judged = verdicts(fabricated(rg=error, sbeed=error))
     assert against(judged, "SBEED").verdict == verdict
-    found = against(judged, "RG")
-    assert found.verdict == verdict
-    assert found.number.value == pytest.approx(error, rel=0.1)
-    assert found.number.low <= found.number.value <= found.number.high
-    assert bool(found.reason) == (verdict == "does not hold")
+    against_rg = against(judged, "RG")
+    assert against_rg.verdict == verdict
+    assert against_rg.number.value == pytest.approx(error, rel=0.1)
+    assert against_rg.number.low <= against_rg.number.value <= against_rg.number.high
+    assert bool(against_rg.reason) == (verdict == "does not hold")
 
 
 def test_oscillation_is_counted_per_run():
     cells = fabricated()
     cells["puddle_world", "td0"] = result_of(3.0, swing=5.0)
-    found = [c for c in verdicts(cells) if "oscillating" in c.sentence]
+    oscillating = [c for c in verdicts(cells) if "oscillating" in c.sentence]
     judged = {
         c.measured.split(" of ")[2].split(" whose")[0]: (c.number.value, c.verdict)
-        for c in found
+        for c in oscillating
     }
     assert judged == {"FVI": (0.0, "does not hold"), "TD(0)": (1.0, "holds")}
 
@@ -117,12 +117,12 @@ def test_proxies_are_judged_by_the_interval(loss, low, high, verdict):
     correlation = Correlation(
         "puddle_world", loss, "mse", "own", Interval((low + high) / 2, low, high), 99
     )
-    found = [
+    judged = [
         c
         for c in verdicts(fabricated(), [correlation])
         if "rank correlation" in c.measured
     ]
-    assert [c.verdict for c in found] == [verdict]
+    assert [c.verdict for c in judged] == [verdict]
 
 
 def toy_row(method, error, diverged=0):
@@ -146,8 +146,8 @@ def test_toy_claims():
         toy_row("td0", None, 10),
         toy_row("fvi", None, 9),
     ]
-    found = list(claims.toy_claims(rows, {"lstd_weight_error": 0.01}))
-    assert [claim.verdict for claim in found] == [
+    judged = list(claims.toy_claims(rows, {"lstd_weight_error": 0.01}))
+    assert [claim.verdict for claim in judged] == [
         "holds",
         "does not hold",
         "holds",
@@ -155,8 +155,8 @@ def test_toy_claims():
     ]
     rows[0] = toy_row("kloss", 0.3)
     rows[1] = toy_row("rg", 0.011)
-    found = list(claims.toy_claims(rows, {"lstd_weight_error": 0.01}))
-    assert [found[0].verdict, found[3].verdict] == ["does not hold", "does not hold"]
+    judged = list(claims.toy_claims(rows, {"lstd_weight_error": 0.01}))
+    assert [judged[0].verdict, judged[3].verdict] == ["does not hold", "does not hold"]
 
 
 def test_statistics_are_compared_on_every_world():

@@ -145,7 +145,7 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(fake_stack, tmp_path, monkeyp
     )
     write_mujoco(path, cell)
     assert seen[0] == 330
-    first, again = (read_result(each, MujocoResult) for each in (whole, path))
+    first, again = (read_result(file, MujocoResult) for file in (whole, path))
     np.testing.assert_array_equal(again.returns, first.returns)
     np.testing.assert_array_equal(again.steps, first.steps)
     assert not path.with_suffix(".partial").exists()
@@ -222,21 +222,22 @@ def test_rows_say_what_the_curves_do(pendulum: Run) -> None:
 
 def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
     claims = finished_parts(pendulum)[0]["claims"]
-    found = {
+    verdicts = {
         claim.sentence: claim for claim in claims if claim.world in (PENDULUM, "MuJoCo")
     }
-    better = found["K-loss learns a better policy than TD(0)"]
+    better = verdicts["K-loss learns a better policy than TD(0)"]
     assert better.verdict == "holds"
     assert better.number.value == pytest.approx(120.0, abs=3.0)
     assert better.reason.startswith("by the sampled policy: 60")
-    assert found["K-loss learns a better policy than RG"].verdict == "undecided"
-    assert found["K-loss learns with fewer data than RG"].verdict == "holds"
+    assert verdicts["K-loss learns a better policy than RG"].verdict == "undecided"
+    assert verdicts["K-loss learns with fewer data than RG"].verdict == "holds"
     assert (
-        found["K-loss with memory learns a better policy than FVI"].verdict == "holds"
+        verdicts["K-loss with memory learns a better policy than FVI"].verdict
+        == "holds"
     )
     whole = next(
         claim
-        for sentence, claim in found.items()
+        for sentence, claim in verdicts.items()
         if sentence.startswith("K-loss consistently")
     )
     assert (whole.verdict, whole.number.value) == ("undecided", 5.0)

@@ -18,10 +18,10 @@ from koffline.experiments.statistics import (
 
 def test_intervals_are_students() -> None:
     values = np.array([1.0, 2.0, 4.0, 5.0])
-    found = mean_over_seeds(values)
+    interval = mean_over_seeds(values)
     # t quantile of three degrees of freedom
     half = 3.182446 * np.sqrt(np.sum((values - 3.0) ** 2) / 3) / 2
-    assert (found.value, found.low, found.high) == pytest.approx(
+    assert (interval.value, interval.low, interval.high) == pytest.approx(
         (3.0, 3.0 - half, 3.0 + half), rel=1e-4
     )
     assert np.isnan(mean_over_seeds(np.array([1.0, np.nan])).value)
@@ -36,7 +36,7 @@ def test_the_interval_of_a_ratio_covers_with_few_seeds(seeds: int) -> None:
         ratio_of_means(*np.exp(0.5 * generator.standard_normal((2, seeds))))
         for _ in range(400)
     )
-    covered = sum(found.low <= 1.0 <= found.high for found in draws)
+    covered = sum(interval.low <= 1.0 <= interval.high for interval in draws)
     # 380 expected; four standard deviations below, skewed errors cost some
     assert 360 <= covered <= 394
 
@@ -56,10 +56,10 @@ def test_rank_correlation_against_ranks_by_hand() -> None:
     y[0, 0] = np.nan  # a diverged network is left out
     assert spearman_over_seeds(x, y).value == pytest.approx(1.0)
     a, b = np.random.default_rng(0).standard_normal((2, 50, 10))
-    found = spearman_over_seeds(a, b)
+    rank = spearman_over_seeds(a, b)
     ranks = [np.argsort(np.argsort(part.ravel())) for part in (a, b)]
-    assert found.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
-    assert found.low < 0.0 < found.high
+    assert rank.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert rank.low < 0.0 < rank.high
 
 
 def result_of(steps, curves):
@@ -87,10 +87,10 @@ def test_a_difference_has_its_sign_and_turns_with_its_sides() -> None:
     generator = np.random.default_rng(0)
     low = generator.normal(0, 1, 6)
     high = generator.normal(10, 1, 6)
-    found = difference(high, low)
+    interval = difference(high, low)
     turned = difference(low, high)
-    assert 5.0 < found.low < found.value < found.high < 15.0
-    assert turned.value == pytest.approx(-found.value)
+    assert 5.0 < interval.low < interval.value < interval.high < 15.0
+    assert turned.value == pytest.approx(-interval.value)
     assert turned.high < 0.0
     assert difference(high[:4], low).low == -math.inf  # four seeds say nothing
 
@@ -106,5 +106,5 @@ def test_the_interval_of_a_difference_covers(spreads, monkeypatch):
         difference(*(generator.normal(0.0, spread, 6) for spread in spreads))
         for _ in range(300)
     )
-    missed = sum(not found.low <= 0.0 <= found.high for found in draws)
+    missed = sum(not interval.low <= 0.0 <= interval.high for interval in draws)
     assert missed <= 30  # 5 % are 15; three standard deviations above are 26

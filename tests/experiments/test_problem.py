@@ -66,11 +66,11 @@ STATES = np.array([[0.5, 0.2], [1.5, 0.9], [2.5, 0.5], [3.5, 0.1]])
 
 
 def test_the_grid_is_exact_where_cells_are_states():
-    found = problems.grid_values(
+    actual = problems.grid_values(
         Corridor(), half, STATES, 0.9, np.random.default_rng(0), samples=20_000
     )
-    np.testing.assert_allclose(found.values, exact(0.9), atol=0.15)
-    assert found.noise == 0.0
+    np.testing.assert_allclose(actual.values, exact(0.9), atol=0.15)
+    assert actual.noise == 0.0
 
 
 def test_monte_carlo_is_unbiased_and_knows_its_error():
@@ -129,23 +129,23 @@ def measured(problem, network):
 
 
 def test_errors_against_both_truths(problem, network):
-    found = measured(problem, network)
+    actual = measured(problem, network)
     for replica in range(2):
         value = value_of(network, problem, problem.log.states, replica)
         error = np.mean((value - problem.monte_carlo.values) ** 2)
         noise = np.mean(problem.monte_carlo.standard_errors**2)
-        assert found["mse_monte_carlo"][replica] == pytest.approx(
+        assert actual["mse_monte_carlo"][replica] == pytest.approx(
             error - noise, rel=1e-4
         )
         paper = np.mean((value - problem.paper.values) ** 2)
-        assert found["mse_paper"][replica] == pytest.approx(paper, rel=1e-4)
-        assert found["largest_value"][replica] == pytest.approx(
+        assert actual["mse_paper"][replica] == pytest.approx(paper, rel=1e-4)
+        assert actual["largest_value"][replica] == pytest.approx(
             np.abs(value).max(), rel=1e-5
         )
 
 
 def test_bellman_error_is_the_product_of_independent_halves(problem, network):
-    found = measured(problem, network)
+    actual = measured(problem, network)
     backups = problem.backups
     value = value_of(network, problem, backups.states, 1)
     total = 0.0
@@ -164,11 +164,11 @@ def test_bellman_error_is_the_product_of_independent_halves(problem, network):
                     backup += backups.weights[row, action] * target / 4
             halves.append(backup - value[row])
         total += halves[0] * halves[1] / len(backups.states)
-    assert found["bellman_error"][1] == pytest.approx(total, rel=1e-3)
+    assert actual["bellman_error"][1] == pytest.approx(total, rel=1e-3)
 
 
 def test_losses_and_held_out_loss_are_double_sums(problem, network):
-    found = measured(problem, network)
+    actual = measured(problem, network)
 
     def residuals(tuples):
         value = value_of(network, problem, tuples.states, 0)
@@ -183,10 +183,10 @@ def test_losses_and_held_out_loss_are_double_sums(problem, network):
 
     delta = residuals(problem.log)
     k = gram(problem.log)
-    assert found["kernel_loss"][0] == pytest.approx(
+    assert actual["kernel_loss"][0] == pytest.approx(
         delta @ k @ delta / len(delta) ** 2, rel=1e-3
     )
-    assert found["l2_loss"][0] == pytest.approx(np.mean(delta**2), rel=1e-4)
+    assert actual["l2_loss"][0] == pytest.approx(np.mean(delta**2), rel=1e-4)
     delta = residuals(problem.held_out)
     k = gram(problem.held_out)
     np.fill_diagonal(k, 0.0)

@@ -74,9 +74,13 @@ def test_cells_are_shared_found_again_and_missed_in_one_line(
     shutil.copytree(puddle, tmp_path, dirs_exist_ok=True)
     first = read_results(tmp_path / "figure-puddle.json")
     assert run("claims").exit_code == 0
-    found = read_results(tmp_path / "claims.json").claims
-    assert {claim.verdict for claim in found} <= {"holds", "does not hold", "undecided"}
-    assert len({claim.sentence for claim in found}) >= 10
+    claims = read_results(tmp_path / "claims.json").claims
+    assert {claim.verdict for claim in claims} <= {
+        "holds",
+        "does not hold",
+        "undecided",
+    }
+    assert len({claim.sentence for claim in claims}) >= 10
     monkeypatch.setattr("koffline.experiments.cells._train", lambda *arguments: 1 / 0)
     assert run("figure-puddle").exit_code == 0
     assert read_results(tmp_path / "figure-puddle.json").rows == first.rows
@@ -123,9 +127,9 @@ def test_mujoco_leaves_everything_it_promises(run, tmp_path, fake_stack):
     )
     with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
         assert file["Ant final/kloss/return"].shape == (2, 4)
-    made = fake_stack.made
+    count = fake_stack.made
     assert run("figure-mujoco", "--quick").exit_code == 0
-    assert fake_stack.made == made
+    assert fake_stack.made == count
     assert (
         json.loads((tmp_path / "figure-mujoco.json").read_text())["returns"]
         == content["returns"]

@@ -127,9 +127,9 @@ def test_mujoco_shows_interquartile_means() -> None:
 
 def test_a_figure_has_two_images_that_are_the_same_every_time() -> None:
     results, curves = committed("figure-toy")
-    some: Curves = {key: curves[key] for key in ("chain/td0", "chain/kloss")}
+    of_chain: Curves = {key: curves[key] for key in ("chain/td0", "chain/kloss")}
     first, second = (
-        images_of(EXPERIMENTS["figure-toy"].draw(results, some)) for _ in range(2)
+        images_of(EXPERIMENTS["figure-toy"].draw(results, of_chain)) for _ in range(2)
     )
     assert first.keys() == {"png", "svg"}
     assert first == second

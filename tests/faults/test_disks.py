@@ -66,14 +66,14 @@ def test_a_full_disk_while_converting_leaves_what_was_there(
 ):
     """Closing a file that HDF5 could not write used to end the process."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(log.parent / "minari"))
-    more = {"dump": ["--format", "d3rlpy"], "shards": ["--shard-rows", "10000"]}.get(
+    options = {"dump": ["--format", "d3rlpy"], "shards": ["--shard-rows", "10000"]}.get(
         target, []
     )
-    if not more and not target.startswith("minari:"):
+    if not options and not target.startswith("minari:"):
         write_transitions(make_log(), log.with_name(target))
     before = content(log.parent)
     with full_after(room):
-        done = run_cli("data", "convert", "log.hdf5", target, "--force", *more)
+        done = run_cli("data", "convert", "log.hdf5", target, "--force", *options)
     assert_refused(done, "File too large")
     assert content(log.parent) == before
     assert not (log.parent / "minari").exists()  # no empty folders

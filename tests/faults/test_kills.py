@@ -39,6 +39,6 @@ def test_what_is_half_written_is_seen(tmp_path):
     (tmp_path / "f.md").write_text("")
     (tmp_path / ".g.json.x.tmp").write_text("{")
     (tmp_path / "h.csv").write_text("step\n1")
-    found = [name.split()[0] for name in unreadable_in(tmp_path)]
-    assert found == ["a.json", "b.npz", "c.png", "d.hdf5", "e.html", "f.md"]
+    names = [name.split()[0] for name in unreadable_in(tmp_path)]
+    assert names == ["a.json", "b.npz", "c.png", "d.hdf5", "e.html", "f.md"]
     assert litter_in(tmp_path) == [".g.json.x.tmp"]

@@ -81,13 +81,13 @@ SLOW = {
 
 
 def run(
-    start: tuple[str, ...], words: str, folder: Path, **more: str
+    start: tuple[str, ...], words: str, folder: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {
         "PYTHONPATH": str(folder.parent / "recorder"),
         "MINARI_DATASETS_PATH": str(folder / "m"),
     }
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment, **more}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment, **variables}
     return subprocess.run(
         [*start, *words.split()],
         cwd=folder,

@@ -96,9 +96,11 @@ def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatc
 
 def test_the_allowance_is_a_quarter_of_the_memory(monkeypatch):
     monkeypatch.delenv("KOFFLINE_MAX_BYTES", raising=False)
-    asked = "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 * 10**9,) * 2)"
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 * 10**9,) * 2)"
+    )
     code = (
-        f"{asked}; from koffline.untrusted.limits import memory_allowance as m;"
+        f"{limited}; from koffline.untrusted.limits import memory_allowance as m;"
         " print(m())"
     )
     done = subprocess.run(

@@ -168,14 +168,14 @@ def test_data_kept_in_other_files_is_refused_unopened(
 ) -> None:
     path = tmp_path / "log.hdf5"
     attack(path)
-    others = [other for other in tmp_path.iterdir() if other != path]
-    assert others
+    other_files = [other for other in tmp_path.iterdir() if other != path]
+    assert other_files
     mapping = {
         "action": "actions",
         "reward": "rewards",
         "observations": ["observations"],
     }
-    with never_opened(others[0]), pytest.raises(KofflineError):
+    with never_opened(other_files[0]), pytest.raises(KofflineError):
         open_transitions(path, mapping=mapping if as_table else None)
 
 

@@ -127,8 +127,12 @@ def test_what_runs_code_says_so_once(tmp_path: Path, caplog, monkeypatch):
                 load_policy(tmp_path / "policy.pt", Discrete(2), (2,)).probabilities(
                     np.ones((1, 2))
                 )
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert [
-        text for text in said if "runs the Python module my_policy_that_runs" in text
-    ] == said[:1]
-    assert [text for text in said if "is a TorchScript program" in text] == said[1:]
+        text
+        for text in messages
+        if "runs the Python module my_policy_that_runs" in text
+    ] == messages[:1]
+    assert [
+        text for text in messages if "is a TorchScript program" in text
+    ] == messages[1:]

@@ -43,7 +43,9 @@ def test_only_what_is_missing_or_invalid_is_computed(
     good = jobs_in(tmp_path, 2)
     good[1].path.write_text("from before")
     heard: list[Any] = []
-    assert run_jobs(good, **where, progress=lambda *told: heard.append(told)) == {}
+    assert (
+        run_jobs(good, **where, progress=lambda *progress: heard.append(progress)) == {}
+    )
     assert (heard[0], heard[-1]) == ((1, 2, "job0"), (2, 2, ""))
     assert good[1].path.read_text() == "from before"
 
@@ -152,7 +154,7 @@ def test_ray_runs_the_same_jobs(
             [*jobs, bad],
             workers=2,
             ray="local",
-            progress=lambda *told: heard.append(told),
+            progress=lambda *progress: heard.append(progress),
         )
     assert not ray.is_initialized()
     assert heard[0][2] == "job0, job1"
@@ -235,8 +237,10 @@ def test_passes_share_kept_workers(tmp_path: Path) -> None:
         with pytest.raises(DataError):
             list(settings.map(functions.refuse_third, range(4), "data"))
         # one within the other
-        one, other = (settings.map(functions.double, range(3)) for _ in range(2))
-        assert list(zip(one, other, strict=True)) == [(0, 0), (2, 2), (4, 4)]
+        one_pass, other_pass = (
+            settings.map(functions.double, range(3)) for _ in range(2)
+        )
+        assert list(zip(one_pass, other_pass, strict=True)) == [(0, 0), (2, 2), (4, 4)]
     assert not multiprocessing.active_children()
 
 

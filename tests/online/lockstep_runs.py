@@ -21,7 +21,7 @@ ENVIRONMENTS = ["Pendulum-v1", "CartPole-v1"]
 
 def make_runs(environment, count=6, **changes):
     """One run of each critic, each with settings of its own."""
-    own = [
+    settings = [
         {
             "critic": CRITICS[k % 6],
             "window_length": (10, 3, 1, 5, 4, 2)[k % 6],
@@ -32,13 +32,16 @@ def make_runs(environment, count=6, **changes):
         }
         for k in range(count)
     ]
-    configs = [OnlineConfig(environment, **{**SMALL, **one, **changes}) for one in own]
+    configs = [
+        OnlineConfig(environment, **{**SMALL, **setting, **changes})
+        for setting in settings
+    ]
     return [OnlineRun(config, seed=10 + k) for k, config in enumerate(configs)]
 
 
 @contextlib.contextmanager
-def playing(runs, **others):
-    with contextlib.closing(LockStep(runs, **others)) as stack:
+def playing(runs, **options):
+    with contextlib.closing(LockStep(runs, **options)) as stack:
         yield stack
 
 
@@ -50,7 +53,7 @@ def iterate(stack, count):
 
 def agent_arrays(agent):
     """Every number of an agent by name."""
-    found = {
+    arrays = {
         name: np.asarray(getattr(agent, name))
         for name in ("mean", "std", "kl_coef", "entropy_coef")
     }
@@ -60,13 +63,13 @@ def agent_arrays(agent):
             "log_std": stack.log_std,
             "value": stack.value.flat,
         }
-        found |= {prefix + name: part.numpy() for name, part in networks.items()}
-    return found
+        arrays |= {prefix + name: part.numpy() for name, part in networks.items()}
+    return arrays
 
 
 def everything(stack):
     """What a user can see of every run; taking it twice would empty the metrics."""
-    found = []
+    arrays = []
     evaluations = stack.evaluate()
     metrics = stack.take_metrics()
     for run in range(len(stack.runs)):
@@ -77,8 +80,8 @@ def everything(stack):
         }
         numbers |= {f"evaluation.{k}": v[run] for k, v in evaluations.items()}
         numbers |= {f"metrics.{k}": v[run] for k, v in metrics.items()}
-        found.append(numbers)
-    return found
+        arrays.append(numbers)
+    return arrays
 
 
 def check_same(left, right, **tolerance):

@@ -20,13 +20,13 @@ HIDDEN = (7, 5)
 LONGEST = 10
 
 
-def make_config(settings, **others):
+def make_config(settings, **options):
     """The library's settings of a naive run. windows_per_path 0 (all) unless given."""
     shared = {
         name: value for name, value in asdict(settings).items() if name != "kl_coef"
     }
-    own = {"hidden": HIDDEN, "path_length": LONGEST, "windows_per_path": 0}
-    return OnlineConfig("none", **{**shared, **own, **others})
+    fixed = {"hidden": HIDDEN, "path_length": LONGEST, "windows_per_path": 0}
+    return OnlineConfig("none", **{**shared, **fixed, **options})
 
 
 def make_agents(count, discrete=False):
@@ -125,12 +125,12 @@ def draw(runs, discrete=False, seed=0):
     ]
 
 
-def prepare(agents, settings, per_run, starts=None, **others):
+def prepare(agents, settings, per_run, starts=None, **options):
     """Learner, mini-batch and coefficients; every window of every path, or one each at
     starts (K, B).
     """
     learner, moments = make_learner(
-        agents, [make_config(one, **others) for one in settings]
+        agents, [make_config(setting, **options) for setting in settings]
     )
     paths = stack_paths(per_run)
     if starts is None:
@@ -140,15 +140,15 @@ def prepare(agents, settings, per_run, starts=None, **others):
     else:
         batch = learner.windows.cut(paths, np.asarray(starts)[..., None], moments)
     numbers = [
-        [one.kl_coef for one in settings],
-        [one.entropy_coef for one in settings],
+        [setting.kl_coef for setting in settings],
+        [setting.entropy_coef for setting in settings],
     ]
     return learner, batch, torch.tensor(numbers, dtype=torch.float64).unsqueeze(2)
 
 
-def compute(agents, settings, per_run, starts=None, **others):
+def compute(agents, settings, per_run, starts=None, **options):
     """The library's step and the mini-batch it was taken on."""
-    learner, batch, coefficients = prepare(agents, settings, per_run, starts, **others)
+    learner, batch, coefficients = prepare(agents, settings, per_run, starts, **options)
     residual = Residual(learner.networks, learner._slow, batch, coefficients).windows
     diagnostics = learner.compute_gradient(batch, coefficients)
     return (

@@ -119,7 +119,7 @@ def test_misspelt_settings_are_told_without_torch():
         "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch'"
         " in sys.modules)"
     )
-    for words, said in (
+    for words, message in (
         (
             "online --env CartPole-v1",
             "there is no option '--env'; it is a setting: --set env=VALUE",
@@ -146,5 +146,5 @@ def test_misspelt_settings_are_told_without_torch():
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=Path(__file__).parents[2]
         )
-        assert said in done.stderr
+        assert message in done.stderr
         assert (done.returncode, done.stdout.strip()) == (2, "False")

@@ -22,8 +22,8 @@ def test_the_bonus_is_the_spread_of_an_ensemble_of_ridge_regressions():
     exploration = Exploration([2.0, 0.0], stacks.STATE, torch.float64)
     seen = torch.randn(2, 30, stacks.STATE, generator=generator, dtype=torch.float64)
     exploration.update(seen)
-    found = exploration.add(batch).rewards - batch.rewards
-    assert not found[1].any()
+    bonus = exploration.add(batch).rewards - batch.rewards
+    assert not bonus[1].any()
     # each member: its own prior weights and its own noise in every target
     psi = exploration._features(seen[0])
     count = 20_000
@@ -33,12 +33,12 @@ def test_the_bonus_is_the_spread_of_an_ensemble_of_ridge_regressions():
         torch.eye(len(prior)) + psi.T @ psi, psi.T @ noise + prior
     )
     spread = (exploration._features(batch.inputs[0, :, 1:]) @ weights).std(dim=2)
-    counts = torch.zeros_like(found[0]).flatten()
+    counts = torch.zeros_like(bonus[0]).flatten()
     covered = counts.index_put((batch.rows[0],), batch.covered[0], accumulate=True)
-    inside = covered.view_as(found[0]) > 0
+    inside = covered.view_as(bonus[0]) > 0
     # error 0.5 % each
     torch.testing.assert_close(
-        found[0][inside], 2.0 * spread[inside], rtol=0.03, atol=0.0
+        bonus[0][inside], 2.0 * spread[inside], rtol=0.03, atol=0.0
     )
 
 

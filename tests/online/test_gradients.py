@@ -21,21 +21,21 @@ REMEMBERED = {"critic": "memory", "diag_weight": 0.1, "bandwidth_scale": 0.7}
 LENGTHS = [1, 3, 10, 25]
 
 
-def check(agents, settings, per_run, starts=None, **others):
+def check(agents, settings, per_run, starts=None, **options):
     """Residuals, loss and both gradients of every run."""
-    step, batch = stacks.compute(agents, settings, per_run, starts, **others)
+    step, batch = stacks.compute(agents, settings, per_run, starts, **options)
     valid = batch.valid.flatten(1).bool()
-    for run, (agent, one, paths) in enumerate(
+    for run, (agent, setting, paths) in enumerate(
         zip(agents, settings, per_run, strict=True)
     ):
         windows = reference.all_windows(paths)
         if starts is not None:
             windows = list(zip(paths, starts[run], strict=True))
-        residuals = reference.residuals_of(agent, windows, one)
-        found = step.residual[run][valid[run]]
-        torch.testing.assert_close(found, residuals.detach(), rtol=1e-11, atol=1e-11)
-        policy = reference.policy_gradient(agent, windows, one, residuals)
-        value, loss = reference.critic_gradient(agent, windows, one, residuals)
+        residuals = reference.residuals_of(agent, windows, setting)
+        actual = step.residual[run][valid[run]]
+        torch.testing.assert_close(actual, residuals.detach(), rtol=1e-11, atol=1e-11)
+        policy = reference.policy_gradient(agent, windows, setting, residuals)
+        value, loss = reference.critic_gradient(agent, windows, setting, residuals)
         naive = stacks.flat_row(policy, value)
         torch.testing.assert_close(step.gradient[run], naive, rtol=1e-9, atol=1e-11)
         assert float(step.diagnostics["loss"][run]) == pytest.approx(loss)
@@ -122,26 +122,29 @@ def test_three_steps_of_the_optimiser(largest):
         ]
         for agent in agents
     ]
-    optimisers = [torch.optim.Adam(own, lr=0.01, eps=1e-3) for own in parameters]
+    optimisers = [
+        torch.optim.Adam(weights, lr=0.01, eps=1e-3) for weights in parameters
+    ]
     for _ in range(3):
         learner.move_targets()
-        found = learner.update(batch, coefficients)
-        for run, (agent, one, paths) in enumerate(
+        diagnostics = learner.update(batch, coefficients)
+        for run, (agent, setting, paths) in enumerate(
             zip(agents, settings, per_run, strict=True)
         ):
             with torch.no_grad():
                 for slow, now in zip(copies[run], parameters[run], strict=True):
                     slow.copy_(0.9 * slow + 0.1 * now)
             windows = reference.all_windows(paths)
-            residuals = reference.residuals_of(agent, windows, one)
-            policy = reference.policy_gradient(agent, windows, one, residuals)
-            value, _ = reference.critic_gradient(agent, windows, one, residuals)
+            residuals = reference.residuals_of(agent, windows, setting)
+            policy = reference.policy_gradient(agent, windows, setting, residuals)
+            value, _ = reference.critic_gradient(agent, windows, setting, residuals)
             norm = math.sqrt(sum(float((part**2).sum()) for part in (*policy, *value)))
             assert (norm > largest) == (largest < 1.0), (
                 "the case does not clip as it is meant to"
             )
             both = math.hypot(
-                found["grad_norm_policy"][run], found["grad_norm_value"][run]
+                diagnostics["grad_norm_policy"][run],
+                diagnostics["grad_norm_value"][run],
             )
             assert both == pytest.approx(norm)
             for parameter, gradient in zip(
@@ -271,10 +274,11 @@ def test_the_remembered_loss_follows_the_networks(inputs):
     before = None
     for step, paths in enumerate(per_run):
         windows = reference.all_windows(paths)
-        own = replace(settings, kl_coef=settings.kl_coef + step)
-        residuals = reference.residuals_of(agent, windows, own)
+        settings_of_step = replace(settings, kl_coef=settings.kl_coef + step)
+        residuals = reference.residuals_of(agent, windows, settings_of_step)
         points = torch.tensor(
-            reference.kernel_points(agent, windows, own), dtype=torch.float64
+            reference.kernel_points(agent, windows, settings_of_step),
+            dtype=torch.float64,
         )
         phases = points @ draws / bandwidth
         psi = torch.cat((phases.cos(), phases.sin()), dim=1) / 10.0
@@ -289,17 +293,20 @@ def test_the_remembered_loss_follows_the_networks(inputs):
             keep = min(0.6, step / (step + 1))
             m = keep * first + (1.0 - keep) * now.detach()
         loss = 2.0 * 0.9 * first @ now + 0.1 * (residuals**2).mean()
-        policy = reference.policy_gradient(agent, windows, own, residuals)
+        policy = reference.policy_gradient(agent, windows, settings_of_step, residuals)
         value = torch.autograd.grad(loss, agent.value_parameters())
         _, moments = stacks.make_learner([agent], [stacks.make_config(settings)])
         generators = [np.random.default_rng(0)]
         batch = learner.windows.sample(stacks.stack_paths([paths]), generators, moments)
         learner.update(
             batch,
-            torch.tensor([[[own.kl_coef]], [[own.entropy_coef]]], dtype=torch.float64),
+            torch.tensor(
+                [[[settings_of_step.kl_coef]], [[settings_of_step.entropy_coef]]],
+                dtype=torch.float64,
+            ),
         )
         remembered = m
-        before = (agent.copy(), own)
+        before = (agent.copy(), settings_of_step)
         for parameter, gradient in zip(parameters, (*policy, *value), strict=True):
             parameter.grad = gradient
         optimiser.step()

@@ -42,7 +42,10 @@ def test_a_run_in_a_stack_is_the_run_alone(runs):
         with playing([run], dtype=torch.float64) as alone:
             [single] = lockstep_runs.everything(iterate(alone, 30))
         lockstep_runs.check_same(together[place], single, rtol=1e-6, atol=1e-8)
-    moved = [np.abs(together[0]["value"] - one["value"]).max() for one in together[1:]]
+    moved = [
+        np.abs(together[0]["value"] - other_run["value"]).max()
+        for other_run in together[1:]
+    ]
     assert min(moved) > 1e-4
 
 
@@ -75,10 +78,10 @@ def test_evaluation_plays_the_best_action(environment):
         make_runs(environment, evaluation_episodes=2), dtype=torch.float64
     ) as stack:
         iterate(stack, 12)
-        found = stack.evaluate()
+        actual = stack.evaluate()
         agents = [stack.agent(run) for run in range(len(stack.runs))]
     for agent, value, length in zip(
-        agents, found["return"], found["length"], strict=True
+        agents, actual["return"], actual["length"], strict=True
     ):
         returns = [
             play_best_action(environment, agent, 10_000 + episode)
@@ -110,13 +113,13 @@ def test_the_trust_region_follows_the_last_episodes(unit, allowance):
     """CartPole with rewards of one: the coefficient from its last 20 episodes, smoothed
     every iteration.
     """
-    own = {
+    settings = {
         "divergence_per": unit,
         "max_divergence": allowance,
         "learning_rate": 0.0,
         "kl_coef": 0.0,
     }
-    runs = make_runs("CartPole-v1", 4, capacity=10_000, **own)
+    runs = make_runs("CartPole-v1", 4, capacity=10_000, **settings)
     with playing(runs) as stack:
         smoothed = [500.0] * 4
         wanted = [500.0] * 4
@@ -199,20 +202,20 @@ def test_streaming_is_a_replay_of_the_last_path():
         "learning_starts": 1,
         "windows_per_path": 0,
     }
-    found = []
-    for own in ({**SMALL, "streaming": True}, last):
+    weights = []
+    for changes in ({**SMALL, "streaming": True}, last):
         configs = [
-            OnlineConfig("Pendulum-v1", critic=c, window_length=d, **own)
+            OnlineConfig("Pendulum-v1", critic=c, window_length=d, **changes)
             for c, d in critics
         ]
         with playing(
             [OnlineRun(config, seed) for seed, config in enumerate(configs)]
         ) as stack:
             iterate(stack, 30)
-            found.append(
+            weights.append(
                 [lockstep_runs.agent_arrays(stack.agent(run)) for run in range(4)]
             )
-    for left, right in zip(*found, strict=True):
+    for left, right in zip(*weights, strict=True):
         lockstep_runs.check_same(left, right)
 
 
@@ -224,8 +227,8 @@ def test_streaming_learns_from_every_step_once():
     learned = []
     with playing(runs) as stack:
         sample = stack.learner.windows.sample
-        stack.learner.windows.sample = lambda paths, *others: (
-            learned.append(paths) or sample(paths, *others)
+        stack.learner.windows.sample = lambda paths, *arguments: (
+            learned.append(paths) or sample(paths, *arguments)
         )
         iterate(stack, 40)
     lengths = np.concatenate(
@@ -252,12 +255,12 @@ def solve(returns, allowed):
 )
 def test_coefficient_is_the_root(seed, count, spread, shift, allowed):
     returns = (shift + spread * np.random.default_rng(seed).normal(size=count)).tolist()
-    found = solve(returns, allowed)
-    assert 0.0 <= found <= 1000.0
+    actual = solve(returns, allowed)
+    assert 0.0 <= actual <= 1000.0
     # The answer is the middle of the last interval; rounding of 1e5-large returns adds
     # a little.
     root = reference.root(returns, allowed)
-    assert found == pytest.approx(root, abs=0.51 * HALVED + 1e-6 * abs(shift) ** 0.5)
+    assert actual == pytest.approx(root, abs=0.51 * HALVED + 1e-6 * abs(shift) ** 0.5)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, 500.0), (8, 500.0), (9, 0.0)])

@@ -144,10 +144,10 @@ def test_values_are_those_that_path_consistency_implies(space: Any) -> None:
     expected = (
         forward(agent, agent.online.value, observations)[:, 0] + 0.6 * here - 0.5 * slow
     )
-    found = trust_pcl_model(agent, CONFIG).predict_value(
+    actual = trust_pcl_model(agent, CONFIG).predict_value(
         observations, actions.astype(np.float32)
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])

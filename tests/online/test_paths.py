@@ -136,5 +136,5 @@ def test_a_path_is_drawn_by_its_age(capacity):
     oldest = 10 - capacity
     weights = np.exp(recency * (np.arange(oldest, 10) - 9))
     assert drawn.min() >= oldest
-    found = np.bincount(drawn.reshape(-1) - oldest, minlength=len(weights))
-    assert stats.chisquare(found, weights / weights.sum() * drawn.size).pvalue > 1e-3
+    counts = np.bincount(drawn.reshape(-1) - oldest, minlength=len(weights))
+    assert stats.chisquare(counts, weights / weights.sum() * drawn.size).pvalue > 1e-3

@@ -152,8 +152,8 @@ def test_the_replay_as_a_log(environment, capacity):
                 stack.replay.held(run), stack.shape.action_space
             )
             losses.append(lost)
-            found = f"{lost} episodes whose beginning was overwritten were left out"
-            assert log.metadata.notes == ((found,) if lost else ())
+            note = f"{lost} episodes whose beginning was overwritten were left out"
+            assert log.metadata.notes == ((note,) if lost else ())
             assert log.episode_lengths.tolist() == [len(rows) for rows in episodes]
             for name, column in zip(
                 COLUMNS, zip(*itertools.chain(*episodes), strict=True), strict=True

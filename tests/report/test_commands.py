@@ -105,16 +105,16 @@ def test_table_and_report(command, name, words, plots) -> None:
 
 def test_a_selection_has_every_policy_and_pair() -> None:
     null = ("--set", "estimator=", "--set", "interval=")  # the defaults
-    found = json.loads(succeed(*SELECT, *TWO, "--json", *AS_OPTIONS, *null))
-    assert {policy["name"] for policy in found["policies"]} == {
+    ranking = json.loads(succeed(*SELECT, *TWO, "--json", *AS_OPTIONS, *null))
+    assert {policy["name"] for policy in ranking["policies"]} == {
         "uniform",
         "epsilon:0.5:uniform",
     }
-    assert len(found["comparisons"]) == 1
-    for policy in found["policies"]:
-        more = policy["uplift"]
-        assert more["value"] == pytest.approx(
-            policy["value"] - more["behavior_value"], abs=1.0
+    assert len(ranking["comparisons"]) == 1
+    for policy in ranking["policies"]:
+        uplift = policy["uplift"]
+        assert uplift["value"] == pytest.approx(
+            policy["value"] - uplift["behavior_value"], abs=1.0
         )
     shown = succeed(
         "evaluate", *SELECT[1:], "--policy", "uniform", *AS_OPTIONS, "--discrete", 4
@@ -126,7 +126,7 @@ def test_what_a_model_was_fitted_to() -> None:
     """Own estimators are cross-fitted, training rows can be allowed; what a model
     prints is no result.
     """
-    own = (
+    fitted_to = (
         "--model",
         "fqe",
         "--cross-fit",
@@ -137,18 +137,18 @@ def test_what_a_model_was_fitted_to() -> None:
         "--set",
         "seed=3",
     )
-    found = json.loads(succeed(*DIAGNOSE[:-2], *own, "--json"))
-    assert (found["model"], found["gamma"], found["seed"]) == (
+    diagnosis = json.loads(succeed(*DIAGNOSE[:-2], *fitted_to, "--json"))
+    assert (diagnosis["model"], diagnosis["gamma"], diagnosis["seed"]) == (
         "fqe (cross-fitted, 3 folds)",
         0.8,
         3,
     )
-    assert found["test"]["held_out"] is True
-    assert found["shown"]
-    found = json.loads(
+    assert diagnosis["test"]["held_out"] is True
+    assert diagnosis["shown"]
+    diagnosis = json.loads(
         succeed(*DIAGNOSE, "--trained-on", "log.npz", "--allow-training-rows", "--json")
     )
-    assert found["test"]["held_out"] is False
+    assert diagnosis["test"]["held_out"] is False
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_bad_input_is_one_line(arguments, message) -> None:
 def test_shards_say_what_their_file_says(command) -> None:
     write_transitions(discrete_log(120), "log.hdf5")
     in_shards(discrete_log(120), Path("shards"), 30)
-    found = [
+    results = [
         _untimed(json.loads(succeed(command[0], *data, *command[2:], "--json")))
         for data in (["log.hdf5"], ["shards"], ["log.hdf5", "--lazy"])
     ]
-    assert found[0] == found[1] == found[2]
+    assert results[0] == results[1] == results[2]
 
 
 def _untimed(record):

@@ -62,15 +62,15 @@ def test_names_of_actions_and_groups_do_not_act(name, tmp_path, monkeypatch):
         }
     ).write_parquet("log.parquet")
     evaluation = ("evaluate", "log.parquet", *COLUMNS, *SETTINGS)
-    for more in (
+    for options in (
         ("--by", "group", "--out", "groups"),
         ("--by", "group", "--json"),
         ("--estimator", "is,wis", "--out", "several"),
     ):
-        done = run_cli(*evaluation, *more)
+        done = run_cli(*evaluation, *options)
         assert done.exit_code == 0, done.output
         assert is_harmless(done.output)
-        assert (ATTACKS[name] in done.output) or "--json" in more
+        assert (ATTACKS[name] in done.output) or "--json" in options
     pages = [path for path in tmp_path.rglob("*") if path.suffix in (".html", ".json")]
     assert {path.name for path in pages} >= {
         "report.html",

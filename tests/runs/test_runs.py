@@ -79,15 +79,15 @@ def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
     assert "No such file" in refusal(
         "export", str(tmp_path / "nothing.d3"), str(tmp_path / "policy.pt")
     )
-    assert [found.name for found in tmp_path.iterdir()] == ["policy.onnx"]
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.onnx"]
 
 
 def test_d3rlpy_draws_a_run_with_gradients(run: Path, tmp_path: Path) -> None:
     assert len(list(run.glob("*_grad.csv"))) > 0
-    said = succeed(
+    output = succeed(
         "d3rlpy", "plot-all", run, "--save", tmp_path / "all.png", "--title", "A run"
     )
-    assert "config={'type': 'kloss_dqn'" in said
+    assert "config={'type': 'kloss_dqn'" in output
     with Image.open(tmp_path / "all.png") as picture:
         pixels = np.asarray(picture.convert("L"))
     assert (pixels < 200).sum() > 1000, "the picture is empty"

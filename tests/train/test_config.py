@@ -57,16 +57,16 @@ def test_nested_factories_are_laid_over_their_defaults():
         "actor_optim_factory": {"params": {"lr_scheduler_factory": schedule}},
         "q_func_factory": {"type": "qr", "params": {"n_quantiles": 5}},
     }
-    made = build(class_of("sac"), load_config(with_algo("sac", **params)).algo.params)
-    encoder = made.critic_encoder_factory
-    optimiser = made.actor_optim_factory
+    config = build(class_of("sac"), load_config(with_algo("sac", **params)).algo.params)
+    encoder = config.critic_encoder_factory
+    optimiser = config.actor_optim_factory
     assert (encoder.hidden_units, encoder.use_layer_norm) == ([256, 256], True)
     assert (optimiser.lr_scheduler_factory.warmup_steps, optimiser.betas) == (
         9,
         (0.9, 0.999),
     )
-    assert made.q_func_factory.n_quantiles == 5
-    assert made.critic_optim_factory.lr_scheduler_factory is None
+    assert config.q_func_factory.n_quantiles == 5
+    assert config.critic_optim_factory.lr_scheduler_factory is None
 
 
 def test_numbers_that_yaml_takes_for_text():
@@ -101,7 +101,7 @@ def test_later_assignments_win_and_reach_any_depth():
         4,
         5,
     ]
-    assert {name: each.part for name, each in config.evaluators.items()} == {
+    assert {name: settings.part for name, settings in config.evaluators.items()} == {
         "td_error": "held_out"
     }
     assert load_config(with_algo("sac"), ["algo.params=null"]) == load_config(
@@ -120,8 +120,8 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
         tmp_path / "logs" / "a.hdf5"
     )
     for options in ({"data": "b.hdf5"}, {"assignments": ["data.source=b.hdf5"]}):
-        found = load_config("../configs/a.yaml", **options).data.source
-        assert found == str(tmp_path / "elsewhere" / "b.hdf5")
+        source = load_config("../configs/a.yaml", **options).data.source
+        assert source == str(tmp_path / "elsewhere" / "b.hdf5")
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,14 @@ def test_it_loads(path):
 )
 def test_it_trains(path, tmp_path):
     config = load_config(path, FEW_STEPS)
-    more = (
+    options = (
         ["evaluators.environment.episodes=1"]
         if "environment" in config.evaluators
         else []
     )
     if config.algo.type in EVALUATORS:
         policy = load_config(FOLDER / "dqn.yaml", [*FEW_STEPS, "evaluators={}"])
-        more.append(f"algo.policy={train(policy, tmp_path / 'policy').model}")
-    result = train(load_config(path, [*FEW_STEPS, *more]), tmp_path / "run")
+        options.append(f"algo.policy={train(policy, tmp_path / 'policy').model}")
+    result = train(load_config(path, [*FEW_STEPS, *options]), tmp_path / "run")
     assert result.steps == 3
     assert all(math.isfinite(value) for value in result.metrics.values())

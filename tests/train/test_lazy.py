@@ -101,9 +101,9 @@ def test_batches_are_those_of_the_columnar_buffer(shards):
         columnar._draw = lambda count, rows=rows: rows
         expected = columnar.sample_transition_batch(16)
         for name in NAMES:
-            found = getattr(batch, name)
-            assert found.dtype == getattr(expected, name).dtype == np.float32
-            np.testing.assert_array_equal(found, getattr(expected, name))
+            actual = getattr(batch, name)
+            assert actual.dtype == getattr(expected, name).dtype == np.float32
+            np.testing.assert_array_equal(actual, getattr(expected, name))
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_scalers_in_memory_and_on_disk_are_d3rlpys(name, kind, tmp_path):
     for buffer in (columnar, make_buffer(shards)):
         algo = made(name, kind)
         fit_scalers(algo, buffer)
-        found = getattr(algo, name).serialize_to_dict()
-        assert found.keys() == expected.keys()
-        for key, value in found.items():
+        actual = getattr(algo, name).serialize_to_dict()
+        assert actual.keys() == expected.keys()
+        for key, value in actual.items():
             np.testing.assert_allclose(
                 np.asarray(value, float), np.asarray(expected[key], float), rtol=1e-6
             )

@@ -179,9 +179,9 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
                 "is set, but fqe scales as its policy",
             ),
         ]
-        for asked, assignments, message in refusals:
+        for wanted, assignments, message in refusals:
             with pytest.raises(ConfigError, match=message):
-                train(load_config(asked, assignments), tmp_path / "other")
+                train(load_config(wanted, assignments), tmp_path / "other")
 
 
 def test_an_evaluation_on_the_rows_of_the_training_says_so(tmp_path):
@@ -195,17 +195,17 @@ def test_an_evaluation_on_the_rows_of_the_training_says_so(tmp_path):
         2, lambda states: np.full((len(states), 2), 0.5), trained_on=known
     )
     part = koffline.split_transitions(trained, 0.5)[0]
-    for rows, told in ((trained, 1), (part, 1), (fresh, 0)):
-        found = koffline.evaluate(rows, policy, 0.5, steps=200, resampled_replicas=4)
-        assert found.interval is not None
-        said = found.verdict.because("training")
+    for rows, count in ((trained, 1), (part, 1), (fresh, 0)):
+        estimate = koffline.evaluate(rows, policy, 0.5, steps=200, resampled_replicas=4)
+        assert estimate.interval is not None
+        reasons = estimate.verdict.because("training")
         assert (
             sum(
                 "the policy was trained on 100% of these rows" in reason
-                for reason in said
+                for reason in reasons
             )
-            == len(said)
-            == told
+            == len(reasons)
+            == count
         )
     values = as_value_function(model, space, shape)
     assert measure_freshness(values, fresh) == (True, ())
@@ -310,27 +310,27 @@ def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
 
 
 def make(kind, log, seed=1, **params):
-    own = {
+    fixed = {
         "observation_scaler": "standard",
         "reward_scaler": "standard",
         "batch_size": 8,
         **params,
     }
     with own_randomness(seed), quiet():
-        algo = make_algorithm(kind, resolve_params(kind, own))
+        algo = make_algorithm(kind, resolve_params(kind, fixed))
         build_networks(algo, ColumnarReplayBuffer(log, 0), kind)
     return algo
 
 
 def test_soft_opc():
     log = make_log()
-    made = make("dqn", log)
+    algo = make("dqn", log)
     threshold = float(np.median(log.returns()))
-    values = made.predict_value(log.observations, log.actions.reshape(-1, 1))
+    values = algo.predict_value(log.observations, log.actions.reshape(-1, 1))
     good = np.repeat(log.returns() >= threshold, log.episode_lengths)
-    measured = LogEvaluator("soft_opc", log, "a", return_threshold=threshold)(made)
+    measured = LogEvaluator("soft_opc", log, "a", return_threshold=threshold)(algo)
     assert measured == pytest.approx(values[good].mean() - values.mean(), rel=1e-4)
-    assert np.isnan(LogEvaluator("soft_opc", log, "a", return_threshold=1e9)(made))
+    assert np.isnan(LogEvaluator("soft_opc", log, "a", return_threshold=1e9)(algo))
 
 
 def test_rows_without_episodes():

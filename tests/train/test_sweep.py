@@ -124,9 +124,9 @@ def test_only_what_is_not_there_yet_is_trained(config, tmp_path, trained):
     out = tmp_path / "sweep"
     log = tmp_path / "log_discrete.hdf5"
 
-    def newly_trained(*options, **asked):
+    def newly_trained(*options, **changes):
         before = len(trained.calls)
-        assert sweep(config, out, *options, **asked).exit_code == 0
+        assert sweep(config, out, *options, **changes).exit_code == 0
         return trained.calls[before:]
 
     four = [(0.001, 0), (0.001, 1), (0.01, 0), (0.01, 1)]
@@ -217,9 +217,9 @@ def test_an_interrupted_sweep_goes_on_and_is_the_same_to_the_bit(
     assert sweep(config, out).exit_code == 0
     assert len(saved) == 4 * 3
     assert before.items() <= finished(out).items()
-    for one, other in zip(run_folders(out), run_folders(whole[0]), strict=True):
-        assert one.name == other.name
-        check_equal(other, one)
+    for resumed, other in zip(run_folders(out), run_folders(whole[0]), strict=True):
+        assert resumed.name == other.name
+        check_equal(other, resumed)
     settings = [
         json.loads((folder / "summary.json").read_text())["settings"]
         for folder in (out, whole[0])

@@ -133,8 +133,9 @@ def summary_of(scores, seeds, metric="average_value", maximize=None, failures=No
         maximize,
     )
     records = [
-        [record_of(v) for v in found] + [None] * (seeds - len(found))
-        for found in scores.values()
+        [record_of(v) for v in scores_of_setting]
+        + [None] * (seeds - len(scores_of_setting))
+        for scores_of_setting in scores.values()
     ]
     return summarise(plan, records, failures or {})
 
