@@ -65,7 +65,7 @@ class Replay:
         self,
         observations: list[Any],
         actions: list[Any],
-        rewards: list[float],
+        rewards: list[Any],
         terminated: bool,
     ) -> None:
         """One sub-episode of T steps and T + 1 observations."""
@@ -127,7 +127,7 @@ class _Running:
 
     observations: list[Any] = field(default_factory=list)
     actions: list[Any] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
+    rewards: list[Any] = field(default_factory=list)
 
 
 class PlainRun:

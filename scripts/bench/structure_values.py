@@ -94,7 +94,9 @@ def main() -> None:
             if world.goes_on:
                 continue  # its logs start anywhere in the stream
             episodes = play(world, rows=arguments.rows, generator=generator)
-            truth = truth_of(world, np.random.default_rng([arguments.seed, draw, _TRUTH]))
+            truth = truth_of(
+                world, np.random.default_rng([arguments.seed, draw, _TRUTH])
+            )
             logs = {("none", 0.0): as_log(world, episodes)}
             for fault in FAULTS:
                 for share in SHARES:
