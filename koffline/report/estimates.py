@@ -57,7 +57,7 @@ def _plot_estimate(estimate: Estimate) -> Figure:
     if uplift is not None:
         lines.append(
             plots.Line(
-                "logging policy", uplift.behavior_value, uplift.behavior_interval
+                "behavior policy", uplift.behavior_value, uplift.behavior_interval
             )
         )
     elif logged is not None:
@@ -117,9 +117,9 @@ def _comparison_with_log(estimate: Estimate) -> Iterator[tuple[str, str]]:
     logged = diagnostics.get("logged_return")
     if uplift is not None:
         value = f"{uplift.behavior_value:.4g}{within(uplift.behavior_interval)}"
-        yield "logging policy", f"{value}   (the policy that wrote the log)"
+        yield "behavior policy", f"{value}   (the policy that wrote the log)"
         difference = f"{uplift.value:+.4g}{within(uplift.interval)}"
-        yield "uplift", f"{difference}   (over the logging policy, paired)"
+        yield "uplift", f"{difference}   (over the behavior policy, paired)"
     if logged is None:
         return
     beyond = diagnostics["beyond_cuts"]
@@ -198,7 +198,7 @@ def _plot_estimates(table: EstimateTable) -> Figure:
         for bound in table.bounds
         if bound.interval
     ]
-    marks = [("truth", table.truth), ("logging policy", behavior_value)]
+    marks = [("truth", table.truth), ("behavior policy", behavior_value)]
     return plots.plot_intervals(lines, words.return_words(table), marks)
 
 

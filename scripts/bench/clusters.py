@@ -32,7 +32,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def behavior(states: np.ndarray) -> np.ndarray:
-    """Probabilities of the logging policy."""
+    """Probabilities of the behavior policy."""
     return softmax(states @ np.array([[0.0, 0.5, -0.3], [0.0, -0.3, 0.5]]))
 
 

@@ -73,7 +73,7 @@ Path = list[tuple[int, int, float, int]]  # of (state, action, reward, next stat
 def paths(
     world: World, start: tuple[float, ...] = START
 ) -> Iterator[tuple[float, Path]]:
-    """Every episode of the logging policy, with its probability."""
+    """Every episode of the behavior policy, with its probability."""
 
     def follow(state: int, chance: float, path: Path) -> Iterator[tuple[float, Path]]:
         if state == END:
