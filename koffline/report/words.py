@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from koffline.errors import percent
+from koffline.ope.comparisons import Comparison
 from koffline.ope.names import CERTIFIED_KINDS
 from koffline.ope.results import Interval, Uplift
 from koffline.spread import Spread
@@ -124,7 +125,7 @@ def within(interval: Interval | None) -> str:
     return f" ({ends(interval)})"
 
 
-def ends(interval: Interval | Spread) -> str:
+def ends(interval: Interval | Spread | Comparison) -> str:
     """Low and high end with four significant digits each; a dash if they are
     unknown.
     """

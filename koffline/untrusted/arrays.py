@@ -135,7 +135,7 @@ def read_array(path: Path) -> np.ndarray:
         return _read(file)
 
 
-def _header(file: IO[bytes], name: str, size: int) -> Header:
+def _header(file: IO[bytes] | io.BufferedIOBase, name: str, size: int) -> Header:
     """The header of an .npy of ``size`` bytes; its array must take exactly the bytes
     after the header.
 
@@ -173,7 +173,7 @@ def _header(file: IO[bytes], name: str, size: int) -> Header:
     return Header(shape, dtype)
 
 
-def _read(file: IO[bytes]) -> np.ndarray:
+def _read(file: IO[bytes] | io.BufferedIOBase) -> np.ndarray:
     """The array of an .npy whose header was checked."""
     with file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
