@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from koffline.data.disk.writer import ShardWriter
     from koffline.data.replay import ColumnarReplayBuffer
     from koffline.data.sources import open_transitions, write_transitions
+    from koffline.data.splitting import split_transitions
     from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
-    from koffline.data.units import split_transitions
     from koffline.ope.bellman_test import BellmanTest, bellman_test
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnosis import diagnose
@@ -43,7 +43,7 @@ _NAMES_IN = {
     "koffline.data.sources": ["open_transitions", "write_transitions"],
     "koffline.data.table.mapping": ["TableMapping"],
     "koffline.data.transitions": ["Continuous", "Discrete", "Transitions"],
-    "koffline.data.units": ["split_transitions"],
+    "koffline.data.splitting": ["split_transitions"],
     "koffline.ope.bellman_test": ["BellmanTest", "bellman_test"],
     "koffline.ope.cross_fit": ["cross_fit"],
     "koffline.ope.diagnosis": ["diagnose"],

@@ -355,7 +355,7 @@ def split(
       koffline data split log.csv train.hdf5 test.hdf5 --mapping columns.yaml --held-out 0.5
     """
     from koffline.data.sources import write_transitions
-    from koffline.data.units import split_transitions
+    from koffline.data.splitting import split_transitions
 
     target_path, target_form = claim_log(target, None, None, force, "TARGET")
     rest_path, rest_form = claim_log(rest, None, None, force, "REST")

@@ -141,8 +141,9 @@ def diagnose(
     def find(bar: Any) -> Any:
         """Read the log, load or fit the value function, and diagnose it."""
         from koffline.data.kinds import is_table_source
+        from koffline.data.late_ends import without_late_ends
         from koffline.data.sources import open_transitions
-        from koffline.data.units import sample_units, without_late_ends
+        from koffline.data.units import sample_units
         from koffline.fitting import threads
         from koffline.ope.cross_fit import cross_fit as fit_by_folds
         from koffline.ope.diagnosis import diagnose as diagnose_value_function

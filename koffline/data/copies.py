@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, UInt64
 
+from koffline.data.hashing import hash_rows, unit_hash
 from koffline.data.transitions import Transitions
-from koffline.data.units import hash_rows, unit_hash
 from koffline.errors import counted
 
 _BY_CHANCE = 0.05  # share of recurring states above which equal episodes may be chance

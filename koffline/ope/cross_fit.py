@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from koffline.data.late_ends import without_late_ends
 from koffline.data.transitions import Transitions, check_in_memory
-from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError, counted
 from koffline.ope.value_functions import (
     ValueFunction,

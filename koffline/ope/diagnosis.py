@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from koffline.data.copies import without_copies
+from koffline.data.late_ends import without_late_ends
 from koffline.data.structure import symptoms_of
 from koffline.data.transitions import Discrete, Transitions
-from koffline.data.units import without_late_ends
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
 from koffline.ope.cross_fit import CrossFitted

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped, UInt64
 
+from koffline.data.hashing import hash_rows
 from koffline.data.transitions import (
     ActionSpace,
     Continuous,
@@ -21,7 +22,6 @@ from koffline.data.transitions import (
     Transitions,
     check_in_memory,
 )
-from koffline.data.units import hash_rows
 from koffline.errors import DataError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import (

@@ -21,12 +21,14 @@ from koffline.data import quiet, remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.kinds import is_shard_folder
+from koffline.data.late_ends import stop_shares
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import requested_space
+from koffline.data.splitting import split_log, split_shards
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
-from koffline.data.units import sample_units, split_log, split_shards, stop_shares
+from koffline.data.units import sample_units
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads

@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.units import sample_units, split_log, split_shards
+from koffline.data.splitting import split_log, split_shards
+from koffline.data.units import sample_units
 from koffline.errors import ConfigError
 from tests.data.logs import in_shards, numbered_log
 

@@ -5,8 +5,8 @@ import pytest
 
 from koffline.data.replay import to_d3rlpy
 from koffline.data.sources import open_transitions, write_transitions
+from koffline.data.splitting import split_transitions
 from koffline.data.transitions import Discrete
-from koffline.data.units import split_transitions
 from koffline.errors import ConfigError, DataError
 from tests.data.logs import d4rl_arrays, in_shards, roll_out, write_arrays
 from tests.refusals import one_line, refused

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import koffline
-from koffline.data.units import poisson_counts
+from koffline.data.hashing import poisson_counts
 from koffline.errors import DataError
 from koffline.ope.log.problem import prepare_problem
 from koffline.ope.networks import fitted_q as training

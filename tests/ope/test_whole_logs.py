@@ -10,8 +10,8 @@ import pytest
 
 import koffline
 from koffline.config import EvaluationSettings
+from koffline.data.late_ends import stop_shares, without_late_ends
 from koffline.data.transitions import Metadata
-from koffline.data.units import stop_shares, without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.log import working_log

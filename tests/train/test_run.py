@@ -24,7 +24,7 @@ from koffline.algos.training import (
 )
 from koffline.data import quiet
 from koffline.data.sources import write_transitions
-from koffline.data.units import split_log
+from koffline.data.splitting import split_log
 from koffline.errors import ConfigError, DataError
 from koffline.ope.cross_fit import measure_freshness
 from koffline.ope.value_functions import as_value_function

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from koffline.data import remote
 from koffline.data.flat import flat_arrays
+from koffline.data.late_ends import without_late_ends
 from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
 from koffline.data.table.episodes import assemble, begins_episode
@@ -27,7 +28,6 @@ from koffline.data.table.rows import check_room, frame_bytes
 from koffline.data.table.survey import SHAPE_KEY, Table, prepare_table
 from koffline.data.table.values import TableCounts, hashed
 from koffline.data.transitions import Metadata, Transitions
-from koffline.data.units import without_late_ends
 from koffline.errors import DataError
 from koffline.store.files import Location, atomic_file
 

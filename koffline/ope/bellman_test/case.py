@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.config import BellmanSettings
+from koffline.data.late_ends import without_late_ends
 from koffline.data.transitions import Transitions
-from koffline.data.units import without_late_ends
 from koffline.errors import DataError
 from koffline.kernels import Gaussian, median_bandwidth
 from koffline.ope.cross_fit import CrossFitted

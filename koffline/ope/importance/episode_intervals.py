@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import special
 
-from koffline.data.units import poisson_counts
+from koffline.data.hashing import poisson_counts
 from koffline.ope.importance.episode_means import EpisodeStatistic, standard_error
 from koffline.ope.importance.episodes import MOST_NUMBERS, STEPS, EpisodeProblem
 from koffline.ope.intervals.base import check_reward_bounds

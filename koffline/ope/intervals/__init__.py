@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 
 from koffline.config import read_section
-from koffline.data.units import poisson_counts
+from koffline.data.hashing import poisson_counts
 from koffline.errors import ConfigError
 from koffline.ope.intervals import base
 from koffline.ope.intervals.base import (

@@ -25,8 +25,9 @@ from jaxtyping import Int
 
 from koffline.data.copies import DistinctLog, without_copies
 from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
+from koffline.data.late_ends import stop_shares, without_late_ends
 from koffline.data.transitions import Transitions
-from koffline.data.units import UnitSample, sample_units, stop_shares, without_late_ends
+from koffline.data.units import UnitSample, sample_units
 from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
 from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from koffline.batches import Table
 from koffline.data.columns import blocks
-from koffline.data.units import poisson_counts
+from koffline.data.hashing import poisson_counts
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 

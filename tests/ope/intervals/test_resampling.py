@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import koffline.ope.intervals as resampling
-from koffline.data.units import poisson_counts
+from koffline.data.hashing import poisson_counts
 from koffline.errors import ConfigError
 from koffline.ope.intervals import base, make_interval, pivot_interval, resample_values
 from koffline.ope.names import SYSTEM_KINDS
