@@ -25,7 +25,7 @@ from koffline.ope.importance.episodes import (
     with_unknown_actions,
 )
 from koffline.ope.log.coverage import among
-from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_part
 from koffline.ope.networks.out_of_bag import PassOverRows, RowSums, pass_over_rows
 from koffline.ope.networks.resampling import Resampling
 from koffline.ope.results import PointEstimate
@@ -190,9 +190,8 @@ class Reading:
             fixed_starts=self.starts is not None,
             n_actions=3,
         )
-        generator = np.random.default_rng(0)
-        return prepare_problem(
-            log, self.policy, GAMMA, 1, generator, self.starts, like=measures
+        return prepare_part(
+            log, self.policy, GAMMA, measures, initial_observations=self.starts
         )
 
     def passed(self, problem: EvaluationProblem) -> PassOverRows:

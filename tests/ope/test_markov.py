@@ -17,8 +17,9 @@ from koffline.ope.importance.episodes import RowValues
 from koffline.ope.log.problem import (
     EvaluationProblem,
     Measures,
+    ProblemInputs,
     prepare_problem,
-    remember,
+    with_previous_rows,
 )
 from koffline.ope.log.working_log import LogPart, in_problem
 from koffline.ope.networks.fitted_q import fit_value_function
@@ -200,16 +201,18 @@ def test_too_few_episodes_and_rows_that_stand_alone_are_not_tested() -> None:
 
 
 def test_memories_by_hand() -> None:
-    rows = np.array([[1.0], [2.0], [3.0], [4.0]])
-    reward = np.array([[0.1], [0.2], [0.3], [0.4]])
-    asked = {
-        "inputs": rows,
-        "next_inputs": np.zeros((4, 1, 1)),
-        "start_inputs": np.zeros((2, 1, 1)),
-    }
-    remember(asked, reward, np.array([0, 2]), 2)
-    before = asked["inputs"][:, 1:]
-    after = asked["next_inputs"][:, 0, 1:]
+    remembered = with_previous_rows(
+        ProblemInputs(
+            inputs=np.array([[1.0], [2.0], [3.0], [4.0]]),
+            next_inputs=np.zeros((4, 1, 1)),
+            start_inputs=np.zeros((2, 1, 1)),
+        ),
+        rewards=np.array([0.1, 0.2, 0.3, 0.4]),
+        unit_starts=np.array([0, 2]),
+        count=2,
+    )
+    before = remembered.inputs[:, 1:]
+    after = remembered.next_inputs[:, 0, 1:]
     none = [0, 0, 0]
     first = [1, 1, 0.1]
     second = [1, 2, 0.2]

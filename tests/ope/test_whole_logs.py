@@ -15,7 +15,7 @@ from koffline.data.transitions import Metadata
 from koffline.errors import ConfigError, DataError
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.log import working_log
-from koffline.ope.log.problem import prepare_problem
+from koffline.ope.log.problem import prepare_part
 from koffline.ope.log.working_log import hold
 from koffline.ope.networks.out_of_bag import reader_of
 from koffline.ope.stream_settings import StreamSettings, remove_saved
@@ -198,10 +198,7 @@ def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None
     ) as workspace:
         found = workspace.row_sums
         fitted = workspace.fitted
-        generator = np.random.default_rng(0)  # nothing is drawn for discrete actions
-        rows = prepare_problem(
-            log, workspace.policy, 0.9, 1, generator, like=workspace.problem
-        )
+        rows = prepare_part(log, workspace.policy, 0.9, measures=workspace.problem)
         values = reader_of(fitted, "kloss")(rows).values
     mass = values.weights * (1.0 - rows.discounts)
     assert found.diagnostics()["mass"] == pytest.approx(

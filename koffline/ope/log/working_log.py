@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from koffline.data.transitions import Transitions
 from koffline.data.units import UnitSample, sample_units
 from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
-from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_part
 from koffline.ope.stream_settings import (
     SAVED,
     StreamSettings,
@@ -67,9 +67,13 @@ class Sums:
     """
 
     def __add__(self, other: Any) -> Any:
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
-        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
-        return type(self)(*(None if own is None else own + more for own, more in pairs))
+        sums = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value is not None:
+                value = value + getattr(other, field.name)
+            sums[field.name] = value
+        return type(self)(**sums)
 
 
 S = TypeVar("S")
@@ -119,10 +123,10 @@ class WorkingLog:
         In a sample of a larger log nothing is merged: other copies of its units may lie
         outside the sample.
         """
-        found = without_copies(self.sample.transitions)
+        distinct = without_copies(self.sample.transitions)
         if self.is_whole:
-            return found
-        return replace(found, transitions=self.sample.transitions)
+            return distinct
+        return replace(distinct, transitions=self.sample.transitions)
 
     @property
     def copies(self) -> tuple[str, ...]:
@@ -135,10 +139,9 @@ class WorkingLog:
     def held(self) -> LogPart:
         """The rows in memory as one part."""
         rows = self.merged.transitions
-        return LogPart(
-            rows,
-            np.arange(len(rows.unit_starts)) if self.is_whole else self.sample.units,
-        )
+        if self.is_whole:
+            return LogPart(rows, np.arange(len(rows.unit_starts)))
+        return LogPart(rows, self.sample.units)
 
     def fold(self, summarise: Callable[[LogPart], S], row_bytes: int = 0) -> S:
         """Sum ``summarise`` over all parts of the log.
@@ -149,11 +152,11 @@ class WorkingLog:
         if self.is_whole:
             return summarise(self.held)
         plan = _Pass(
-            self.log,
-            summarise,
-            self.part_rows(row_bytes),
-            torch.get_num_threads(),
-            self.stops,
+            log=self.log,
+            summarise=summarise,
+            rows=self.part_rows(row_bytes),
+            threads=torch.get_num_threads(),
+            stops=self.stops,
         )
         if isinstance(self.log, Transitions):
             return _sum_of_shards(plan, (0,))
@@ -164,24 +167,34 @@ class WorkingLog:
         from time to time.
         """
         names = [shard.name for shard in log.shards]
+
+        def name_of(item: tuple[int, ...]) -> str:
+            """The first and the last shard's name; one name of a single shard."""
+            return " … ".join(dict.fromkeys((names[item[0]], names[item[-1]])))
+
         items = _items(log)
         saved = self._saved(log, plan, items)
-        before, total = (0, None) if saved is None else read_sums(saved)
-        mapped = self.stream.map(
+        already_summed = 0
+        total = None
+        if saved is not None:
+            already_summed, total = read_sums(saved)
+        sums_of_items = self.stream.map(
             _sum_of_shards,
-            items[before:],
+            items[already_summed:],
             plan,
-            name=lambda item: " … ".join(
-                dict.fromkeys((names[item[0]], names[item[-1]]))
-            ),
+            name=name_of,
             progress=self._report,
         )
-        last = time.monotonic()
-        for done, one in enumerate(mapped, start=before + 1):
-            total = one if total is None else total + one
-            if saved is not None and time.monotonic() - last >= SECONDS_BETWEEN_SAVES:
+        last_save = time.monotonic()
+        for done, sums in enumerate(sums_of_items, start=already_summed + 1):
+            if total is None:
+                total = sums
+            else:
+                total = total + sums
+            is_due = time.monotonic() - last_save >= SECONDS_BETWEEN_SAVES
+            if saved is not None and is_due:
                 write_sums(saved, (done, total))
-                last = time.monotonic()
+                last_save = time.monotonic()
         return total
 
     def _saved(
@@ -194,19 +207,18 @@ class WorkingLog:
             return None
         names = [shard.name for shard in log.shards]
         try:
+            states = [os.stat(name) for name in names]
             files = [
-                (name, found.st_size, found.st_mtime_ns)
-                for name in names
-                for found in [os.stat(name)]
+                (name, state.st_size, state.st_mtime_ns)
+                for name, state in zip(names, states, strict=True)
             ]
         except OSError:  # storage elsewhere
             if log.metadata.sha256 is None:
                 return None
             files = []
         rows = (log.metadata.sha256, names, files, items, plan.rows)
-        digest = hashlib.sha256(
-            pickled((rows, self.answers, plan.summarise))
-        ).hexdigest()
+        everything = (rows, self.answers, plan.summarise)
+        digest = hashlib.sha256(pickled(everything)).hexdigest()
         return Path(self.stream.partial) / f"{digest[:32]}{SAVED}"
 
     def part_rows(self, row_bytes: int) -> int:
@@ -233,7 +245,7 @@ class WorkingLog:
 
 def in_problem(
     summarise: Callable[[EvaluationProblem], S],
-    like: Measures,
+    measures: Measures,
     policy: Policy,
     gamma: float,
     action_draws: int,
@@ -241,57 +253,82 @@ def in_problem(
     longest: int,
     part: LogPart,
 ) -> S:
-    """Apply ``summarise`` to a part of the log, prepared as a problem with the measures
-    of the whole log.
+    """Apply ``summarise`` to a part of the log, prepared as a problem with the
+    ``measures`` of the whole log.
 
-    longest: rows of the log's longest unit.
+    action_draws: draws of a stochastic continuous policy's actions in each state.
+    seed: of these draws. longest: rows of the log's longest unit.
     """
-    asked = part.transitions, policy, gamma, action_draws, np.random.default_rng(0)
-    if getattr(policy, "deterministic", True):
-        draw = None
-    else:
-        draw = partial(_draw, policy, seed, longest, part)
-    return summarise(prepare_problem(*asked, like=like, numbers=part.units, draw=draw))
-
-
-def _draw(
-    policy: Policy,
-    seed: int,
-    longest: int,
-    part: LogPart,
-    states: np.ndarray,
-    count: int,
-    _: bool = False,
-) -> np.ndarray:
-    """Draw actions (N, count, k) in states of a part; draws do not depend on how the
-    log is split.
-
-    Units share batches of fixed layout, with places for the longest unit; unused places
-    repeat some state.
-    """
-    rows = part.transitions
-    units = part.units
-    found = []
-    by_step = rows.has_episodes and states is rows.next_observations
-    lengths, longest = (
-        (rows.episode_lengths, longest) if by_step else (np.ones_like(units), 1)
+    draws = None
+    if not getattr(policy, "deterministic", True):
+        draws = _DrawsOfPart(policy, action_draws, seed, longest, part)
+    problem = prepare_part(
+        part.transitions, policy, gamma, measures, draws, numbers=part.units
     )
-    together = max(1, _TOGETHER // longest)
-    key = (seed, _DRAWS, int(by_step))
-    steps = np.arange(len(states)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    groups, slots = np.divmod(np.repeat(units, lengths), together)
-    for these in np.split(np.arange(len(states)), np.flatnonzero(np.diff(groups)) + 1):
-        places = slots[these] * longest + steps[these]
-        batch = np.repeat(
-            states[these[:1]],
-            together * longest if together > 1 else len(these),
-            axis=0,
-        )
-        batch[places] = states[these]
-        own = np.random.default_rng([*key, groups[these[0]]])
-        drawn = policy.sample(np.concatenate([batch] * count), own)
-        found.append(drawn.reshape(count, len(batch), -1)[:, places].swapaxes(0, 1))
-    return np.concatenate(found)
+    return summarise(problem)
+
+
+@dataclass(frozen=True, eq=False)
+class _DrawsOfPart:
+    """Draws of a policy's actions in a part of a log that do not depend on how the log
+    is split (`koffline.ope.log.problem.ActionDraws`).
+
+    ``count``: draws in each state. ``longest``: rows of the log's longest unit.
+    """
+
+    policy: Policy
+    count: int
+    seed: int
+    longest: int
+    part: LogPart
+
+    def in_next_states(self, states: np.ndarray) -> np.ndarray:
+        """Actions (N, count, k) in the next states (N, ...) of the part's rows."""
+        log = self.part.transitions
+        if not log.has_episodes:
+            return self._draw(states, np.ones_like(self.part.units), 1, stream=0)
+        return self._draw(states, log.episode_lengths, self.longest, stream=1)
+
+    def in_start_states(self, states: np.ndarray) -> np.ndarray:
+        """Actions (U, count, k) in the start states (U, ...) of the part's units."""
+        return self._draw(states, np.ones_like(self.part.units), 1, stream=0)
+
+    def _draw(
+        self, states: np.ndarray, lengths: np.ndarray, longest: int, stream: int
+    ) -> np.ndarray:
+        """Actions (N, count, k), drawn for a group of units at once.
+
+        Which units form a group depends on their numbers in the log alone, and every
+        group has a generator of its own. The policy is asked about a batch of fixed
+        layout with ``longest`` places for each unit of the group, so that a state is
+        always in the same place; places without a state repeat some state of the group.
+
+        lengths (U,): states of each unit. longest: places of a unit. stream: number of
+        the random stream.
+        """
+        units = self.part.units
+        units_of_group = max(1, _TOGETHER // longest)
+        firsts = np.cumsum(lengths) - lengths
+        steps = np.arange(len(states)) - np.repeat(firsts, lengths)
+        groups, slots = np.divmod(np.repeat(units, lengths), units_of_group)
+        group_starts = np.flatnonzero(np.diff(groups)) + 1
+        drawn = []
+        for rows in np.split(np.arange(len(states)), group_starts):
+            if units_of_group > 1:
+                size = units_of_group * longest
+            else:
+                size = len(rows)
+            places = slots[rows] * longest + steps[rows]
+            batch = np.repeat(states[rows[:1]], size, axis=0)
+            batch[places] = states[rows]
+            generator = np.random.default_rng(
+                [self.seed, _DRAWS, stream, groups[rows[0]]]
+            )
+            repeated = np.concatenate([batch] * self.count)
+            actions = self.policy.sample(repeated, generator)
+            by_draw = actions.reshape(self.count, size, -1)[:, places]
+            drawn.append(by_draw.swapaxes(0, 1))
+        return np.concatenate(drawn)
 
 
 def hold(
@@ -306,23 +343,27 @@ def hold(
     Raises DataError.
     """
     stream = stream or StreamSettings()
-    found = sample_units(log, sample_rows, seed, settings=stream)
-    stops = stop_shares(found.transitions)
+    sample = sample_units(log, sample_rows, seed, settings=stream)
+    stops = stop_shares(sample.transitions)
     if stops is not None:
-        rows = without_late_ends(found.transitions, found.units, stops)
-        if len(rows) < len(found.transitions):
+        rows = without_late_ends(sample.transitions, sample.units, stops)
+        if len(rows) < len(sample.transitions):
             noted = log.metadata.with_notes(rows.metadata.notes[-1])
             if isinstance(log, Transitions):
                 log = log.with_metadata(noted)
             else:
                 log = replace(log, metadata=noted)
-        found = replace(found, transitions=rows)
-    return WorkingLog(log, found, stream, progress, stops=stops)
+        sample = replace(sample, transitions=rows)
+    return WorkingLog(log, sample, stream, progress, stops=stops)
 
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """Input of every worker: the log (or its paths) and the summary of its parts."""
+    """Input of every worker: the log (or its paths) and the summary of its parts.
+
+    ``rows``: of a part. ``threads``: of torch in the worker. ``stops``: as in
+    `WorkingLog`.
+    """
 
     log: AnyLog
     summarise: Callable[[LogPart], Any]
@@ -335,23 +376,24 @@ class _Pass:
         counts as one shard.
         """
         for part in self._parts(shards):
-            fair = part.transitions
+            rows = part.transitions
             if self.stops is not None:
-                fair = without_late_ends(fair, part.units, self.stops)
-            yield LogPart(fair, part.units)
+                rows = without_late_ends(rows, part.units, self.stops)
+            yield LogPart(rows, part.units)
 
     def _parts(self, shards: tuple[int, ...]) -> Iterator[LogPart]:
         if isinstance(self.log, Transitions):
             yield from _parts_in_memory(self.log, self.rows)
             return
-        before = [
-            shard.episodes if self.log.has_episodes else shard.rows
-            for shard in self.log.shards
-        ]
-        for shard in shards:
-            for block in in_whole_units(self.log.shard_blocks(shard, self.rows)):
+        if self.log.has_episodes:
+            units_of_shards = [shard.episodes for shard in self.log.shards]
+        else:
+            units_of_shards = [shard.rows for shard in self.log.shards]
+        for number in shards:
+            units_before = sum(units_of_shards[:number])
+            for block in in_whole_units(self.log.shard_blocks(number, self.rows)):
                 part = Transitions.of_checked(block.columns, self.log.action_space)
-                yield LogPart(part, sum(before[:shard]) + np.unique(block.units))
+                yield LogPart(part, units_before + np.unique(block.units))
 
 
 @torch.no_grad()
@@ -380,9 +422,6 @@ def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
     ends = np.append(log.unit_starts[1:], len(log))
     stretch = (ends - 1) // rows  # in which a unit ends
     for units in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(stretch)) + 1):
-        first = 0 if units[0] == 0 else int(ends[units[0] - 1])
-        columns = {
-            name: column[first : ends[units[-1]]]
-            for name, column in log.columns.items()
-        }
+        rows_of_part = slice(int(log.unit_starts[units[0]]), int(ends[units[-1]]))
+        columns = {name: column[rows_of_part] for name, column in log.columns.items()}
         yield LogPart(Transitions.of_checked(columns, log.action_space), units)
