@@ -4,6 +4,11 @@ then solve last layers.
 After each round the last layer is solved for the kernel loss, and training continues
 from there. By training alone, values of a long horizon would take many times as many
 steps.
+
+Where what happens: `Training.train` runs one round of fitted Q evaluation. Its
+regression targets and its target network are those of
+`koffline.objectives.FittedIteration`, whose `FollowTarget.update` moves the target
+network after every step of `koffline.fitting.fit`.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from koffline.batches import rows_by_weight
 from koffline.config import EvaluationSettings
@@ -23,9 +29,10 @@ from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
 from koffline.kernels import FourierFeatures
 from koffline.objectives import fitted_q
 from koffline.ope.log.problem import EvaluationProblem, prepare_problem
+from koffline.ope.log.working_log import S
 from koffline.ope.names import AVERAGED
 from koffline.ope.networks import last_layer as layers
-from koffline.ope.networks.fitted_values import FittedValues, Fold
+from koffline.ope.networks.fitted_values import FittedValues, Fold, Summarise
 from koffline.ope.networks.resampling import (
     Resampling,
     cut_shares,
@@ -42,15 +49,13 @@ from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 from koffline.replicas import ReplicaPlan, StackedMLP
 
-# least in a round, most in total: 8000 more hardly change an error
-SHORTEST = 1000
-MOST_STEPS = 8000
+SHORTEST = 1000  # steps of a round at least
+MOST_STEPS = 8000  # steps of all rounds: 8000 more hardly change an error
 _EPOCHS = 40  # epochs before training may stop
 # features still improve if the held-out loss falls below this share of the one before
 _BETTER = 0.9
-_SHARP = (
-    0.2  # width, in rms returns, below which better features would not help an interval
-)
+# width, in rms returns, below which better features would not help an interval
+_SHARP = 0.2
 _SOLVED_ROWS = 4096  # rows of the last layers between rounds
 _LEAST = 0.01  # least difference, in rms returns
 _RECORDS = 40  # of the objective in a round
@@ -59,11 +64,17 @@ _RECORDS = 40  # of the objective in a round
 def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[int]:
     """Steps of every round, each as long as all before it; the first two see every row
     at least 40 times.
+
+    steps: of all rounds; None for the most that are useful. rows: of the log.
     """
-    rounds = [MOST_STEPS if steps is None else steps]
-    while rounds[0] / 2 >= max(SHORTEST, _EPOCHS * rows / batch_size / 2):
-        rounds[:1] = [rounds[0] - rounds[0] // 2, rounds[0] // 2][::-1]
-    return rounds
+    first = MOST_STEPS if steps is None else steps
+    shortest = max(SHORTEST, _EPOCHS * rows / batch_size / 2)
+    later: list[int] = []
+    while first / 2 >= shortest:
+        half = first // 2
+        later.insert(0, first - half)
+        first = half
+    return [first, *later]
 
 
 class Training:
@@ -85,24 +96,29 @@ class Training:
         instruments: FourierFeatures,
         progress: Progress | None,
     ) -> None:
-        table = self._whole = make_table(problem, settings.device)
         self._problem = problem
         self._resampling = resampling
         self._settings = settings
-        self._progress = progress
-        weights = resampling.row_weights(problem)
         self._instruments = instruments
+        self._progress = progress
+        self._table = make_table(problem, settings.device)
+        weights = resampling.row_weights(problem)
         generator = torch.Generator().manual_seed(resampling.seeds[0])
+        # full replicas share the rows of the first: 1 + R − F sets
         distinct = torch.cat([weights[:1], weights[resampling.full :]])
-        # 1 + R − F
-        self._row_sets = tuple(rows_by_weight(own, generator) for own in distinct)
-        rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
-        self._table = table.select(rows.to(table.inputs.device))
-        self._weights = weights[:, rows].to(table.inputs.device)
-        # weight > 0
-        self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(
-            self._weights
+        self._row_sets = tuple(
+            rows_by_weight(of_replica, generator) for of_replica in distinct
         )
+        # the rows on which last layers are solved between rounds
+        device = self._table.inputs.device
+        stride = math.ceil(len(self._table) / _SOLVED_ROWS)
+        rows = torch.arange(0, len(self._table), stride)
+        self._solved_table = self._table.select(rows.to(device))
+        self._solved_weights = weights[:, rows].to(device)
+        # counted in the log, and not drawn by the replica
+        is_unseen = (weights == 0.0) & (weights[0] > 0.0)
+        self._unseen = is_unseen[:, rows].to(self._solved_weights)
+        # start values (R,) and held-out loss after the round before
         self._before: tuple[np.ndarray, float] | None = None
 
     def run(self) -> FitRecord:
@@ -115,45 +131,54 @@ class Training:
             problem.n_actions or 1,
         )
         network = StackedMLP.initialise(
-            sizes, self._resampling.seeds, device=self._whole.inputs.device
+            sizes, self._resampling.seeds, device=self._table.inputs.device
         )
         level = float(np.clip(layers.best_level(problem), *problem.value_bounds))
-        network.layers(network.flat)[-1][1].add_(level)  # a view of the flat parameters
+        _, output_biases = network.layers(network.flat)[-1]
+        output_biases.add_(level)  # a view of the flat parameters
         if settings.steps is not None:
             rows = 0
         else:
             rows = int(np.count_nonzero(problem.row_weights))
-        first, *others = rounds_of(settings.steps, rows, settings.batch_size)
-        record = self.fit(network, first)
-        for steps in others:
+        first, *later = rounds_of(settings.steps, rows, settings.batch_size)
+        record = self.train(network, first)
+        for steps in later:
             network, has_settled = self.solve(record.network)
             if settings.steps is None and has_settled:
                 break
-            record = _joined(
-                record,
-                self.fit(network.with_flat(network.flat.float()), steps, record.steps),
-            )
+            network = network.with_flat(network.flat.float())
+            record = _joined(record, self.train(network, steps, record.steps))
         return record
 
-    def fit(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
-        """Train for ``steps`` steps, after ``done`` earlier ones; learning rates decay
-        to 0 by a cosine.
+    def train(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
+        """One round of fitted Q evaluation: ``steps`` steps, after ``done`` earlier
+        ones; learning rates decay to 0 by a cosine.
+
+        `fit` updates the target network after every step, by the rule of the objective:
+        target += target_rate · (network − target). (Le, Voloshin & Yue 2019)
         """
         settings = self._settings
         seeds = self._resampling.seeds
-        full = self._resampling.full
-        rates = (settings.learning_rate,) * len(seeds)
-        batch_seeds = tuple(seed + done for seed in seeds)
-        row_set_of = (0,) * full + tuple(range(1, len(self._row_sets)))
-        plan = ReplicaPlan(rates, batch_seeds, self._row_sets, row_set_of)
-        batch_size = min(settings.batch_size, len(self._whole))
-        recorded = max(1, steps // _RECORDS)
-        asked = FitSettings(
-            steps, batch_size, "cosine", record_every=recorded, threads=settings.threads
+        of_full = (0,) * self._resampling.full
+        plan = ReplicaPlan(
+            learning_rates=(settings.learning_rate,) * len(seeds),
+            batch_seeds=tuple(seed + done for seed in seeds),
+            row_sets=self._row_sets,
+            row_set_of=of_full + tuple(range(1, len(self._row_sets))),
         )
-        objective = fitted_q(settings.target_rate, self._problem.value_bounds)
         record = fit(
-            self._whole, network, objective, plan, asked, progress=self._progress
+            table=self._table,
+            network=network,
+            objective=fitted_q(settings.target_rate, self._problem.value_bounds),
+            plan=plan,
+            settings=FitSettings(
+                steps=steps,
+                batch_size=min(settings.batch_size, len(self._table)),
+                schedule="cosine",
+                record_every=max(1, steps // _RECORDS),
+                threads=settings.threads,
+            ),
+            progress=self._progress,
         )
         if self._progress is not None:
             self._progress(steps, steps, "solving last layers")
@@ -163,50 +188,60 @@ class Training:
         """The networks with the last layer of least kernel loss, and whether training
         can stop.
         """
-        scale = self._problem.reward_scale
         system = accumulate_systems(
-            network, self._table, self._instruments, self._weights
+            network, self._solved_table, self._instruments, self._solved_weights
         )
         solved = layers.minimise_kernel_loss(network, system, self._settings.ridge)
-        starts = layers.sum_starts(
-            network, self._resampling, None, self._problem
-        ).means[:, 0]
-        now = layers.mean_values(starts, layers.last_layer(solved), scale)[:, 0]
+        starts = layers.sum_starts(network, self._resampling, None, self._problem)
+        values = layers.mean_values(
+            starts.means[:, 0], layers.last_layer(solved), self._problem.reward_scale
+        )[:, 0]
         loss = self._held_out_loss(solved)
         before = self._before
-        self._before = (now, loss)
+        self._before = (values, loss)
         if before is None:
             return solved, False
-        values, old_loss = before
-        moves = now - values
-        resampled = now[self._resampling.full :]
-        kept = moves[np.isfinite(moves)]
+        old_values, old_loss = before
+        has_settled = self._has_settled(values, old_values, loss, old_loss)
+        return solved, has_settled
+
+    def _has_settled(
+        self,
+        values: Float[np.ndarray, " replica"],
+        old_values: Float[np.ndarray, " replica"],
+        loss: float,
+        old_loss: float,
+    ) -> bool:
+        """Whether training can stop, by start values in units of the return and
+        held-out losses, now and after the round before.
+        """
+        scale = self._problem.reward_scale
+        moves = values - old_values
+        moves = moves[np.isfinite(moves)]
+        resampled = values[self._resampling.full :]
         resampled = resampled[np.isfinite(resampled)]
+        width = 0.0
         if len(resampled) > 1:
             width = 4.0 * float(resampled.std(ddof=1))
-        else:
-            width = 0.0
         tolerance = max(self._settings.agreement * width, _LEAST * scale)
-        is_quiet = len(kept) > 0 and abs(float(kept.mean())) <= tolerance
+        is_quiet = len(moves) > 0 and abs(float(moves.mean())) <= tolerance
         is_learnt = loss >= _BETTER * old_loss or width <= _SHARP * scale
-        return solved, (is_quiet and is_learnt) or _BETTER * loss > max(0.0, old_loss)
+        is_worse = _BETTER * loss > max(0.0, old_loss)
+        return (is_quiet and is_learnt) or is_worse
 
     def _held_out_loss(self, network: StackedMLP) -> float:
         """Σ over resampled networks of ‖ψᵀδ‖² − ‖δ‖², δ of unseen rows; 0 in
         expectation for the true Q.
         """
-        table = self._table
-        compared = self._table.compared
-        projected = self._weights.new_zeros(network.replicas, 1)
-        squares = self._weights.new_zeros(())
+        table = self._solved_table
+        compared = table.compared
+        projected = self._solved_weights.new_zeros(network.replicas, 1)
+        squares = self._solved_weights.new_zeros(())
         for rows in row_blocks(network, len(table), table.draws):
-            residual = (
-                read_rows(network, table, rows)[2] * self._unseen[:, rows]
-            ).nan_to_num()
-            projected = projected + residual @ self._instruments(
-                compared[rows].double()
-            )
-            squares = squares + residual.square().sum()
+            _, _, residual = read_rows(network, table, rows)
+            unseen = (residual * self._unseen[:, rows]).nan_to_num()
+            projected = projected + unseen @ self._instruments(compared[rows].double())
+            squares = squares + unseen.square().sum()
         return float(projected.square().sum() - squares)
 
 
@@ -214,14 +249,12 @@ def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
     """The second round's record, with the steps of both and the first divergence of
     each replica.
     """
-    steps = first.steps
-    diverged = zip(first.diverged_at, second.diverged_at, strict=True)
-    later = [
-        one if one is not None or other is None else steps + other
-        for one, other in diverged
-    ]
+    diverged_at = list(first.diverged_at)
+    for replica, step in enumerate(second.diverged_at):
+        if diverged_at[replica] is None and step is not None:
+            diverged_at[replica] = first.steps + step
     return dataclasses.replace(
-        second, diverged_at=tuple(later), steps=steps + second.steps
+        second, diverged_at=tuple(diverged_at), steps=first.steps + second.steps
     )
 
 
@@ -243,47 +276,61 @@ def fit_value_functions(
     whether any episode is cut.
     """
     width = (problem.inputs.shape[1], *settings.hidden_units)[-1]
-    asked = (
-        settings.bandwidth,
-        settings.instruments,
-        (width + 1) * (problem.n_actions or 1),
-        settings.seed,
+    instruments, bandwidth = layers.draw_instruments(
+        problem,
+        bandwidth=settings.bandwidth,
+        count=settings.instruments,
+        parameters=(width + 1) * (problem.n_actions or 1),
+        seed=settings.seed,
     )
-    instruments, bandwidth = layers.draw_instruments(problem, *asked)
-    record = Training(problem, resampling, settings, instruments, progress).run()
+    rounds = Training(problem, resampling, settings, instruments, progress)
+    record = rounds.run()
     network = record.network
 
-    reach: Fold = fold or (lambda summarise: summarise(problem))
+    if fold is None:
+        fold = partial(_apply, problem)
+    stops = None
     if is_cut and not problem.fixed_starts:
         stops = cut_shares(problem)
-    else:
-        stops = None
     of_part = partial(
         systems_of_part, network, instruments, resampling, settings.gamma, stops
     )
-    sums: LinearSystems = reach(of_part)
-    solved = layers.minimise_kernel_loss(network, sums.system, settings.ridge)
-    trained = network.flat.double()
-    # of the last layers; the others are the same
-    mean = network.with_flat(0.5 * (solved.flat + trained))
-    heads = {AVERAGED: mean, "kloss": solved, "fqe": network.with_flat(trained)}
+    systems: LinearSystems = fold(of_part)
     if problem.fixed_starts:  # start states of a part are meaningless then
-        sums = dataclasses.replace(
-            sums, starts=layers.sum_starts(network, resampling, None, problem)
-        )
-    units = effective_units or float(len(problem.episode_starts))
-    found = (
-        problem,
-        resampling,
-        settings,
-        heads,
-        sums,
-        stops,
-        bandwidth,
-        instruments,
-        record,
+        starts = layers.sum_starts(network, resampling, None, problem)
+        systems = dataclasses.replace(systems, starts=starts)
+    return FittedValues(
+        problem=problem,
+        resampling=resampling,
+        settings=settings,
+        heads=_heads(network, systems, settings.ridge),
+        systems=systems,
+        stops=stops,
+        bandwidth=bandwidth,
+        instruments=instruments,
+        record=record,
+        fold=fold,
+        units=effective_units or float(len(problem.episode_starts)),
     )
-    return FittedValues(*found, fold=reach, units=units)
+
+
+def _apply(problem: EvaluationProblem, summarise: Summarise[S]) -> S:
+    """The sum over a log that is one part."""
+    return summarise(problem)
+
+
+def _heads(
+    network: StackedMLP, systems: LinearSystems, ridge: float
+) -> dict[str, StackedMLP]:
+    """The networks by head: with the last layer of least kernel loss (``kloss``), as
+    fitted Q evaluation left it (``fqe``), and with the mean of both.
+
+    Only last layers differ, so that the mean of all parameters is that of them.
+    """
+    solved = layers.minimise_kernel_loss(network, systems.system, ridge)
+    trained = network.with_flat(network.flat.double())
+    mean = network.with_flat(0.5 * (solved.flat + trained.flat))
+    return {AVERAGED: mean, "kloss": solved, "fqe": trained}
 
 
 def fit_value_function(
@@ -305,6 +352,5 @@ def fit_value_function(
             transitions, policy, settings.gamma, settings.action_draws, generator
         )
         resampling = Resampling.draw(problem, settings.full_replicas, 0, settings.seed)
-        return fit_value_functions(
-            problem, resampling, settings, progress
-        ).value_function(transitions)
+        fitted = fit_value_functions(problem, resampling, settings, progress)
+        return fitted.value_function(transitions)

@@ -1,7 +1,7 @@
-"""Estimates by the trained networks of one evaluation: J of the policy, of the logging
+"""Estimates by the trained networks of one evaluation: J of the policy, of the behavior
 policy, the uplift.
 
-The logging policy's value is the mean return of complete episodes. After a cut, LSTD in
+The behavior policy's value is the mean return of complete episodes. After a cut, LSTD in
 the last layers with the log's next rows estimates the rest of the return. Both values
 use the same features and resampled episodes, so their common sampling error cancels in
 the difference.
@@ -96,9 +96,9 @@ class FittedValues:
     @property
     def head(self) -> str:
         """The requested estimator if it is a head, else the default one."""
-        asked = self.settings.estimator
-        if asked in FITTED:
-            return asked
+        estimator = self.settings.estimator
+        if estimator in FITTED:
+            return estimator
         return default_head(self.settings.steps)
 
     @cached_property
@@ -106,9 +106,25 @@ class FittedValues:
         """φᵀW [Z r] over the whole log; computed only for LSTD, since it has p² numbers
         for p parameters.
         """
-        asked = self.record.network, None, self.resampling, self.settings.gamma, None
-        sums: LinearSystems = self.fold(partial(systems_of_part, *asked))
-        return sums.system
+        return self._systems_without_cuts(None, self.resampling).system
+
+    def _systems_without_cuts(
+        self, critics: FourierFeatures | None, resampling: Resampling
+    ) -> LinearSystems:
+        """`systems_of_part` summed over the whole log, without what concerns cuts.
+
+        critics: None for the features themselves.
+        """
+        of_part = partial(
+            systems_of_part,
+            self.record.network,
+            critics,
+            resampling,
+            self.settings.gamma,
+            None,
+        )
+        systems: LinearSystems = self.fold(of_part)
+        return systems
 
     def network_of(self, head: str) -> StackedMLP:
         """The networks with the last layer of a head."""
@@ -131,29 +147,34 @@ class FittedValues:
 
     @cached_property
     def behavior(self) -> Float[np.ndarray, "replica 2"] | None:
-        """J of the logging policy, with the same episode weights; None if start states
+        """J of the behavior policy, with the same episode weights; None if start states
         were given.
 
         Logged returns plus values after cuts. NaN if no row has a next one.
         """
-        sums = self.systems
         returns = self.systems.returns
         if returns is None:
             return None
         if self.stops is not None:
-            returns = returns + torch.cat(
-                list(map(self._after_cuts, groups_of(self.record.network)))
-            )
-        values = returns / sums.starts.weights[..., 0]
+            groups = groups_of(self.record.network)
+            after_cuts = [self._after_cuts(group, self.stops) for group in groups]
+            returns = returns + torch.cat(after_cuts)
+        values = returns / self.systems.starts.weights[..., 0]
         return np.asarray(values.numpy() * self.problem.reward_scale)
 
-    def _after_cuts(self, group: slice) -> Float[Tensor, "some 2"]:
+    def _after_cuts(
+        self, group: slice, stops: np.ndarray
+    ) -> Float[Tensor, "replica 2"]:
         """Values after cuts by a group of replicas."""
-        chosen = range(self.record.network.replicas)[group]
-        network = self.record.network.select(chosen)
-        resampling = self.resampling.select(chosen)
-        asked: Any = network, resampling, self.settings.gamma, self.stops
-        logged = self.systems.logged or self.fold(partial(logged_of_part, *asked))
+        replicas = range(self.record.network.replicas)[group]
+        network = self.record.network.select(replicas)
+        logged = self.systems.logged
+        if logged is None:
+            resampling = self.resampling.select(replicas)
+            gamma = self.settings.gamma
+            logged = self.fold(
+                partial(logged_of_part, network, resampling, gamma, stops)
+            )
         theta = last_layer(
             minimise_kernel_loss(network, logged.system, self.settings.ridge)
         )
@@ -176,13 +197,9 @@ class FittedValues:
         """
         matrix = self.systems.system[..., :-1]
         starts = self.start_features[:, 1]
-        solved = dual_of(
-            matrix,
-            starts.to(matrix),
-            self.settings.ridge,
-            self.record.network.sizes[-1],
-        )
-        return solved * self.systems.weight[:, None]
+        outputs = self.record.network.sizes[-1]
+        dual = dual_of(matrix, starts.to(matrix), self.settings.ridge, outputs)
+        return dual * self.systems.weight[:, None]
 
     @cached_property
     def feature_reach(self) -> float:
@@ -192,19 +209,17 @@ class FittedValues:
         Student t over the networks, each with the last layer of the least kernel loss
         on the whole log.
         """
-        whole = Resampling(self.resampling.seed, len(self.resampling.roles), ())
-        asked = self.record.network, self.instruments, whole, self.settings.gamma, None
-        sums: LinearSystems = self.fold(partial(systems_of_part, *asked))
-        theta = last_layer(
-            minimise_kernel_loss(self.record.network, sums.system, self.settings.ridge)
+        every_row = Resampling(self.resampling.seed, len(self.resampling.roles), ())
+        systems = self._systems_without_cuts(self.instruments, every_row)
+        solved = minimise_kernel_loss(
+            self.record.network, systems.system, self.settings.ridge
         )
         values = mean_values(
-            self.start_features[:, 1], theta, self.problem.reward_scale
+            self.start_features[:, 1], last_layer(solved), self.problem.reward_scale
         )[self.alive]
-        quantile = float(
-            special.stdtrit(len(values) - 1, 0.5 + self.settings.level / 2.0)
-        )
-        return quantile * float(values.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(values))
+        count = len(values)
+        quantile = float(special.stdtrit(count - 1, 0.5 + self.settings.level / 2.0))
+        return quantile * float(values.std(ddof=1)) * math.sqrt(1.0 + 1.0 / count)
 
     def values_of(self, head: str) -> Float[np.ndarray, "replica 2"]:
         """J of a head per replica, start states weighted as in its sample and as in the
@@ -223,21 +238,17 @@ class FittedValues:
         full = self.resampling.full
         kept = self.alive & np.isfinite(values).all(axis=1)
         if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
-            told = (
-                f"{np.count_nonzero(~kept)} of {len(kept)} networks diverged or give no"
-                " number"
-            )
             raise KofflineError(
-                f"{told}; lower learning_rate or look for outliers (koffline data"
+                f"{np.count_nonzero(~kept)} of {len(kept)} networks diverged or give no"
+                " number; lower learning_rate or look for outliers (koffline data"
                 " validate)"
             )
         resampled = values[full:, 0][kept[full:]]
-        spread = float(resampled.std(ddof=1))
         return ReplicaMean(
-            float(values[kept, 1].mean()),
-            spread,
-            int(kept[:full].sum()),
-            len(resampled),
+            value=float(values[kept, 1].mean()),
+            deviation=float(resampled.std(ddof=1)),
+            full=int(kept[:full].sum()),
+            resampled=len(resampled),
         )
 
     def interval(
@@ -252,37 +263,33 @@ class FittedValues:
         degrees of freedom. The interval is as wide as one around the mean of the full
         replicas alone. level, units: replace those of the settings and the log.
         """
-        found = self.summarise(values)
+        mean = self.summarise(values)
         level = level or self.settings.level
-        parts = max(2.0, units or self.units)
-        quantile = float(
-            special.stdtrit(min(found.resampled, parts) - 1, 0.5 + level / 2.0)
-        )
-        half_width = (
-            quantile
-            * found.deviation
-            * math.sqrt((1.0 + 1.0 / found.full) * parts / (parts - 1.0))
-        )
-        assumptions = _ASSUMPTIONS.format(units=self.problem.kind)
+        units = max(2.0, units or self.units)
+        freedom = min(mean.resampled, units) - 1
+        quantile = float(special.stdtrit(freedom, 0.5 + level / 2.0))
+        widening = math.sqrt((1.0 + 1.0 / mean.full) * units / (units - 1.0))
+        half_width = quantile * mean.deviation * widening
         return Interval(
-            found.value - half_width,
-            found.value + half_width,
-            level,
-            BOOTSTRAP,
-            assumptions,
+            low=mean.value - half_width,
+            high=mean.value + half_width,
+            level=level,
+            kind=BOOTSTRAP,
+            assumptions=_ASSUMPTIONS.format(units=self.problem.kind),
         )
 
-    def estimate_by_head(self, *more: str) -> dict[str, float]:
-        """Mean of J over replicas that did not diverge, by head (own and ``more``),
-        where it is finite.
+    def estimate_by_head(self, *further: str) -> dict[str, float]:
+        """Mean of J over replicas that did not diverge, by head (the stacked ones and
+        ``further``, but not their mean), where it is finite.
         """
-        heads = [
-            head for head in dict.fromkeys((*self.heads, *more)) if head != AVERAGED
-        ]
-        means = {
-            head: float(self.values_of(head)[self.alive, 1].mean()) for head in heads
-        }
-        return {name: mean for name, mean in means.items() if np.isfinite(mean)}
+        means = {}
+        for head in dict.fromkeys((*self.heads, *further)):
+            if head == AVERAGED:
+                continue
+            mean = float(self.values_of(head)[self.alive, 1].mean())
+            if np.isfinite(mean):
+                means[head] = mean
+        return means
 
     def describe_diverged(self) -> str:
         """Text on how many networks diverged, and from which step on."""
@@ -333,14 +340,16 @@ def _mean_values(
 
 
 def uplift_of(fitted: FittedValues, values: np.ndarray) -> Uplift | None:
-    """Uplift of the policy over the logging policy, from J of every network; None if
-    unknown.
+    """Uplift of the policy over the behavior policy, from J (R, 2) of every network;
+    None if unknown.
     """
     behavior = fitted.behavior
     if behavior is None or not np.isfinite(behavior[fitted.alive]).all():
         return None
-    worth = fitted.summarise(behavior).value
-    more = fitted.summarise(values - behavior).value
+    gains = values - behavior
     return Uplift(
-        more, fitted.interval(values - behavior), worth, fitted.interval(behavior)
+        value=fitted.summarise(gains).value,
+        interval=fitted.interval(gains),
+        behavior_value=fitted.summarise(behavior).value,
+        behavior_interval=fitted.interval(behavior),
     )

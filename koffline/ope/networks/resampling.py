@@ -101,17 +101,14 @@ class Resampling:
 
         Given start states are resampled independently of the log's rows.
         """
-        own = self
-        numbers = problem.clusters
         if problem.fixed_starts:
-            own = Resampling(
-                self.seed, self.full, tuple(stream + _STARTS for stream in self.streams)
-            )
-            numbers = problem.start_units
-        counts = own.counts(numbers)
-        return torch.as_tensor(
-            np.stack([counts, np.ones_like(counts)], axis=1) * problem.start_weights
-        )
+            streams = tuple(stream + _STARTS for stream in self.streams)
+            of_starts = Resampling(self.seed, self.full, streams)
+            counts = of_starts.counts(problem.start_units)
+        else:
+            counts = self.counts(problem.clusters)
+        both = np.stack([counts, np.ones_like(counts)], axis=1)
+        return torch.as_tensor(both * problem.start_weights)
 
 
 def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice]:
@@ -119,13 +116,9 @@ def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice
 
     ``draws``: how many inputs each row has.
     """
-    size = max(
-        1,
-        min(
-            _MOST_ROWS, _MOST_NUMBERS // (network.replicas * draws * max(network.sizes))
-        ),
-    )
-    return blocks(rows, size)
+    numbers_of_a_row = network.replicas * draws * max(network.sizes)
+    size = min(_MOST_ROWS, _MOST_NUMBERS // numbers_of_a_row)
+    return blocks(rows, max(1, size))
 
 
 def make_table(
@@ -136,17 +129,19 @@ def make_table(
     def column(values: np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=dtype, device=device)
 
+    readout = None
+    if problem.readout is not None:
+        readout = column(problem.readout)
+    next_readout = None
+    if problem.next_probabilities is not None:
+        next_readout = column(problem.next_probabilities)
     return Table(
         inputs=column(problem.inputs),
         next_inputs=column(problem.next_inputs),
         rewards=column(problem.rewards),
         discounts=column(problem.discounts),
-        readout=None if problem.readout is None else column(problem.readout),
-        next_readout=(
-            None
-            if problem.next_probabilities is None
-            else column(problem.next_probabilities)
-        ),
+        readout=readout,
+        next_readout=next_readout,
         kernel_inputs=column(problem.kernel_inputs),
     )
 
@@ -154,15 +149,12 @@ def make_table(
 def read_values(
     network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
 ) -> Float[Tensor, "replica row"]:
-    """Outputs for some of the inputs (N, d) or (N, m, d), averaged over draws and
-    weighted by readout.
+    """Outputs for these rows of inputs (N, d) or (N, m, d), averaged over draws and
+    weighted by readout (N, n).
     """
-    some = inputs[rows].to(network.flat)
-    outputs = (
-        network.forward(some.reshape(-1, some.shape[-1]))
-        .unflatten(1, (len(some), -1))
-        .mean(dim=2)
-    )
+    block = inputs[rows].to(network.flat)
+    outputs_of_draws = network.forward(block.reshape(-1, block.shape[-1]))
+    outputs = outputs_of_draws.unflatten(1, (len(block), -1)).mean(dim=2)
     if readout is None:
         return outputs.squeeze(-1)
     return (outputs * readout[rows].to(outputs)).sum(dim=-1)
@@ -180,22 +172,18 @@ def read_rows(
     """
     now = read_values(network, table.inputs, table.readout, rows)
     later = read_values(network, table.next_inputs, table.next_readout, rows)
-    return (
-        now,
-        later,
-        table.rewards[rows].to(now) + table.discounts[rows].to(now) * later - now,
-    )
+    rewards = table.rewards[rows].to(now)
+    discounts = table.discounts[rows].to(now)
+    return now, later, rewards + discounts * later - now
 
 
 def start_inputs(
     network: StackedMLP, problem: EvaluationProblem
 ) -> tuple[Tensor, Tensor | None]:
     """Inputs (E, m, d) of start states and their readout, as a network reads them."""
-    chances = problem.start_probabilities
-    if chances is None:
-        readout = None
-    else:
-        readout = torch.as_tensor(chances).to(network.flat)
+    readout = None
+    if problem.start_probabilities is not None:
+        readout = torch.as_tensor(problem.start_probabilities).to(network.flat)
     return torch.as_tensor(problem.start_inputs).to(network.flat), readout
 
 
@@ -226,9 +214,9 @@ def cut_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
     recording stopped.
     """
     steps = problem.steps
-    goes_on = problem.row_weights * (problem.discounts > 0.0)
+    goes_on = np.where(problem.discounts > 0.0, problem.row_weights, 0.0)
     total = np.bincount(steps, goes_on)
-    cut = np.bincount(steps, goes_on * _is_cut(problem))
+    cut = np.bincount(steps, np.where(_is_cut(problem), goes_on, 0.0))
     return np.asarray(cut / np.where(total > 0.0, total, 1.0))
 
 
@@ -241,7 +229,7 @@ def stops_at(
     and is taken from ``stops`` (T,) at the row's step: with 0, terminations would be
     too frequent among rows before a stop.
     """
+    # a part of the log may have longer episodes than the rows that gave `stops`
     steps = np.minimum(problem.steps, len(stops))
-    return np.where(
-        problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps]
-    )
+    after_termination = np.append(stops, 0.0)[steps]
+    return np.where(problem.discounts > 0.0, _is_cut(problem), after_termination)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -39,14 +39,14 @@ from koffline.ope.networks.resampling import (
 from koffline.replicas import StackedMLP
 
 _BLOCK = 8192
-_SPARSE = 0.3  # of the outputs
-# numbers in the logging policy's systems of one pass: 128 MB in float64
+_SPARSE = 0.3  # share of the outputs below which sums are made output by output
+# numbers in the behavior policy's systems of one pass: 128 MB in float64
 _MOST_LOGGED = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class LoggedSystems(Sums):
-    """Sums over rows for the logging policy, with q the probability that recording
+    """Sums over rows for the behavior policy, with q the probability that recording
     stopped after a row.
 
     q as by `stops_at`; 1 at cuts. ``system (R, p, p + 1)``: φᵀW [Z r] with the log's
@@ -76,115 +76,179 @@ class LinearSystems(Sums):
     starts: StartSums
 
 
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """B rows as one network reads them.
+
+    ``now``: features (B, h + 1) of (s, a), and ``later`` of (s', a' ~ π), each as far as
+    all outputs share them. Row weights w, and products with them: ``weighted_rewards``
+    w r, ``weighted_discounts`` w · discount. ``actions``: the output that the logged
+    action reads. ``next_probabilities`` (B, n): of the outputs under the policy.
+    """
+
+    now: Float[Tensor, "row feature"]
+    later: Float[Tensor, "row feature"]
+    weights: Float[Tensor, " row"]
+    weighted_rewards: Float[Tensor, " row"]
+    weighted_discounts: Float[Tensor, " row"]
+    actions: Int[Tensor, " row"]
+    next_probabilities: Float[Tensor, "row output"]
+
+    def select(self, rows: Tensor) -> _Block:
+        """The rows with these numbers."""
+        return _Block(
+            now=self.now[rows],
+            later=self.later[rows],
+            weights=self.weights[rows],
+            weighted_rewards=self.weighted_rewards[rows],
+            weighted_discounts=self.weighted_discounts[rows],
+            actions=self.actions[rows],
+            next_probabilities=self.next_probabilities[rows],
+        )
+
+    def equations(self) -> Float[Tensor, "row column"]:
+        """W [Z r] with Z = φ(x) − discount · E φ(x'), output by output: (B, p + 1)."""
+        width = self.now.shape[1]
+        outputs = self.next_probabilities.shape[1]
+        equations = self.now.new_empty(len(self.now), outputs * width + 1)
+        by_output = equations[:, :-1].unflatten(1, (-1, width))  # a view
+        next_terms = -self.weighted_discounts[:, None] * self.later
+        torch.mul(
+            self.next_probabilities.unsqueeze(2), next_terms.unsqueeze(1), out=by_output
+        )
+        rows = torch.arange(len(self.now))
+        by_output[rows, self.actions] += self.weights[:, None] * self.now
+        equations[:, -1] = self.weighted_rewards
+        return equations
+
+
 def accumulate_systems(
     network: StackedMLP,
     table: Table,
     critics: FourierFeatures | None,
-    row_weights: Tensor,
+    row_weights: Float[Tensor, "replica row"],
 ) -> Float[Tensor, "replica critic column"]:
-    """ψᵀW [Z r], summed over blocks of rows of positive weight. row_weights: (R, N).
+    """ψᵀW [Z r], summed over blocks of rows of positive weight.
 
-    ``critics`` maps kernel inputs (B, k) to ψ (B, m); None: the features φ.
+    critics: from kernel inputs (B, k) to ψ (B, m); None: the features φ, and m = p.
+    row_weights: W of each network.
     """
-    count = network.replicas
     outputs = network.sizes[-1]
     width = network.sizes[-2] + 1
-    ones = table.rewards.new_ones(len(table), 1)
     p = outputs * width
-    readout, expected = (
-        (ones, ones) if table.readout is None else (table.readout, table.next_readout)
-    )
-    assert expected is not None
+    ones = table.rewards.new_ones(len(table), 1)
+    readout = ones if table.readout is None else table.readout
+    next_readout = ones if table.next_readout is None else table.next_readout
     if critics is None:
-        size = p
+        n_critics = p
     else:
-        size = critics(table.compared[:1].double()).shape[1]
+        n_critics = critics(table.compared[:1].double()).shape[1]
     total = torch.zeros(
-        count, size, p + 1, dtype=torch.float64, device=table.inputs.device
+        network.replicas,
+        n_critics,
+        p + 1,
+        dtype=torch.float64,
+        device=table.inputs.device,
     )
     for rows in row_blocks(network, len(table), table.draws):
-        actions = readout[rows].argmax(dim=1)
-        chances = expected[rows].double()
-        inputs = table.inputs[rows], table.next_inputs[rows]
-        now, later = (
-            pad(hidden_features(network, each), (0, 1), value=1.0) for each in inputs
-        )
+        now = _features_with_constant(network, table.inputs[rows])
+        later = _features_with_constant(network, table.next_inputs[rows])
         rewards = table.rewards[rows].double()
         discounts = table.discounts[rows].double()
-        if critics is None:
-            psi = None
-        else:
+        actions = readout[rows].argmax(dim=1)
+        next_probabilities = next_readout[rows].double()
+        use_outputs = _has_few_likely_outputs(next_probabilities, outputs)
+        psi = None
+        if critics is not None:
             psi = critics(table.compared[rows].double())
-        parts = 2.0 + float((chances > chances.amin(dim=1, keepdim=True)).sum()) / len(
-            chances
-        )
-        for system, *states, weights in zip(
-            total, now, later, row_weights[:, rows].double(), strict=True
-        ):
-            some = weights.nonzero().squeeze(1)
-            facts = (weights, weights * rewards, -weights * discounts)
-            known = [each[some] for each in (*states, *facts, actions, chances)]
+        weights_of_networks = row_weights[:, rows].double()
+        for replica, weights in enumerate(weights_of_networks):
+            counted = weights.nonzero().squeeze(1)
+            block = _Block(
+                now=now[replica],
+                later=later[replica],
+                weights=weights,
+                weighted_rewards=weights * rewards,
+                weighted_discounts=weights * discounts,
+                actions=actions,
+                next_probabilities=next_probabilities,
+            ).select(counted)
             if psi is None:
-                _add_by_action(system, *known)
-            elif parts < _SPARSE * outputs:
-                _add_by_output(system, psi[some], *known)
+                _add_by_action(total[replica], block)
+            elif use_outputs:
+                _add_by_output(total[replica], psi[counted], block)
             else:
-                system.addmm_(psi[some].mT, _moves(*known))
-    for system in total:  # parameters in the order of a last layer
-        system[:, :-1] = system[:, :-1].unflatten(1, (outputs, width)).mT.flatten(1)
-        if critics is None:
-            system.copy_(
-                system.unflatten(0, (outputs, width)).transpose(0, 1).flatten(0, 1)
-            )
+                total[replica].addmm_(psi[counted].mT, block.equations())
+    for system in total:
+        _order_as_last_layer(system, outputs, is_temporal=critics is None)
     return total
 
 
-def _moves(now: Tensor, later: Tensor, *facts: Tensor) -> Float[Tensor, "row column"]:
-    """WZ = W(φ(x) − discount · E φ(x')) of one network, output by output, with Wr as
-    the last column.
+def _features_with_constant(network: StackedMLP, inputs: Tensor) -> Tensor:
+    """Last hidden layer with a one appended, (R, B, h + 1)."""
+    return pad(hidden_features(network, inputs), (0, 1), value=1.0)
 
-    now, later: features (B, h + 1). facts: w, wr and −w · discount, (B,), actions (B,)
-    and probabilities of next ones (B, n).
+
+def _has_few_likely_outputs(next_probabilities: Tensor, outputs: int) -> bool:
+    """Whether a row has so few outputs above its least probability that sums output by
+    output are faster.
+
+    One output for the logged action and one product for the least probability are read
+    in any case.
     """
-    weights, rewards, discounted, actions, chances = facts
-    made = now.new_empty(len(now), chances.shape[1] * now.shape[1] + 1)
-    moves = made[:, :-1].unflatten(1, (-1, now.shape[1]))
-    torch.mul(
-        chances.unsqueeze(2), (discounted[:, None] * later).unsqueeze(1), out=moves
-    )
-    moves[torch.arange(len(now)), actions] += weights[:, None] * now
-    made[:, -1] = rewards
-    return made
+    least = next_probabilities.amin(dim=1, keepdim=True)
+    above = float((next_probabilities > least).sum()) / len(next_probabilities)
+    return 2.0 + above < _SPARSE * outputs
 
 
-def _add_by_action(total: Tensor, *known: Tensor) -> None:
-    """Add φᵀWZ and φᵀWr, action by action. known: as in `_moves`."""
-    for action, sums in enumerate(total.split(known[0].shape[1])):
-        rows = (known[-2] == action).nonzero().squeeze(1)
-        own = [each[rows] for each in known]
-        sums.addmm_(own[0].mT, _moves(*own))
+def _order_as_last_layer(system: Tensor, outputs: int, is_temporal: bool) -> None:
+    """Reorder the parameters in place, from output by output to those of a last layer.
 
-
-def _add_by_output(
-    total: Tensor, psi: Tensor, now: Tensor, later: Tensor, *facts: Tensor
-) -> None:
-    """Add ψᵀWZ and ψᵀWr where most actions have the least probability, such as zero;
-    facts: as in `_moves`.
-
-    Only what exceeds it is read output by output.
+    is_temporal: whether the critics are the features, whose order changes too.
     """
-    weights, rewards, discounted, actions, chances = facts
-    least = chances.amin(dim=1)
-    states = torch.cat([now, later])
-    both = torch.cat([psi, psi])
-    taken = torch.zeros_like(chances).scatter_(1, actions[:, None], weights[:, None])
-    shares = torch.cat([taken, discounted[:, None] * (chances - least[:, None])])
-    moves = total[:, :-1].unflatten(1, (-1, now.shape[1]))
-    for sums, share in zip(moves.unbind(1), shares.mT, strict=True):
+    width = (system.shape[1] - 1) // outputs
+    system[:, :-1] = system[:, :-1].unflatten(1, (outputs, width)).mT.flatten(1)
+    if is_temporal:
+        by_output = system.unflatten(0, (outputs, width))
+        system.copy_(by_output.transpose(0, 1).flatten(0, 1))
+
+
+def _add_by_action(total: Tensor, block: _Block) -> None:
+    """Add φᵀW [Z r] to total (p, p + 1), action by action: φ is zero but for the
+    action's parameters.
+    """
+    width = block.now.shape[1]
+    for action, of_action in enumerate(total.split(width)):
+        rows = (block.actions == action).nonzero().squeeze(1)
+        taken = block.select(rows)
+        of_action.addmm_(taken.now.mT, taken.equations())
+
+
+def _add_by_output(total: Tensor, psi: Tensor, block: _Block) -> None:
+    """Add ψᵀW [Z r] to total (m, p + 1) where most actions have the least probability,
+    such as zero.
+
+    Only what exceeds the least probability is read output by output. psi: critics (B,
+    m) of the rows.
+    """
+    width = block.now.shape[1]
+    probabilities = block.next_probabilities
+    least = probabilities.amin(dim=1)
+    states = torch.cat([block.now, block.later])
+    psi_twice = torch.cat([psi, psi])
+    # shares (2B, n) of each output in Z: of the logged action, then of the policy's
+    now_shares = torch.zeros_like(probabilities)
+    now_shares.scatter_(1, block.actions[:, None], block.weights[:, None])
+    above_least = probabilities - least[:, None]
+    later_shares = -block.weighted_discounts[:, None] * above_least
+    shares = torch.cat([now_shares, later_shares])
+    by_output = total[:, :-1].unflatten(1, (-1, width))  # a view
+    for of_output, share in zip(by_output.unbind(1), shares.mT, strict=True):
         rows = share.nonzero().squeeze(1)
-        sums.addmm_(both[rows].mT, share[rows, None] * states[rows])
-    moves += (psi.mT @ ((discounted * least)[:, None] * later)).unsqueeze(1)
-    total[:, -1].addmv_(psi.mT, rewards)
+        of_output.addmm_(psi_twice[rows].mT, share[rows, None] * states[rows])
+    least_terms = (-block.weighted_discounts * least)[:, None] * block.later
+    by_output += (psi.mT @ least_terms).unsqueeze(1)
+    total[:, -1].addmv_(psi.mT, block.weighted_rewards)
 
 
 def critic_moments(
@@ -193,10 +257,12 @@ def critic_moments(
     """Σ w ψψᵀ over the rows of a part of the log."""
     inputs = torch.as_tensor(problem.kernel_inputs).double()
     weights = torch.as_tensor(problem.row_weights)
-    blocks = zip(map(critics, inputs.split(_BLOCK)), weights.split(_BLOCK), strict=True)
-    return functools.reduce(
-        operator.add, (psi.mT @ (psi * own[:, None]) for psi, own in blocks)
-    )
+
+    def moments_of(rows: slice) -> Tensor:
+        psi = critics(inputs[rows])
+        return psi.mT @ (psi * weights[rows, None])
+
+    return functools.reduce(operator.add, map(moments_of, blocks(len(inputs), _BLOCK)))
 
 
 def systems_of_part(
@@ -207,23 +273,32 @@ def systems_of_part(
     stops: Float[np.ndarray, " step"] | None,
     problem: EvaluationProblem,
 ) -> LinearSystems:
-    """Last-layer sums of a part of the log. stops: as by `cut_shares`, None where no
+    """Last-layer sums of a part of the log.
+
+    critics: as in `accumulate_systems`. stops (T,): as by `cut_shares`, None where no
     episode is cut.
     """
     weights = resampling.row_weights(problem).to(network.flat.device)
-    system = accumulate_systems(
-        network, make_table(problem, str(weights.device)), critics, weights
-    )
-    logged = returns = None
+    table = make_table(problem, str(weights.device))
+    system = accumulate_systems(network, table, critics, weights)
+    logged = None
+    returns = None
     if not problem.fixed_starts:
-        stopped = 0.0 if stops is None else stops_at(problem, stops)
-        discounted = problem.rewards * gamma**problem.steps * (1.0 - stopped)
+        discounted = problem.rewards * gamma**problem.steps
+        if stops is not None:
+            discounted = discounted * (1.0 - stops_at(problem, stops))
         by_unit = torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
         returns = resampling.start_weights(problem) @ by_unit
     if stops is not None and len(list(groups_of(network))) == 1:
         logged = logged_of_part(network, resampling, gamma, stops, problem)
     starts = sum_starts(network, resampling, None, problem)
-    return LinearSystems(system, weights.sum(dim=1), logged, returns, starts)
+    return LinearSystems(
+        system=system,
+        weight=weights.sum(dim=1),
+        logged=logged,
+        returns=returns,
+        starts=starts,
+    )
 
 
 def groups_of(network: StackedMLP) -> Iterator[slice]:
@@ -241,27 +316,26 @@ def logged_of_part(
     stops: np.ndarray,
     problem: EvaluationProblem,
 ) -> LoggedSystems:
-    """Sums of a part of the log for the logging policy. stops: as by `cut_shares`."""
+    """Sums of a part of the log for the behavior policy. stops (T,): as by
+    `cut_shares`.
+    """
     table = make_table(problem, str(network.flat.device))
     stopped = stops_at(problem, stops)
-    if table.readout is None:
-        after = None
-    else:
-        after = table.readout.roll(-1, 0)
-    table = replace(table, next_inputs=table.inputs.roll(-1, 0), next_readout=after)
+    # the behavior policy's next action is the next row's; cuts have weight zero
+    next_readout = None if table.readout is None else table.readout.roll(-1, 0)
+    next_inputs = table.inputs.roll(-1, 0)
+    table = replace(table, next_inputs=next_inputs, next_readout=next_readout)
     weights = resampling.row_weights(problem) * torch.as_tensor(1.0 - stopped)
     cut = np.union1d(0, np.flatnonzero(stopped))  # never empty
     unit = np.searchsorted(problem.episode_starts, cut, side="right") - 1
-    shares = torch.as_tensor((stopped * gamma**problem.steps)[cut, None])
-    own = resampling.start_weights(problem)[..., unit]
-    readout = table.readout
-    asked = (
-        table.inputs[cut].unsqueeze(1),
-        None if readout is None else readout[cut],
-        own,
-        shares,
+    cuts = sum_features(
+        network,
+        inputs=table.inputs[cut].unsqueeze(1),
+        readout=None if table.readout is None else table.readout[cut],
+        weights=resampling.start_weights(problem)[..., unit],
+        shares=torch.as_tensor((stopped * gamma**problem.steps)[cut, None]),
     )
-    cuts = sum_features(network, *asked)[:, :, 0]
-    return LoggedSystems(
-        accumulate_systems(network, table, None, weights.to(table.inputs.device)), cuts
+    system = accumulate_systems(
+        network, table, critics=None, row_weights=weights.to(table.inputs.device)
     )
+    return LoggedSystems(system=system, cuts=cuts[:, :, 0])
