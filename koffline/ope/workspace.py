@@ -50,18 +50,10 @@ from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
 
-_TOLD_APART_BY = 1000  # states
+_STATES_TO_ANSWER = 1000  # in which a policy is asked twice
 # share of states where rounding, which differs between batches, may choose among equal
 # actions
 _TIES = 0.01
-_AGAIN = (
-    "in another way each time; return probabilities (continuous: take a generator;"
-    " networks: eval mode)"
-)
-_APART = (
-    "in another way in another batch; answer each by itself (a network: save it in"
-    " evaluation mode)"
-)
 
 
 @dataclass(eq=False)
@@ -107,16 +99,18 @@ class Workspace:
 
     def _problem_of(self, policy: Policy) -> EvaluationProblem:
         settings = self.settings
-        facts = self.facts
-        generator = np.random.default_rng(self.settings.seed)
-        asked = (policy, settings.gamma, settings.action_draws, generator)
-        starts = self.initial_observations
-        more: dict[str, Any] = {
-            "history": settings.history or 0,
-            "numbers": self.log.held.units,
-        }
-        problem = prepare_problem(self.transitions, *asked, starts, **more)
-        low, high = facts.bounds(settings.reward_bounds)  # by the rewards of all rows
+        problem = prepare_problem(
+            self.transitions,
+            policy,
+            gamma=settings.gamma,
+            action_draws=settings.action_draws,
+            generator=np.random.default_rng(settings.seed),
+            initial_observations=self.initial_observations,
+            history=settings.history or 0,
+            numbers=self.log.held.units,
+        )
+        # by the rewards of all rows, not only of those in memory
+        low, high = self.facts.bounds(settings.reward_bounds)
         scale = problem.reward_scale
         return replace(problem, value_bounds=(low / scale, high / scale))
 
@@ -126,7 +120,10 @@ class Workspace:
             return summarise(self.problem)
         settings = self.settings
         problem = self.problem
-        asked = (
+        of_part = partial(
+            in_problem,
+            summarise,
+            Measures(**problem.measures),
             self.answerable,
             settings.gamma,
             settings.action_draws,
@@ -134,11 +131,9 @@ class Workspace:
             self.facts.longest,
         )
         replicas = settings.full_replicas + settings.resampled_replicas
-        numbers = problem.inputs.shape[1] * (3 + problem.next_inputs.shape[1]) + 4 * (
-            problem.n_actions or 0
-        )
-        of_part = partial(in_problem, summarise, Measures(**problem.measures), *asked)
-        return self.log.fold(of_part, 12 * numbers + 24 * replicas)
+        draws = problem.next_inputs.shape[1]
+        columns = problem.inputs.shape[1] * (3 + draws) + 4 * (problem.n_actions or 0)
+        return self.log.fold(of_part, row_bytes=12 * columns + 24 * replicas)
 
     @cached_property
     def facts(self) -> LogFacts:
@@ -169,7 +164,12 @@ class Workspace:
             copies = 0.0
         else:
             copies = 1.0 - len(merged.kept) / merged.units
-        return Limits(self.facts, bounds, self.initial_observations is not None, copies)
+        return Limits(
+            facts=self.facts,
+            bounds=bounds,
+            fixed_starts=self.initial_observations is not None,
+            copies=copies,
+        )
 
     @cached_property
     def fitted(self) -> FittedValues:
@@ -180,19 +180,28 @@ class Workspace:
         settings = self.settings
         facts = self.facts
         problem = self.problem
-        sizes = problem.inputs.shape[1], problem.n_actions or 1
         check_networks_fit(
-            settings, *sizes, rows=problem.n_rows, units=len(problem.units)
+            settings,
+            inputs=problem.inputs.shape[1],
+            outputs=problem.n_actions or 1,
+            rows=problem.n_rows,
+            units=len(problem.units),
         )
-        drawn = settings.full_replicas, settings.resampled_replicas, settings.seed
-        resampling = Resampling.draw(self.problem, *drawn)
-        of_log = (
-            self.fold,
-            facts.units,
-            facts.terminated < (facts.episodes or facts.rows),
+        resampling = Resampling.draw(
+            problem,
+            full=settings.full_replicas,
+            resampled=settings.resampled_replicas,
+            seed=settings.seed,
         )
+        units = facts.episodes or facts.rows
         fitted = fit_value_functions(
-            self.problem, resampling, settings, self.log.progress, *of_log
+            problem,
+            resampling,
+            settings,
+            progress=self.log.progress,
+            fold=self.fold,
+            effective_units=facts.units,
+            is_cut=facts.terminated < units,
         )
         fitted.summarise(fitted.values_of(fitted.head))  # raises
         return fitted
@@ -246,25 +255,25 @@ class Workspace:
         """Doubly robust sums of all rows."""
         if self.log.is_whole:
             return self.held_sums
-        found = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
+        sums = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
         if not self.problem.fixed_starts:
-            return found
-        given = self.held_sums  # given start states belong to no part of the log
+            return sums
+        # given start states belong to no part of the log
         return replace(
-            found, start_value=given.start_value, start_weight=given.start_weight
+            sums,
+            start_value=self.held_sums.start_value,
+            start_weight=self.held_sums.start_weight,
         )
 
     @cached_property
     def coverage(self) -> Coverage:
         """Coverage of the policy's actions by the rows in memory."""
-        known = self.known_actions
-        if known is None:
+        if self.known_actions is None:
             problem = self.problem
         else:
             problem = self._problem_of(self.policy)
-        return measure_coverage(
-            problem, np.random.default_rng([self.settings.seed, 1]), known
-        )
+        generator = np.random.default_rng([self.settings.seed, 1])
+        return measure_coverage(problem, generator, self.known_actions)
 
     @cached_property
     def held_system(self) -> FeatureSystem:
@@ -275,12 +284,12 @@ class Workspace:
         """
         if self.settings.feature_source == "random":
             return self.fixed_system
-        first = np.flatnonzero(self.fitted.alive[: self.settings.full_replicas])[
-            :1
-        ].tolist()
-        one = self.fitted.record.network.select(first)
+        full = self.fitted.alive[: self.settings.full_replicas]
+        first = np.flatnonzero(full)[:1].tolist()
+        network = self.fitted.record.network.select(first)
+        device = network.flat.device
         return self._system(
-            lambda inputs: hidden_features(one, inputs.to(one.flat.device))[0].cpu()
+            lambda inputs: hidden_features(network, inputs.to(device))[0].cpu()
         )
 
     @cached_property
@@ -290,36 +299,40 @@ class Workspace:
         They do not depend on rewards, as a certificate requires.
         """
         settings = self.settings
-        asked = settings.features, settings.feature_width, settings.seed
-        return self._system(default_features(self.problem, *asked))
+        features = default_features(
+            self.problem, settings.features, settings.feature_width, settings.seed
+        )
+        return self._system(features)
 
     def _system(self, features: FeatureMap) -> FeatureSystem:
-        asked = self.settings.model_dump(
-            include={"gamma", "bandwidth", "instruments", "seed"}
+        settings = self.settings
+        return make_feature_system(
+            self.problem,
+            features,
+            gamma=settings.gamma,
+            bandwidth=settings.bandwidth,
+            instruments=settings.instruments,
+            seed=settings.seed,
         )
-        return make_feature_system(self.problem, features, **asked)
 
     @cached_property
     def episodes(self) -> EpisodeProblem:
         """Episodes with the policy's importance weights. Raises DataError and
         PolicyError.
 
-        If the behaviour policy must be estimated, which needs observations, only the
+        If the behavior policy must be estimated, which needs observations, only the
         episodes in memory are used.
         """
         settings = self.settings
-        rows, target = self._rows_of_episodes
-        asked: dict[str, Any] = {
-            "behavior": settings.behavior,
-            "clip": settings.weight_clip,
-        }
+        rows, log_probabilities = self._rows_of_episodes
         return prepare_episodes(
             rows,
             self.policy,
             settings.gamma,
+            behavior=settings.behavior,
+            clip=settings.weight_clip,
             seed=settings.seed,
-            target=target,
-            **asked,
+            target=log_probabilities,
         )
 
     @cached_property
@@ -354,19 +367,18 @@ class Workspace:
 
     def describe(self) -> dict[str, Any]:
         """Fields that describe the run in every result."""
-        read = self.log.sample.transitions
-        facts = self.facts
-        if self.log.is_whole:
-            counts = (len(read), read.n_episodes)
-        else:
-            counts = (facts.rows, facts.episodes)
+        n_transitions = self.facts.rows
+        n_episodes = self.facts.episodes
+        if self.log.is_whole:  # including merged copies
+            n_transitions = len(self.log.sample.transitions)
+            n_episodes = self.log.sample.transitions.n_episodes
         return {
             **describe_log(self.log.log, self.settings.seed, self.started),
             "gamma": self.settings.gamma,
             "policy": self.policy.name,
             "notes": (*self.log.log.metadata.notes, *self.policy.notes),
-            # including merged copies
-            **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),
+            "n_transitions": n_transitions,
+            "n_episodes": n_episodes,
             "settings": self.settings.model_dump(
                 exclude={"gamma", "estimator", "seed"}
             ),
@@ -388,13 +400,13 @@ def open_workspace(
     Inside the context, the number of threads is that of the settings, and workers are
     kept. Raises KofflineError.
     """
-    about = (
+    policy = as_policy(
+        policy,
         transitions.action_space,
         transitions.observation_shape,
         None,
         transitions.metadata.features,
     )
-    policy = as_policy(policy, *about)
     stream = stream or StreamSettings()
     with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
@@ -407,9 +419,8 @@ def open_workspace(
             initial_observations = _checked_starts(
                 log.sample.transitions, initial_observations
             )
-        answers = _checked_answers(
-            policy, log.sample.transitions.observations[:_TOLD_APART_BY]
-        )
+        states = log.sample.transitions.observations[:_STATES_TO_ANSWER]
+        answers = _checked_answers(policy, states)
         if stream.partial is not None and not log.is_whole:
             log = dataclasses.replace(
                 log, answers=policy.name.encode() + answers.tobytes()
@@ -417,31 +428,38 @@ def open_workspace(
         yield Workspace(log, policy, settings, initial_observations)
 
 
-def _checked_answers(policy: Policy, some: np.ndarray) -> np.ndarray:
-    """The policy's probabilities in some states, or its draws from one seed.
+def _checked_answers(policy: Policy, states: np.ndarray) -> np.ndarray:
+    """The policy's probabilities in these states, or its draws from one seed.
 
     Raises PolicyError if the same states get other answers when asked again, or (for
     deterministic answers) in another batch.
     """
-    # the smaller sums
-    half: Any = some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]
+    answers = _answers(policy, states)
+    # Draws depend on the place of a state in its batch: then the batch stays the same.
+    rows: Any = slice(None)
     if getattr(policy, "deterministic", True):
-        half = half
-    else:
-        half = slice(None)
-    answers, again, apart = (
-        _answers(policy, states) for states in (some, some, some[half])
-    )
-    pairs = zip((answers, answers[half]), (again, apart), strict=True)
-    moved, parted = (
-        1.0 - np.isclose(*pair, 1e-3, 1e-6).all(axis=1).mean() for pair in pairs
-    )
-    what = f"{policy.name} answers the same states"
-    if moved:
-        raise PolicyError(f"{what} {_AGAIN}")
-    if parted > _TIES:
-        raise PolicyError(f"{what} {_APART}")
+        # half of the states, in another order, those with the smallest sums first
+        sums = states.reshape(len(states), -1).sum(axis=1)
+        rows = sums.argsort()[: len(states) // 2]
+    repeated = _answers(policy, states)
+    of_other_batch = _answers(policy, states[rows])
+    if _share_of_changes(answers, repeated) > 0.0:
+        raise PolicyError(
+            f"{policy.name} answers the same states in another way each time; return"
+            " probabilities (continuous: take a generator; networks: eval mode)"
+        )
+    if _share_of_changes(answers[rows], of_other_batch) > _TIES:
+        raise PolicyError(
+            f"{policy.name} answers the same states in another way in another batch;"
+            " answer each by itself (a network: save it in evaluation mode)"
+        )
     return answers
+
+
+def _share_of_changes(answers: np.ndarray, repeated: np.ndarray) -> float:
+    """Share of the states (N,) with another answer (N, k) the second time."""
+    is_same = np.isclose(answers, repeated, rtol=1e-3, atol=1e-6).all(axis=1)
+    return float(1.0 - is_same.mean())
 
 
 def _answers(policy: Policy, states: np.ndarray) -> np.ndarray:
@@ -450,12 +468,12 @@ def _answers(policy: Policy, states: np.ndarray) -> np.ndarray:
     return policy.sample(states, np.random.default_rng(0))
 
 
-def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
+def _checked_starts(transitions: Transitions, initial_observations: Any) -> np.ndarray:
     """Given start states, converted to the dtype of the log's observations.
 
     Raises DataError.
     """
-    starts = np.asarray(given)
+    starts = np.asarray(initial_observations)
     expected = transitions.observation_shape
     features = transitions.metadata.features
     if (
@@ -466,14 +484,12 @@ def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
         starts = features.layout.encode_if_logged(
             starts, transitions.observations.dtype
         )
-    has_shape = starts.dtype.kind in "biuf" and starts.shape == (len(given), *expected)
+    shape = (len(initial_observations), *expected)
+    has_shape = starts.dtype.kind in "biuf" and starts.shape == shape
     if not has_shape or not len(starts) or not np.isfinite(starts).all():
-        received = (
-            f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN"
-            " among them"
-        )
         raise DataError(
-            f"{received}; give finite numbers (E, …), each of the observations' shape"
+            f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN"
+            " among them; give finite numbers (E, …), each of the observations' shape"
             f" {expected}"
         )
     dtype = transitions.observations.dtype
