@@ -16,8 +16,9 @@ from koffline.data.columns import natural_key
 from koffline.data.spaces import Features
 from koffline.data.units import cluster_sums
 from koffline.errors import ConfigError, DataError, counted, nearest_name
+from koffline.ope import thresholds
 from koffline.ope.diagnose.markov import group_shift
-from koffline.ope.log.coverage import MUCH_UNLOGGED, told_of_holes, visited_holes
+from koffline.ope.log.coverage import clause_on_holes, visited_holes
 from koffline.ope.log.working_log import Columns, LogPart
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
 from koffline.ope.networks.last_layer import last_layer, mean_values, sum_starts
@@ -25,7 +26,6 @@ from koffline.ope.results import Interval, PointEstimate, Record
 from koffline.ope.workspace import Workspace
 
 By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name
-FEWEST_STARTS = 10.0
 _MOST_GROUPS = 30
 _BEYOND = (
     "groups differ beyond the observations; add {0} to these if it is known when an"
@@ -113,7 +113,7 @@ def values_by_group(
     fitted = workspace.fitted
     settings = workspace.settings
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
-    count = sum(size >= FEWEST_STARTS for _, size in sizes)
+    count = sum(size >= thresholds.FEWEST_STARTS for _, size in sizes)
     asked = partial(
         sum_starts, fitted.record.network, fitted.resampling, groups.share_of
     )
@@ -127,14 +127,14 @@ def values_by_group(
     rows = []
     for group, name in enumerate(groups.names):
         starts, size = sizes[group]
-        if size < FEWEST_STARTS:
+        if size < thresholds.FEWEST_STARTS:
             if starts == round(size):
                 odd = ""
             else:
                 odd = f", of an effective number of {size:.0f}"
             few = (
                 f"too few start states to answer: {starts}{odd} (at least"
-                f" {FEWEST_STARTS:.0f})"
+                f" {thresholds.FEWEST_STARTS:.0f})"
             )
             rows.append(GroupValue(name, starts, reason=few))
         elif found.interval is None:
@@ -143,10 +143,10 @@ def values_by_group(
                     name, starts, reason="the log does not answer for all start states"
                 )
             )
-        elif (holes := _holes_of(workspace, groups, group)) > MUCH_UNLOGGED:
+        elif (holes := _holes_of(workspace, groups, group)) > thresholds.MUCH_UNLOGGED:
             rows.append(
                 GroupValue(
-                    name, starts, reason=f"not answerable: {told_of_holes(holes)}"
+                    name, starts, reason=f"not answerable: {clause_on_holes(holes)}"
                 )
             )
         else:
@@ -176,7 +176,7 @@ def values_by_group(
                     " groups together."
                 )
                 interval = replace(interval, level=settings.level, assumptions=said)
-                note = f"with care: {told_of_holes(holes)}" if holes else None
+                note = f"with care: {clause_on_holes(holes)}" if holes else None
             low, high = workspace.limits.bounds
             value = min(max(fitted.summarise(values).value, low), high)
             rows.append(GroupValue(name, starts, value, interval, note))

@@ -11,19 +11,18 @@ from collections.abc import Iterator, Sequence
 from koffline.data.raw import CAUTIONS
 from koffline.data.spaces import ACTIONS
 from koffline.errors import counted, percent
+from koffline.ope import thresholds
 from koffline.ope.cross_fit import share_seen
 from koffline.ope.diagnose.action_order import find_other_order, usual_orders
 from koffline.ope.estimators.doubly_robust import drl
 from koffline.ope.log.coverage import (
-    FEW_WEIGHTED,
-    LOW_START,
     Coverage,
+    clause_on_holes,
     describe_coverage,
     doubts_of_weights,
-    told_of_holes,
     visited_holes,
 )
-from koffline.ope.log.limits import MUCH_UNSEEN, Limits
+from koffline.ope.log.limits import Limits
 from koffline.ope.names import CERTIFIED_KINDS, EPISODES, NETWORKS, needs_of
 from koffline.ope.results import (
     NOT_ANSWERABLE,
@@ -37,16 +36,6 @@ from koffline.ope.results import (
 )
 from koffline.ope.workspace import Workspace
 from koffline.policies import DiscretePolicy
-
-_LOW_COVERAGE = 0.8
-_UNLOGGED = 0.001
-_FEW_EPISODES = 20.0
-# half widths in rms returns
-_WIDE = 0.25
-_TOO_WIDE = 1.0
-_WIDE_OF_USUAL = 0.5  # half width in mean |return|s
-_FEW_SEEN = 0.02  # share of the rows that the policy was trained on
-_MANY_CUT = 0.2  # share of episodes cut at the same step
 
 
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
@@ -166,7 +155,7 @@ def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Reason |
         else:
             told = ""
         return Reason("interval", f"there is no interval{told}")
-    if 0.5 * found.interval.width > _TOO_WIDE * scale:
+    if 0.5 * found.interval.width > thresholds.TOO_WIDE * scale:
         return Reason(
             "size", "the interval is wider than the returns; log more episodes"
         )
@@ -182,41 +171,46 @@ def _doubts(  # noqa: C901
 ) -> Iterator[Reason]:
     """Yield reasons to act on an answer with care."""
     assert found.interval is not None
-    if coverage.fraction < _LOW_COVERAGE:
+    if coverage.fraction < thresholds.LOW_COVERAGE:
         yield Reason("support", describe_coverage(coverage.fraction))
-    if coverage.of_starts < LOW_START:
-        yield Reason("support", coverage.told_of_starts)
+    if coverage.of_starts < thresholds.LOW_COVERAGE_OF_STARTS:
+        yield Reason("support", coverage.clause_on_starts)
     if coverage.holes:
-        yield Reason("support", told_of_holes(coverage.holes))
-    if coverage.unlogged > _UNLOGGED:
+        yield Reason("support", clause_on_holes(coverage.holes))
+    if coverage.unlogged > thresholds.SOME_UNLOGGED:
         yield Reason(
-            "support", f"{coverage.told}; it is valued as if it took its others there"
+            "support",
+            f"{coverage.clause_on_unlogged}; it is valued as if it took its others there",
         )
-    if limits.facts.units < _FEW_EPISODES:
+    if limits.facts.units < thresholds.FEW_UNITS:
         units = counted(round(limits.facts.units), "independent unit")
         yield Reason("size", f"{units} (episodes, rows or clusters) in the log")
-    if limits.facts.endings is not None and limits.facts.endings < FEW_WEIGHTED:
+    if (
+        limits.facts.endings is not None
+        and limits.facts.endings < thresholds.FEW_WEIGHTED
+    ):
         which = counted(
             limits.facts.endings, "episode", "ends by itself", "end by themselves"
         )
         yield Reason("size", f"only {which}, and no reward tells policies apart")
-    if limits.facts.unseen >= MUCH_UNSEEN:
+    if limits.facts.unseen >= thresholds.MUCH_UNSEEN:
         told = "of a constant reward lies beyond the longest episode"
         yield Reason("horizon", f"{limits.facts.unseen:.0%} {told}")
-    if 0.5 * found.interval.width > _WIDE * scale:
+    if 0.5 * found.interval.width > thresholds.WIDE * scale:
         half = 0.5 * found.interval.width / scale
         yield Reason(
             "size", f"the interval reaches {half:.0%} of the rms return either way"
         )
     elif (
         limits.facts.episodes
-        and 0.5 * found.interval.width > _WIDE_OF_USUAL * limits.facts.sizes.mean
+        and 0.5 * found.interval.width
+        > thresholds.WIDE_OF_USUAL * limits.facts.sizes.mean
     ):
         told = "the interval reaches half of the mean |return| either way"
         yield Reason("size", f"{told}: few returns make up the value")
     if robust is None:
         size = found.effective_sample_size
-        if size is not None and size < FEW_WEIGHTED:
+        if size is not None and size < thresholds.FEW_WEIGHTED:
             yield Reason(
                 "support",
                 f"only {size:.1f} episodes (effective number) carry the weight",
@@ -317,7 +311,7 @@ def training_rows(workspace: Workspace) -> Iterator[Reason]:
     if trained.sha256 == workspace.log.log.sha256 and not is_more:
         share = 1.0
         is_more = True
-    if is_more and share > _FEW_SEEN:
+    if is_more and share > thresholds.FEW_SEEN:
         told = (
             f"the policy was trained on {share:.0%} of these rows, on which it looks"
             " better than it is"
@@ -360,7 +354,7 @@ def failed_assumptions(
             log.episode_ends
         ]
         # would extrapolate to unseen later steps
-        if shift.of_step and is_last.mean() > _MANY_CUT:
+        if shift.of_step and is_last.mean() > thresholds.MANY_CUT:
             told = "the step does"
             remedy = "log what changes with it (a phase, the day of the week)"
         yield Reason(

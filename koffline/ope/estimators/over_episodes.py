@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.errors import DataError
-from koffline.ope import names
+from koffline.ope import names, thresholds
 from koffline.ope.estimators.contract import ListedEstimator
 from koffline.ope.importance import episode_intervals
 from koffline.ope.importance.episode_means import (
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from koffline.ope.workspace import Workspace
 
 BOOTSTRAP_DRAWS = 1000
-_FEW_EPISODES = 10.0
-# below it, 95 % intervals covered the truth in 76 to 91 % of logs of finite chains
-_UNEVEN = 0.5
-_CUT_SHARE = 0.01
 _NO_CALIBRATED = (
     "one episode or cluster has all weight, many resampled logs none, or the level asks"
     " for too many"
@@ -210,7 +206,7 @@ class EpisodeEstimator(ListedEstimator):
             rest = "rewards from there are left out"
         else:
             rest = "the model stands alone there"
-        few = size < _FEW_EPISODES
+        few = size < thresholds.FEW_WEIGHTED
         sentences: list[str] = []
         if episodes == 1:
             sentences.append(
@@ -221,7 +217,7 @@ class EpisodeEstimator(ListedEstimator):
                 f"Only about {size:.1f} of {episodes} episodes carry the weight: the"
                 " estimate and its interval rest on them."
             )
-        if not few and size < _UNEVEN * episodes:
+        if not few and size < thresholds.UNEVEN_WEIGHTS * episodes:
             sentences.append(
                 f"Uneven weights leave about {size:.0f} of {episodes} episodes:"
                 " calibrated intervals can be too narrow where weights have heavy"
@@ -232,7 +228,7 @@ class EpisodeEstimator(ListedEstimator):
                 f"Weights are capped at {problem.clip or 0.0:g}: less variance, and a"
                 " bias of unknown size."
             )
-        if model is None and cut > _CUT_SHARE:
+        if model is None and cut > thresholds.CUT_SHARE:
             sentences.append(
                 "Recording stopped before episodes ended: rewards after the cut are"
                 f" left out, about {cut:.1%} of the value if rewards stay as they are."
@@ -278,7 +274,7 @@ def _uplift(
     episodes: EpisodeProblem, whole: EpisodeStatistic, level: float, size: float
 ) -> Uplift | None:
     """Uplift over the mean return of the same episodes; None if episodes were cut."""
-    if episodes.unseen.max() > _CUT_SHARE:
+    if episodes.unseen.max() > thresholds.CUT_SHARE:
         return None
     returns = episodes.episode_sums(episodes.gamma**episodes.steps * episodes.rewards)
     logged = plain_mean(returns, episodes.shares, episodes.clusters)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 
 from koffline.errors import ConfigError, DataError, PolicyError
-from koffline.ope import names
+from koffline.ope import names, thresholds
 from koffline.ope.estimators.contract import Estimator
 from koffline.ope.estimators.importance import WIS
 from koffline.ope.estimators.registry import find_estimator
@@ -17,10 +17,6 @@ from koffline.ope.log.limits import contradiction
 from koffline.ope.results import PointEstimate
 from koffline.ope.workspace import Workspace
 from koffline.untrusted.user_code import user_code
-
-# effective numbers of episodes
-_FEWEST_WEIGHTED = 2.0
-_ENOUGH_WEIGHTED = 30.0
 
 
 def choose_estimator(workspace: Workspace) -> str:
@@ -45,7 +41,7 @@ def choose_estimator(workspace: Workspace) -> str:
         with contextlib.suppress(DataError, PolicyError):
             # has the weights of dr but needs no network
             weighted = WIS.estimate(workspace)
-            if (weighted.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
+            if (weighted.effective_sample_size or 0.0) >= thresholds.ENOUGH_WEIGHTED:
                 return "dr"
     return names.default_head(settings.steps)
 
@@ -108,7 +104,7 @@ def _reasons(
     reasons = workspace.limits.reasons_for_no_interval(by_rows)
     if names.EPISODES in estimator.needs:
         size = estimate.effective_sample_size
-        if size is not None and size < _FEWEST_WEIGHTED:
+        if size is not None and size < thresholds.FEWEST_WEIGHTED:
             reasons.append(f"{size:.1f} episodes carry all the weight")
     else:
         reasons += workspace.coverage.reasons

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from koffline.ope import names
+from koffline.ope import names, thresholds
 from koffline.ope.estimators.contract import ListedEstimator
 from koffline.ope.estimators.of_networks import (
     ClosedForm,
@@ -21,15 +21,11 @@ from koffline.ope.estimators.of_networks import (
     ridge_of_rows,
     solve_closed_form,
 )
-from koffline.ope.log.limits import NOTABLE
 from koffline.ope.networks.fitted_values import FittedValues
 from koffline.ope.results import Interval, PointEstimate, plain
 
 if TYPE_CHECKING:
     from koffline.ope.workspace import Workspace
-
-# bound of the residuals in rms returns; those of a zero value function are below one
-_LARGE_RESIDUAL = 3.0
 
 
 @torch.no_grad()
@@ -107,7 +103,8 @@ def _doubts(
     fitted = workspace.fitted
     scale = workspace.problem.reward_scale
     rms = diagnostics["residual_rms"]
-    if diagnostics["head_disagreement"] > max(0.5 * interval.width, NOTABLE * scale):
+    notable = max(0.5 * interval.width, thresholds.NOTABLE * scale)
+    if diagnostics["head_disagreement"] > notable:
         heads = ", ".join(
             f"{name} {value:.4g}"
             for name, value in diagnostics["estimates_by_head"].items()
@@ -118,7 +115,7 @@ def _doubts(
         )
     if not fitted.alive.all():
         yield f"{fitted.describe_diverged()}, and were left out; lower learning_rate."
-    if rms is None or rms > _LARGE_RESIDUAL * scale:
+    if rms is None or rms > thresholds.LARGE_RESIDUAL * scale:
         yield (
             f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger"
             f" than the logged returns themselves (rms {scale:.3g}): the values mean"

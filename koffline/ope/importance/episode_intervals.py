@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from scipy import special
 
 from koffline.data.hashing import poisson_counts
+from koffline.ope import thresholds
 from koffline.ope.importance.episode_means import EpisodeStatistic, standard_error
 from koffline.ope.importance.episodes import MOST_NUMBERS, STEPS, EpisodeProblem
 from koffline.ope.intervals.base import check_reward_bounds
@@ -38,7 +39,6 @@ _CAPS = (1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 # least draws beyond each end, most draws in total
 _BEYOND = 5
 _MOST_DRAWS = 100_000
-_FEWEST_DRAWS = 0.9  # share of draws that must be finite
 
 
 def student_interval(
@@ -83,7 +83,7 @@ def bootstrap_interval(
     else:
         numbers = statistic.clusters
     sample = resample(statistic, numbers, draws, seed)
-    if len(sample) < _FEWEST_DRAWS * draws:
+    if len(sample) < thresholds.FEWEST_FINITE_DRAWS * draws:
         return None
     low, high = np.quantile(
         sample, bca_levels(sample, statistic.value, deviations, level)

@@ -14,34 +14,18 @@ import numpy as np
 
 from koffline.data.columns import blocks
 from koffline.data.transitions import Transitions
+from koffline.ope import thresholds
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.results import Reason
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import pick_actions
 
-NO_COVERAGE = 0.5  # below it the log does not answer
-# the same of start states, few as they are; below the first: with care
-LOW_START = 0.5
-_NO_START = 0.2
-MUCH_UNLOGGED = 0.1  # above it the log does not answer
-# limits below which the log says too little about an action
-_FEW_ROWS = 30
-_OVERUSED = 3.0
-_REFERENCE_ROWS = 20_000
+_REFERENCE_ROWS = 20_000  # of the log that queries are compared with
 _QUERY_ROWS = 2_000
 _NEAR_QUANTILE = 0.95
-# key of draws; limits for discrete, continuous actions
-_HOLES = 0x686F6C65
-_HOLES_MATTER = (0.02, 0.06)
+_HOLES_STREAM = 0x686F6C65  # key of the draws of `visited_holes`
 _AT_ONCE = 32  # queries: their products fit the cache
 _SAME = 1e-6  # relative difference of numbers that are the same
-# deviations of like actions; expected number of rows with them
-_LIKE = 0.5
-_EXPECTED = 5.0
-# limits for diagnostics of weights
-FEW_WEIGHTED = 10.0
-_MASS_OFF = 0.2
-_NEGATIVE = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,20 +50,20 @@ class Coverage:
         """Clause for a verdict if the log covers too little of the policy; else
         empty.
         """
-        if max(self.unlogged, self.holes) > MUCH_UNLOGGED:
-            return [
-                self.told if self.unlogged > self.holes else told_of_holes(self.holes)
-            ]
-        if self.fraction < NO_COVERAGE:
+        if max(self.unlogged, self.holes) > thresholds.MUCH_UNLOGGED:
+            if self.unlogged > self.holes:
+                return [self.clause_on_unlogged]
+            return [clause_on_holes(self.holes)]
+        if self.fraction < thresholds.NO_COVERAGE:
             return [
                 f"only {self.fraction:.0%} of the policy's actions lie near logged ones"
             ]
-        if self.of_starts < _NO_START:
-            return [self.told_of_starts]
+        if self.of_starts < thresholds.NO_COVERAGE_OF_STARTS:
+            return [self.clause_on_starts]
         return []
 
     @property
-    def told_of_starts(self) -> str:
+    def clause_on_starts(self) -> str:
         """Clause on start states."""
         return (
             f"only {self.of_starts:.0%} of the policy's actions in start states lie"
@@ -87,7 +71,7 @@ class Coverage:
         )
 
     @property
-    def told(self) -> str:
+    def clause_on_unlogged(self) -> str:
         """Clause on how often the policy takes actions that the log never or hardly
         takes.
         """
@@ -101,9 +85,8 @@ class Coverage:
         """Share of the policy's weight on unknown actions, and on those that the log
         holds only once.
         """
-        return float(
-            self.weights[np.isinf(self.ratios)].sum() / max(self.weights.sum(), 1e-300)
-        )
+        total = max(self.weights.sum(), 1e-300)
+        return float(self.weights[np.isinf(self.ratios)].sum() / total)
 
 
 def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
@@ -118,17 +101,18 @@ def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
     if not isinstance(policy, DiscretePolicy):
         return None
     counts = np.bincount(log.actions[log.row_weights > 0.0], minlength=policy.n)
-    if counts.min() >= _FEW_ROWS:
+    is_frequent = counts >= thresholds.FEW_ROWS_OF_ACTION
+    if is_frequent.all():
         return None
-    used = policy.probabilities(log.observations).mean(axis=0) * (
-        not log.terminated.all()
-    )
-    known = (counts >= _FEW_ROWS) | (
-        (counts > 0) & (counts >= used * counts.sum() / _OVERUSED)
-    )
-    if known.all():
+    is_known = counts > 0
+    if not log.terminated.all():
+        use = policy.probabilities(log.observations).mean(axis=0)
+        expected = use * counts.sum()
+        is_used_alike = counts >= expected / thresholds.OVERUSED
+        is_known = is_frequent | (is_known & is_used_alike)
+    if is_known.all():
         return None
-    return known
+    return is_known
 
 
 def among(policy: Policy, known: np.ndarray) -> DiscretePolicy:
@@ -167,49 +151,98 @@ def measure_coverage(
     count as infinitely far. A small Bellman error says nothing about what lies outside
     the log (Fujimoto et al. 2022).
     """
-    # inputs without the previous rows
-    own = len(problem.input_scale) - (problem.history > 0)
+    width = _width_of_row(problem)
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
-    logged = problem.inputs[rows, :own]
-    n = problem.n_actions
+    groups = _groups_by_action(problem, rows, width, known)
 
-    def ask(which: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Some states with actions (q, own), and the policy's weight of each in each
-        group of rows.
-        """
-        inputs = getattr(problem, f"{which}_inputs")
-        some = _choice(np.flatnonzero(weights), _QUERY_ROWS, generator)
-        acted = inputs[
-            some, 0 if n is not None else generator.integers(inputs.shape[1]), :own
-        ]
-        if n is None:
-            shares = 1.0
-        else:
-            shares = getattr(problem, f"{which}_probabilities")[some]
-        return acted, shares * weights[some, None]
+    def ask_next_states(weights: np.ndarray) -> _Queries:
+        return _draw_queries(
+            problem.next_inputs[:, :, :width],
+            problem.next_probabilities,
+            weights,
+            generator,
+        )
 
-    groups = [logged]
-    if n is not None:
-        every = np.ones(n, dtype=bool) if known is None else known
-        groups = [
-            logged[(problem.actions[rows] == action) & every[action]]
-            for action in range(n)
-        ]
-    weights = problem.row_weights * (problem.discounts > 0.0)
-    if weights.any():
-        following = ask("next", weights)
-    else:
-        following = ask("start", problem.start_weights)
+    def ask_start_states() -> _Queries:
+        return _draw_queries(
+            problem.start_inputs[:, :, :width],
+            problem.start_probabilities,
+            problem.start_weights,
+            generator,
+        )
+
+    goes_on = np.where(problem.discounts > 0.0, problem.row_weights, 0.0)
+    if not goes_on.any():
+        queries = ask_start_states()
+        coverage = _compare(groups, _spacing(groups, generator), queries)
+        return replace(coverage, of_starts=coverage.fraction)
+    queries = ask_next_states(goes_on)
     spacing = _spacing(groups, generator)
-    found = _compare(groups, spacing, *following)
-    if weights.any():
-        starts = _compare(groups, spacing, *ask("start", problem.start_weights))
-    else:
-        starts = found
-    return replace(found, of_starts=starts.fraction)
+    coverage = _compare(groups, spacing, queries)
+    of_starts = _compare(groups, spacing, ask_start_states())
+    return replace(coverage, of_starts=of_starts.fraction)
 
 
-def told_of_holes(share: float) -> str:
+@dataclass(frozen=True, eq=False)
+class _Queries:
+    """States with actions that are looked up in the log.
+
+    ``places`` (q, d): standardised, with the action if it is continuous. ``weights``
+    (q, g): the policy's weight of each in each of the g groups of rows.
+    """
+
+    places: np.ndarray
+    weights: np.ndarray
+
+
+def _width_of_row(problem: EvaluationProblem) -> int:
+    """Number of the inputs that are of the row itself, not of previous ones."""
+    if problem.history > 0:  # the last scale is that of previous rewards
+        return len(problem.input_scale) - 1
+    return len(problem.input_scale)
+
+
+def _groups_by_action(
+    problem: EvaluationProblem,
+    rows: np.ndarray,
+    width: int,
+    known: np.ndarray | None,
+) -> list[np.ndarray]:
+    """Inputs (·, width) of these rows by discrete action, those of unknown ones empty;
+    one group for continuous actions.
+    """
+    logged = problem.inputs[rows, :width]
+    if problem.n_actions is None:
+        return [logged]
+    actions = problem.actions[rows]
+    groups = []
+    for action in range(problem.n_actions):
+        if known is None or known[action]:
+            groups.append(logged[actions == action])
+        else:
+            groups.append(logged[:0])
+    return groups
+
+
+def _draw_queries(
+    inputs: np.ndarray,
+    probabilities: np.ndarray | None,
+    weights: np.ndarray,
+    generator: np.random.Generator,
+) -> _Queries:
+    """A sample of states of positive weight, with the policy's actions there.
+
+    inputs (N, m, d): with m draws of continuous actions, of which one is taken.
+    probabilities (N, n): of discrete actions; None for continuous ones. weights (N,).
+    """
+    states = _choice(np.flatnonzero(weights), _QUERY_ROWS, generator)
+    if probabilities is None:
+        draw = generator.integers(inputs.shape[1])
+        return _Queries(inputs[states, draw], weights[states, None])
+    return _Queries(inputs[states, 0], probabilities[states] * weights[states, None])
+
+
+def clause_on_holes(share: float) -> str:
     """Clause on visits to states where the log does not take the policy's actions."""
     return (
         f"about {share:.0%} of the policy's visits are where the log hardly ever takes"
@@ -232,61 +265,139 @@ def visited_holes(problem: EvaluationProblem, visits: Any, seed: int) -> float:
     distances to nearest neighbours. Coverage weighs states as the log visits them, and
     overlooks a region that the log seldom visits and the policy often.
     """
-    own = len(problem.input_scale) - (problem.history > 0)
-    generator = np.random.default_rng([seed, _HOLES])
+    generator = np.random.default_rng([seed, _HOLES_STREAM])
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
-    if visits is None:
-        later = np.zeros(problem.n_rows)
-    else:
-        later = np.maximum(visits, 0.0) * problem.row_weights
-    later = later * problem.discounts / problem.row_weights.sum()
-    weights = np.concatenate(
-        [later, problem.start_weights / problem.start_weights.sum()]
-    )
-    some = generator.choice(len(weights), _QUERY_ROWS, p=weights / weights.sum())
-    after = some[some < problem.n_rows]
-    first = some[some >= problem.n_rows] - problem.n_rows
-    asked = np.concatenate(
-        [problem.next_inputs[after, 0, :own], problem.start_inputs[first, 0, :own]]
-    )
-    logged = problem.inputs[rows, :own]
-    if problem.next_probabilities is None or problem.start_probabilities is None:
-        own -= math.prod(problem.actions.shape[1:])
-        taken = logged[:, own:]
-        wanted = asked[:, own:]
-        groups = [logged]
-        # of a dimension with one action
-        only = _SAME * np.abs(problem.input_location[own : logged.shape[1]])
-        like = np.where(np.ptp(taken, axis=0) > only, _LIKE, only)
-    else:
-        chances = np.concatenate(
-            [problem.next_probabilities[after], problem.start_probabilities[first]]
-        )
-        taken = problem.actions[rows, None]
-        like = np.array([_LIKE])
-        wanted = pick_actions(chances, generator.random(len(some)))[:, None]
-        groups = [logged[taken[:, 0] == action] for action in range(chances.shape[1])]
-    spacing = _spacing(groups, generator)
-    half = 0.5 * np.square(logged[:, :own]).sum(axis=1)
+    visited = _visited_places(problem, visits, generator)
+    like = _like_actions(problem, rows, visited, generator)
+    state_width = like.state_width
+    logged_states = problem.inputs[rows, :state_width]
+    visited_states = visited.places[:, :state_width]
+    spacing = _spacing(like.groups, generator)
+    # ‖x − y‖² / 2 = ‖x‖² / 2 − xᵀy + ‖y‖² / 2, whose last part is the same for all x
+    half_squares = 0.5 * np.square(logged_states).sum(axis=1)
+    count = len(visited_states)
     holes = 0
-    for block in blocks(len(some), _AT_ONCE):
-        gaps = half - asked[block, :own] @ logged[:, :own].T
-        pairs = zip(taken.T, wanted[block].T, like, strict=True)  # by dimension
-        same = np.logical_and.reduce(
-            [np.abs(one - other[:, None]) <= most for one, other, most in pairs]
+    for block in blocks(count, _AT_ONCE):
+        states = visited_states[block]
+        gaps = half_squares - states @ logged_states.T
+        is_like = like.pairs(block)
+        nearest_like = np.where(is_like, gaps, np.inf).min(axis=1)
+        is_nearer = gaps < nearest_like[:, None]
+        expected = is_nearer.sum(axis=1) * is_like.mean(axis=1)
+        squares = 2.0 * nearest_like + np.square(states).sum(axis=1)
+        distance = np.sqrt(np.maximum(squares, 0.0))
+        is_hole = (expected > thresholds.EXPECTED_LIKE) & (distance > spacing)
+        is_hole |= ~is_like.any(axis=1)
+        holes += int(is_hole.sum())
+    if problem.n_actions is None:
+        least = thresholds.HOLES_OF_CONTINUOUS
+    else:
+        least = thresholds.HOLES_OF_DISCRETE
+    if holes > least * count:
+        return holes / count
+    return 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Visited:
+    """A sample of q places that the policy visits.
+
+    ``places`` (q, d): as in `_Queries`. ``probabilities`` (q, n): of discrete actions.
+    """
+
+    places: np.ndarray
+    probabilities: np.ndarray | None
+
+
+def _visited_places(
+    problem: EvaluationProblem, visits: Any, generator: np.random.Generator
+) -> _Visited:
+    """Places drawn by the policy's visits: next states by ``visits`` (N,) of their
+    rows, None if unknown, and start states.
+    """
+    width = _width_of_row(problem)
+    if visits is None:
+        of_rows = np.zeros(problem.n_rows)
+    else:
+        of_rows = np.maximum(visits, 0.0) * problem.row_weights
+    of_next = of_rows * problem.discounts / problem.row_weights.sum()
+    of_starts = problem.start_weights / problem.start_weights.sum()
+    weights = np.concatenate([of_next, of_starts])
+    drawn = generator.choice(len(weights), _QUERY_ROWS, p=weights / weights.sum())
+    next_rows = drawn[drawn < problem.n_rows]
+    starts = drawn[drawn >= problem.n_rows] - problem.n_rows
+    places = [
+        problem.next_inputs[next_rows, 0, :width],
+        problem.start_inputs[starts, 0, :width],
+    ]
+    probabilities = None
+    if problem.next_probabilities is not None:
+        assert problem.start_probabilities is not None
+        probabilities = np.concatenate(
+            [problem.next_probabilities[next_rows], problem.start_probabilities[starts]]
         )
-        nearest = np.where(same, gaps, np.inf).min(axis=1)
-        expected = (gaps < nearest[:, None]).sum(axis=1) * same.mean(axis=1)
-        reach = np.sqrt(
-            np.maximum(2.0 * nearest + np.square(asked[block, :own]).sum(axis=1), 0.0)
+    return _Visited(np.concatenate(places), probabilities)
+
+
+@dataclass(frozen=True, eq=False)
+class _LikeActions:
+    """Which of M logged rows have an action like that of a visit.
+
+    ``logged`` (M, k) and ``visited`` (q, k): actions; ``tolerance`` (k,): difference
+    in each dimension up to which they are alike. ``groups``: inputs of the rows whose
+    distances to each other count. ``state_width``: number of the inputs that are of
+    the state.
+    """
+
+    logged: np.ndarray
+    visited: np.ndarray
+    tolerance: np.ndarray
+    groups: list[np.ndarray]
+    state_width: int
+
+    def pairs(self, block: slice) -> np.ndarray:
+        """Mask (b, M) for a block of the visits."""
+        is_like = np.ones((len(self.visited[block]), len(self.logged)), dtype=bool)
+        for dimension, tolerance in enumerate(self.tolerance):
+            logged = self.logged[:, dimension]
+            visited = self.visited[block, dimension]
+            is_like &= np.abs(logged - visited[:, None]) <= tolerance
+        return is_like
+
+
+def _like_actions(
+    problem: EvaluationProblem,
+    rows: np.ndarray,
+    visited: _Visited,
+    generator: np.random.Generator,
+) -> _LikeActions:
+    """Actions of logged rows and of visits, and how near they must be to be alike.
+
+    A discrete action of each visit is drawn with its probabilities. Continuous actions
+    are alike within half a deviation in each dimension; where the log holds a single
+    value, within rounding.
+    """
+    width = _width_of_row(problem)
+    if visited.probabilities is not None:
+        uniform = generator.random(len(visited.places))
+        return _LikeActions(
+            logged=problem.actions[rows, None],
+            visited=pick_actions(visited.probabilities, uniform)[:, None],
+            tolerance=np.array([thresholds.LIKE_ACTIONS]),
+            groups=_groups_by_action(problem, rows, width, known=None),
+            state_width=width,
         )
-        holes += int(
-            ((expected > _EXPECTED) & (reach > spacing) | ~same.any(axis=1)).sum()
-        )
-    return (
-        holes
-        / len(some)
-        * (holes > _HOLES_MATTER[problem.n_actions is None] * len(some))
+    state_width = width - math.prod(problem.actions.shape[1:])
+    logged = problem.inputs[rows, :width]
+    actions = logged[:, state_width:]
+    rounding = _SAME * np.abs(problem.input_location[state_width:width])
+    varies = np.ptp(actions, axis=0) > rounding
+    return _LikeActions(
+        logged=actions,
+        visited=visited.places[:, state_width:],
+        tolerance=np.where(varies, thresholds.LIKE_ACTIONS, rounding),
+        groups=[logged],
+        state_width=state_width,
     )
 
 
@@ -298,59 +409,54 @@ def _spacing(groups: list[np.ndarray], generator: np.random.Generator) -> float:
     its few rows.
     """
     share = _QUERY_ROWS / sum(map(len, groups))
-    some = [
+    samples = [
         _choice(np.arange(len(rows)), math.ceil(share * len(rows)), generator)
         for rows in groups
     ]
-    own = [
-        _nearest(rows, rows[picked], picked)
-        for rows, picked in zip(groups, some, strict=True)
+    distances = [
+        _nearest(rows, rows[sample], itself=sample)
+        for rows, sample in zip(groups, samples, strict=True)
     ]
+    quantile = np.quantile(np.concatenate(distances), _NEAR_QUANTILE, method="lower")
     # Repeated rows make the distance zero (small state spaces): anything as near as
     # rounding is near.
-    return max(
-        float(np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")), 1e-6
-    )
+    return max(float(quantile), 1e-6)
 
 
-def _compare(
-    groups: list[np.ndarray], spacing: float, queries: np.ndarray, cares: np.ndarray
-) -> Coverage:
-    """Distances of queries to the nearest row of each group. cares (query, group): the
-    policy's weights.
+def _compare(groups: list[np.ndarray], spacing: float, queries: _Queries) -> Coverage:
+    """Coverage of queries by the nearest row of each group; one that the policy never
+    asks about is not searched.
     """
-    pairs = zip(groups, cares.T, strict=True)
-    near = [
-        _nearest(rows if care.any() else rows[:0], queries) / spacing
-        for rows, care in pairs
-    ]
-    distances = np.concatenate(near)
-    weights = cares.T.ravel()
+    ratios = []
+    for rows, weights in zip(groups, queries.weights.T, strict=True):
+        searched = rows if weights.any() else rows[:0]
+        ratios.append(_nearest(searched, queries.places) / spacing)
+    distances = np.concatenate(ratios)
+    weights = queries.weights.T.ravel()
+    fraction = 0.0
     if weights.sum() > 0:
         fraction = float(np.average(distances <= 1.0, weights=weights))
-    else:
-        fraction = 0.0
     return Coverage(fraction, distances, weights)
 
 
 def _nearest(
-    rows: np.ndarray, queries: np.ndarray, own: np.ndarray | None = None
+    rows: np.ndarray, queries: np.ndarray, itself: np.ndarray | None = None
 ) -> np.ndarray:
-    """Distance (q,) of each query to the nearest row; own: numbers of the rows that
-    queries are, left out.
+    """Distance (q,) of each query (q, d) to the nearest of the rows (M, d).
 
-    Infinite for fewer than two rows. Trees take longer from a dozen columns on, and
-    overflow the stack where denormal numbers count as zero
+    itself (q,): number of the row that the query is, which is left out; None if queries
+    are no rows. Infinite for fewer than two rows. Trees take longer from a dozen
+    columns on, and overflow the stack where denormal numbers count as zero
     (`koffline.fitting.threads`).
     """
     if len(rows) < 2:
         return np.full(len(queries), np.inf)
     best = np.empty(len(queries), dtype=np.int64)
-    half = 0.5 * np.square(rows).sum(axis=1)
+    half_squares = 0.5 * np.square(rows).sum(axis=1)
     for block in blocks(len(queries), _AT_ONCE):
-        gaps = half - queries[block] @ rows.T
-        if own is not None:
-            gaps[np.arange(len(gaps)), own[block]] = np.inf
+        gaps = half_squares - queries[block] @ rows.T
+        if itself is not None:
+            gaps[np.arange(len(gaps)), itself[block]] = np.inf
         best[block] = gaps.argmin(axis=1)
     return np.asarray(np.sqrt(np.square(rows[best] - queries).sum(axis=1)))
 
@@ -374,18 +480,21 @@ def describe_coverage(fraction: float) -> str:
 
 def doubts_of_weights(weights: dict[str, Any]) -> Iterator[Reason]:
     """Yield reasons to doubt marginal importance weights, from their diagnostics."""
-    units, mass, negative = (
-        weights[name] for name in ("effective_units", "mass", "negative_share")
-    )
-    if units < FEW_WEIGHTED:
-        few = f"only {units:.1f} episodes or rows (effective number)"
-        yield Reason("support", f"{few} carry the policy's visits")
-    if abs(mass - 1.0) > _MASS_OFF:
+    units = weights["effective_units"]
+    mass = weights["mass"]
+    negative = weights["negative_share"]
+    if units < thresholds.FEW_WEIGHTED:
+        yield Reason(
+            "support",
+            f"only {units:.1f} episodes or rows (effective number) carry the policy's"
+            " visits",
+        )
+    if abs(mass - 1.0) > thresholds.MASS_OFF:
         yield Reason(
             "support",
             f"the log's weights for the policy's visits average {mass:.2f}, not 1",
         )
-    if negative > _NEGATIVE:
+    if negative > thresholds.MUCH_NEGATIVE:
         yield Reason(
             "support",
             f"{negative:.0%} of the log's weights for the policy's visits are negative",

@@ -19,16 +19,11 @@ from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Transitions, no_log
 from koffline.data.units import cluster_sums
+from koffline.ope import thresholds
 from koffline.ope.results import Interval, PointEstimate
 
-# share of the discounted horizon beyond the longest episode that gives a warning
-MUCH_UNSEEN = 0.2
-NOTABLE = 0.02  # smallest difference of estimates that is reported, in rms returns
-_FEWEST_UNITS = 1.9  # allows two units of slightly different weight
-_MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode
 _WHERE = "where rewards like the log's put every value"
 _NOT_ADDED = {"gamma", "longest", "clusters"}
-_NEAR = (1e-2, 1e-3)  # tolerances relative to a bound and to the largest value
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,9 @@ class Limits:
         unseen = facts.unseen
         kind = "cluster" if facts.clusters is not None else kind
         reasons: list[str] = []
-        if facts.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts):
+        if facts.units < thresholds.FEWEST_UNITS and not (
+            by_rows and self.fixed_starts
+        ):
             reasons.append(
                 f"the log has one {kind} that counts (copies and weights near zero do"
                 " not): that says nothing of spread"
@@ -81,7 +78,7 @@ class Limits:
                 f"{self.copies:.0%} of the rows are copies of others; remove them, or"
                 " let sample_rows hold all rows"
             )
-        if unseen > _MOST_UNSEEN:
+        if unseen > thresholds.MOST_UNSEEN:
             reasons.append(
                 f"{unseen:.0%} of a constant reward's value lies beyond the longest"
                 f" episode ({facts.longest} steps); log longer episodes, or ask for a"
@@ -94,10 +91,11 @@ class Limits:
         """Distances below and above the bounds that rounding and unfinished training
         alone can explain.
         """
-        of_bound, of_largest = _NEAR
         low, high = map(abs, self.bounds)
-        least = of_largest * max(low, high)
-        return max(of_bound * low, least), max(of_bound * high, least)
+        least = thresholds.SLACK_OF_LARGEST * max(low, high)
+        below = max(thresholds.SLACK_OF_BOUND * low, least)
+        above = max(thresholds.SLACK_OF_BOUND * high, least)
+        return below, above
 
     def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
         """Clip both policies' values to the bounds. With ``reasons``, drop the
@@ -205,7 +203,7 @@ def contradiction(
     """
     low = min(intervals.items(), key=lambda item: item[1].high)
     high = max(intervals.items(), key=lambda item: item[1].low)
-    if not high[1].low - low[1].high > NOTABLE * scale:
+    if not high[1].low - low[1].high > thresholds.NOTABLE * scale:
         return []
     texts = [
         f"{head} says [{one.low:.4g}, {one.high:.4g}]" for head, one in (low, high)
