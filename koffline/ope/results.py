@@ -10,14 +10,16 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from koffline.data.disk.log import AnyLog
 from koffline.errors import escaped_json, percent
-from koffline.ope.value_functions import ValueFunction
 from koffline.store.run_record import versions
+
+if TYPE_CHECKING:
+    from koffline.ope.value_functions import ValueFunction
 
 
 class Record:

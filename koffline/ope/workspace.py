@@ -24,7 +24,6 @@ from koffline.fitting import Progress, threads
 from koffline.ope.diagnose.markov import Shift, drift_shift, memory_shift
 from koffline.ope.importance.episodes import (
     EpisodeProblem,
-    RowValues,
     episodes_of_log,
     prepare_episodes,
     with_unknown_actions,
@@ -39,6 +38,7 @@ from koffline.ope.intervals.feature_system import (
 from koffline.ope.log.coverage import Coverage, among, known_actions, measure_coverage
 from koffline.ope.log.limits import Limits, LogFacts, log_facts
 from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import LogPart, S, Sums, WorkingLog, hold, in_problem
 from koffline.ope.networks.fitted_q import fit_value_functions
 from koffline.ope.networks.fitted_values import FittedValues, Summarise

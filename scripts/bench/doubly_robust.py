@@ -35,7 +35,8 @@ from koffline.config import EvaluationSettings, make_settings
 from koffline.errors import KofflineError
 from koffline.ope.estimators.doubly_robust import DR, MAGIC, WDR, drl
 from koffline.ope.estimators.importance import IS
-from koffline.ope.importance.episodes import RowValues, with_unknown_actions
+from koffline.ope.importance.episodes import with_unknown_actions
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.networks.out_of_bag import RowSums, pass_over_rows
 from koffline.ope.networks.resampling import start_values
 from koffline.ope.results import PointEstimate

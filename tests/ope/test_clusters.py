@@ -12,9 +12,10 @@ from koffline.data.sources import convert_to_shards
 from koffline.errors import ConfigError, DataError
 from koffline.ope.cross_fit import assign_folds
 from koffline.ope.importance.episode_means import plain_mean
-from koffline.ope.importance.episodes import RowValues, prepare_episodes
+from koffline.ope.importance.episodes import prepare_episodes
 from koffline.ope.log.limits import log_facts
 from koffline.ope.log.problem import prepare_problem
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import LogPart
 from koffline.ope.networks.out_of_bag import RowSums
 from koffline.ope.networks.resampling import Resampling

@@ -20,12 +20,12 @@ from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.importance.episodes import (
-    RowValues,
     prepare_episodes,
     with_unknown_actions,
 )
 from koffline.ope.log.coverage import among
 from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_part
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.networks.out_of_bag import PassOverRows, RowSums, pass_over_rows
 from koffline.ope.networks.resampling import Resampling
 from koffline.ope.results import PointEstimate

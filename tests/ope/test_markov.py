@@ -13,7 +13,6 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.diagnose.markov import Shift, drift_shift, group_shift, memory_shift
 from koffline.ope.evaluation import may_look_back
-from koffline.ope.importance.episodes import RowValues
 from koffline.ope.log.problem import (
     EvaluationProblem,
     Measures,
@@ -21,6 +20,7 @@ from koffline.ope.log.problem import (
     prepare_problem,
     with_previous_rows,
 )
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import LogPart, in_problem
 from koffline.ope.networks.fitted_q import fit_value_function
 from koffline.policies import DiscretePolicy

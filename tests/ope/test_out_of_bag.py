@@ -13,8 +13,8 @@ import torch
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.estimators.doubly_robust import drl
-from koffline.ope.importance.episodes import RowValues
 from koffline.ope.log.problem import prepare_problem
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.networks.out_of_bag import RowSums, pass_over_rows
 from koffline.ope.networks.resampling import Resampling, start_values
 from koffline.ope.workspace import open_workspace

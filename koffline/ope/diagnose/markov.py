@@ -30,8 +30,8 @@ from torch import Tensor
 
 from koffline.data.columns import blocks
 from koffline.kernels import Gaussian, median_bandwidth, random_fourier_features
-from koffline.ope.importance.episodes import RowValues
 from koffline.ope.log.problem import EvaluationProblem
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.results import Interval
 
 _FEATURES = 200  # random features of x, and of (x, h)

@@ -20,7 +20,8 @@ from koffline.ope.importance.episode_means import (
     WeightedMean,
     plain_mean,
 )
-from koffline.ope.importance.episodes import EpisodeProblem, RowValues
+from koffline.ope.importance.episodes import EpisodeProblem
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.networks.out_of_bag import RowSums
 from koffline.ope.results import Interval, PointEstimate
 

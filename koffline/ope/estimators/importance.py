@@ -16,7 +16,8 @@ from koffline.ope.importance.episode_means import (
     WeightedMean,
     plain_mean,
 )
-from koffline.ope.importance.episodes import EpisodeProblem, RowValues
+from koffline.ope.importance.episodes import EpisodeProblem
+from koffline.ope.log.row_values import RowValues
 
 
 def ordinary(episodes: EpisodeProblem, model: RowValues | None = None) -> WeightedMean:

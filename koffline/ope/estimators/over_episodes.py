@@ -21,7 +21,8 @@ from koffline.ope.importance.episode_means import (
     plain_mean,
     standard_error,
 )
-from koffline.ope.importance.episodes import EpisodeProblem, RowValues
+from koffline.ope.importance.episodes import EpisodeProblem
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.results import Interval, PointEstimate, Uplift
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from koffline.data.hashing import poisson_counts
 from koffline.ope import thresholds
 from koffline.ope.importance.episode_means import EpisodeStatistic, standard_error
 from koffline.ope.importance.episodes import MOST_NUMBERS, STEPS, EpisodeProblem
-from koffline.ope.intervals.base import check_reward_bounds
+from koffline.ope.log.bounds import check_reward_bounds
 from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from koffline.ope.results import Interval
 

@@ -21,6 +21,7 @@ from koffline.ope.importance.ratios import (
     action_log_probabilities,
     importance_ratios,
 )
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
@@ -31,23 +32,6 @@ STEPS = 1024
 MOST_NUMBERS = 1 << 20
 _NEVER = -np.inf
 _LEAST = np.finfo(np.float64).min
-
-
-@dataclass(frozen=True, eq=False)
-class RowValues:
-    """A value function at the rows of a log, in units of the return.
-
-    ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), undiscounted and
-    regardless of ``terminated``. ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share
-    of rows whose values come from models that were not trained on their episode.
-    ``weights (N,)``: ω of rows, if the models have any.
-    """
-
-    now: Float[np.ndarray, " row"]
-    later: Float[np.ndarray, " row"]
-    starts: Float[np.ndarray, " start"]
-    unseen: float = 1.0
-    weights: np.ndarray | None = None
 
 
 def with_unknown_actions(

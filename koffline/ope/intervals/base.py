@@ -25,7 +25,7 @@ from koffline.data.columns import blocks
 from koffline.errors import ConfigError
 from koffline.ope.bellman_test.forms import random_signs
 from koffline.ope.intervals.feature_system import FeatureSystem
-from koffline.ope.log.limits import value_bounds
+from koffline.ope.log.bounds import check_reward_bounds, value_bounds
 from koffline.ope.networks.last_layer import best_level
 from koffline.ope.results import Interval, Record
 
@@ -86,23 +86,6 @@ class KernelIntervalSettings(Section):
         seen = float(counted.min()), float(counted.max())
         slack = 1e-9 * max(map(abs, seen))  # rewards were scaled and rescaled
         return check_reward_bounds(self.reward_bounds, seen, slack)
-
-
-def check_reward_bounds(
-    given: tuple[float, float] | None, seen: tuple[float, float], slack: float = 0.0
-) -> tuple[float, float]:
-    """Bounds of every reward: given, or those seen.
-
-    Raises ConfigError if the log exceeds them.
-    """
-    if given is not None and (seen[0] < given[0] - slack or seen[1] > given[1] + slack):
-        raise ConfigError(
-            f"reward_bounds is {list(given)}, but the log has rewards from"
-            f" {seen[0]:.4g} to {seen[1]:.4g}; give bounds that hold every reward"
-        )
-    if given is None:
-        return seen
-    return given
 
 
 def enough_draws(level: float, draws: int = DRAWS) -> int:

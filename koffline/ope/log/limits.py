@@ -20,6 +20,7 @@ from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Transitions, no_log
 from koffline.data.units import cluster_sums
 from koffline.ope import thresholds
+from koffline.ope.log.bounds import value_bounds
 from koffline.ope.results import Interval, PointEstimate
 
 _WHERE = "where rewards like the log's put every value"
@@ -211,18 +212,6 @@ def contradiction(
     return [
         f"after {steps} steps {' and '.join(texts)}: train longer, or log more episodes"
     ]
-
-
-def value_bounds(
-    going_on: tuple[float, float], final: tuple[float, float], gamma: float
-) -> tuple[float, float]:
-    """Smallest and largest possible discounted sum of rewards in the given ranges.
-
-    going_on: range of rewards of steps after which the episode goes on; final: of steps
-    that end it. The largest value solves V = max(final, going_on + γV).
-    """
-    least, most = (reward / (1.0 - gamma) for reward in going_on)
-    return min(final[0], least), max(final[1], most)
 
 
 @dataclass(frozen=True)

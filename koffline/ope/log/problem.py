@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
-from koffline.ope.log.limits import value_bounds
+from koffline.ope.log.bounds import value_bounds
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 from koffline.untrusted.limits import check_fits
 

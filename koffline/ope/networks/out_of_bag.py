@@ -38,9 +38,9 @@ from torch import Tensor
 from koffline.data.units import cluster_sums
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
-from koffline.ope.importance.episodes import RowValues
 from koffline.ope.log.coverage import doubts_of_weights
 from koffline.ope.log.problem import EvaluationProblem
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import Columns, Sums
 from koffline.ope.networks.fitted_values import FittedValues
 from koffline.ope.networks.resampling import (

@@ -14,11 +14,11 @@ from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.importance.episode_means import EpisodeStatistic
 from koffline.ope.importance.episodes import (
     EpisodeProblem,
-    RowValues,
     prepare_episodes,
     weigh_episodes,
 )
 from koffline.ope.importance.ratios import Ratios
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.names import OVER_EPISODES, WITH_MODEL
 from koffline.ope.results import PointEstimate
 from koffline.policies import DiscretePolicy

@@ -13,7 +13,8 @@ from koffline.ope.importance.episode_intervals import (
     certified_interval,
     student_interval,
 )
-from koffline.ope.importance.episodes import RowValues, prepare_episodes
+from koffline.ope.importance.episodes import prepare_episodes
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
 from scripts.bench.finite_worlds import sample_episodes
 from tests.ope.importance.cases import World, make_statistic, three_states

@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from koffline.ope.importance.episodes import RowValues
+from koffline.ope.log.row_values import RowValues
 from tests.ope.importance.cases import log_of_steps, make_statistic, weighed
 
 SCOPE_NAMES = {

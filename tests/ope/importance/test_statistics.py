@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError
 from koffline.ope.importance.episode_means import cut_steps, least_error_mix, magic
-from koffline.ope.importance.episodes import RowValues
+from koffline.ope.log.row_values import RowValues
 from koffline.ope.value_functions import as_value_function
 from tests import reference_importance as reference
 from tests.ope.importance.cases import (
