@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from koffline.data.columns import blocks
 from koffline.kernels import Gaussian, median_bandwidth, random_fourier_features
+from koffline.ope import thresholds
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.results import Interval
@@ -43,21 +44,15 @@ _CENTRING_RIDGE = 1e-6
 # probabilities
 _MOST_DRAWS = 8
 _FAR = 5.0  # standard deviations of a reward
-# rows; those in memory with all their next actions
-_BLOCK = 2048
-_AT_ONCE = 256
-# more if p is small but not small enough
+_BLOCK = 2048  # rows
+_AT_ONCE = 256  # rows with all their next actions
 _MOST_ROWS = 10_000
-_MORE_ROWS = 50_000
+_MORE_ROWS = 50_000  # if a p-value is small but not small enough
+_MAY_MATTER = 0.05  # such a p-value
 _LEAST_UNITS = 20
-# p-values: one in hundreds of right answers was below 1e-3
-_MATTERS = 1e-4
-_MATTERS_MORE = 1e-2
-_MAY_MATTER = 0.05
-_FURTHER = (2, 3, 5)
-_WIDE = 200
-_MOST_OF_IT = 0.8
-_STEP = -1  # used in place of a number of previous rows
+_FURTHER = (2, 3, 5)  # numbers of previous rows that are tested after one
+_WIDE = 200  # columns of memory that are tested at most
+_MOST_OF_IT = 0.8  # of the largest change, which the smallest extension must show
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class Shift:
     rows: int = 1
     of_step: bool = False
     tests: int = 1
-    limit: float = _MATTERS
+    limit: float = thresholds.SHIFT_P_VALUE
 
     @property
     def p_value(self) -> float:
@@ -95,10 +90,36 @@ class Shift:
         The width is that before the interval was cut at bounds, as the shift is not cut
         either.
         """
-        return (
-            self.p_value < self.limit
-            and abs(self.value) > 0.25 * interval.as_measured.width
-        )
+        least = thresholds.SHIFT_OF_WIDTH * interval.as_measured.width
+        return self.p_value < self.limit and abs(self.value) > least
+
+
+@dataclass(frozen=True, eq=False)
+class _Memory:
+    """Extra state h of m rows: ``before`` (m, h) each row, ``after`` (m, h) it (for the
+    next row), ``first`` (1, h) at the start.
+
+    ``of_both``: η are random features of (x, h); otherwise η = h φ(x), for a single
+    number h.
+    """
+
+    before: Float[np.ndarray, "row h"]
+    after: Float[np.ndarray, "row h"]
+    first: Float[np.ndarray, "1 h"]
+    of_both: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """An extension of the state by earlier rows that is tested.
+
+    ``rows``, ``of_step``, ``limit``: as in `Shift`.
+    """
+
+    memory: _Memory
+    rows: int
+    of_step: bool = False
+    limit: float = thresholds.SHIFT_P_VALUE
 
 
 def memory_shift(
@@ -117,74 +138,119 @@ def memory_shift(
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None
-    reward = problem.rewards - problem.rewards.mean()
-    reward = np.clip(reward / (reward.std() or 1.0), -_FAR, _FAR)
-    rows = _looked_at(problem, most)
-    width = problem.kernel_inputs.shape[1]
-    steps = problem.steps[rows, None]
-    ends = problem.episode_starts + problem.lengths - 1
-
-    def memory_of(rows: np.ndarray) -> np.ndarray:
-        return np.column_stack(
-            [np.ones(len(rows)), problem.kernel_inputs[rows], reward[rows]]
-        )
-
-    def past(lags: range) -> np.ndarray:
-        parts = (
-            np.where(steps >= lag, memory_of(np.maximum(rows - lag, 0)), 0.0)
-            for lag in lags
-        )
-        return np.concatenate(list(parts), axis=1)
-
-    further = [
-        count for count in _FURTHER if count * width <= _WIDE and not problem.history
-    ]
-    pairs = {
-        count: (past(range(1, count + 1)), past(range(count)))
-        for count in (1, *further)
-    }
-    unit = max(float(steps.std()), 1.0)
-    pairs[_STEP] = steps / unit, (steps + 1) / unit
-    if width <= _WIDE:
-        every = memory_of(np.arange(problem.n_rows))
-        sums = np.cumsum(every, axis=0)
-        sums -= np.repeat(
-            (sums - every)[problem.episode_starts], problem.lengths, axis=0
-        )
-        sums /= np.maximum(sums.std(axis=0), 1e-9)
-        pairs[0] = np.where(steps > 0, sums[rows - 1], 0.0), sums[rows]
-    found = []
-    late = not np.delete(problem.rewards, ends).any()
-    for count, (before, after) in pairs.items():
-        one = _shift(
-            problem,
-            values,
-            seed,
-            rows,
-            _Memory(before, after, np.zeros_like(before[:1]), True),
-        )
-        if one is None:
+    rows = _tested_rows(problem, most)
+    candidates = _memories(problem, rows)
+    shifts = []
+    for candidate in candidates:
+        shift = _shift(problem, values, seed, rows, candidate.memory)
+        if shift is None:
             return None
-        if late and count == 0:
-            limit = _MATTERS_MORE
-        else:
-            limit = _MATTERS
-        is_step = count == _STEP
-        found.append(
+        shifts.append(
             replace(
-                one, rows=max(count, 0), of_step=is_step, tests=len(pairs), limit=limit
+                shift,
+                rows=candidate.rows,
+                of_step=candidate.of_step,
+                tests=len(candidates),
+                limit=candidate.limit,
             )
         )
-    told = [one for one in found if one.p_value < one.limit]
-    if told:
-        largest = max(abs(one.value) for one in told)
-        return next(one for one in told if abs(one.value) >= _MOST_OF_IT * largest)
-    if (
-        most < min(problem.n_rows, _MORE_ROWS)
-        and min(one.p_value for one in found) < _MAY_MATTER
-    ):
+    significant = [shift for shift in shifts if shift.p_value < shift.limit]
+    if significant:
+        largest = max(abs(shift.value) for shift in significant)
+        enough = _MOST_OF_IT * largest
+        return next(shift for shift in significant if abs(shift.value) >= enough)
+    has_more_rows = most < min(problem.n_rows, _MORE_ROWS)
+    if has_more_rows and min(shift.p_value for shift in shifts) < _MAY_MATTER:
         return memory_shift(problem, values, seed, _MORE_ROWS)
-    return found[0]
+    return shifts[0]
+
+
+def _memories(
+    problem: EvaluationProblem, rows: Int[np.ndarray, " row"]
+) -> list[_Candidate]:
+    """The extensions of the state that are tested, the smallest first."""
+    width = problem.kernel_inputs.shape[1]
+    counts = [1]
+    if not problem.history:
+        counts += [count for count in _FURTHER if count * width <= _WIDE]
+    rewards = problem.rewards - problem.rewards.mean()
+    rewards = np.clip(rewards / (rewards.std() or 1.0), -_FAR, _FAR)
+    candidates = []
+    for count in counts:
+        before = _previous_rows(problem, rewards, rows, range(1, count + 1))
+        after = _previous_rows(problem, rewards, rows, range(count))
+        candidates.append(_Candidate(_remembered(before, after), rows=count))
+    steps = problem.steps[rows, None]
+    unit = max(float(steps.std()), 1.0)
+    of_step = _remembered(steps / unit, (steps + 1) / unit)
+    candidates.append(_Candidate(of_step, rows=0, of_step=True))
+    if width <= _WIDE:
+        sums = _sums_so_far(problem, rewards)
+        before = np.where(steps > 0, sums[rows - 1], 0.0)
+        limit = thresholds.SHIFT_P_VALUE
+        if _pays_only_at_ends(problem):
+            limit = thresholds.SHIFT_P_VALUE_MILD
+        of_sums = _remembered(before, sums[rows])
+        candidates.append(_Candidate(of_sums, rows=0, limit=limit))
+    return candidates
+
+
+def _remembered(before: np.ndarray, after: np.ndarray) -> _Memory:
+    """A memory that is zero at the start of an episode."""
+    return _Memory(before, after, first=np.zeros_like(before[:1]), of_both=True)
+
+
+def _rows_to_remember(
+    problem: EvaluationProblem,
+    rewards: Float[np.ndarray, " all"],
+    rows: Int[np.ndarray, " row"],
+) -> Float[np.ndarray, "row column"]:
+    """Rows as a memory holds them: a one, state and action, and the reward.
+
+    rewards: of all rows, in standard deviations.
+    """
+    return np.column_stack(
+        [np.ones(len(rows)), problem.kernel_inputs[rows], rewards[rows]]
+    )
+
+
+def _previous_rows(
+    problem: EvaluationProblem,
+    rewards: Float[np.ndarray, " all"],
+    rows: Int[np.ndarray, " row"],
+    lags: range,
+) -> Float[np.ndarray, "row column"]:
+    """The rows at these lags before each row, side by side; zeros before the episode.
+
+    rewards: as in `_rows_to_remember`.
+    """
+    steps = problem.steps[rows, None]
+    parts = []
+    for lag in lags:
+        earlier = _rows_to_remember(problem, rewards, np.maximum(rows - lag, 0))
+        parts.append(np.where(steps >= lag, earlier, 0.0))
+    return np.concatenate(parts, axis=1)
+
+
+def _sums_so_far(
+    problem: EvaluationProblem, rewards: Float[np.ndarray, " row"]
+) -> Float[np.ndarray, "row column"]:
+    """Sums over the rows of an episode up to each row, in standard deviations.
+
+    rewards: as in `_rows_to_remember`.
+    """
+    of_rows = _rows_to_remember(problem, rewards, np.arange(problem.n_rows))
+    sums = np.cumsum(of_rows, axis=0)
+    before_episode = (sums - of_rows)[problem.episode_starts]
+    sums -= np.repeat(before_episode, problem.lengths, axis=0)
+    sums /= np.maximum(sums.std(axis=0), 1e-9)
+    return sums
+
+
+def _pays_only_at_ends(problem: EvaluationProblem) -> bool:
+    """Whether rewards are zero in all rows but the last of each episode."""
+    ends = problem.episode_starts + problem.lengths - 1
+    return not np.delete(problem.rewards, ends).any()
 
 
 def drift_shift(
@@ -197,11 +263,10 @@ def drift_shift(
     """
     # of variance one
     place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))[:, None]
-    rows = _looked_at(problem)
-    known = np.repeat(place, problem.lengths, axis=0)[rows]
-    return _shift(
-        problem, values, seed, rows, _Memory(known, known, place[-1:], of_both=False)
-    )
+    rows = _tested_rows(problem)
+    of_rows = np.repeat(place, problem.lengths, axis=0)[rows]
+    memory = _Memory(of_rows, of_rows, first=place[-1:], of_both=False)
+    return _shift(problem, values, seed, rows, memory)
 
 
 def group_shift(
@@ -218,21 +283,18 @@ def group_shift(
     below a p-value of 0.01: refusing a group that does not matter costs less than a
     wrong value for one that does.
     """
-    rows = _looked_at(problem)
-    known = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
-    found = _shift(
-        problem,
-        values,
-        seed,
-        rows,
-        _Memory(known, known, np.ones((1, 1)), of_both=False),
-    )
-    return found and replace(found, tests=tests, limit=_MATTERS_MORE)
+    rows = _tested_rows(problem)
+    of_rows = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
+    memory = _Memory(of_rows, of_rows, first=np.ones((1, 1)), of_both=False)
+    shift = _shift(problem, values, seed, rows, memory)
+    if shift is None:
+        return None
+    return replace(shift, tests=tests, limit=thresholds.SHIFT_P_VALUE_MILD)
 
 
-def _looked_at(
+def _tested_rows(
     problem: EvaluationProblem, most: int = _MOST_ROWS
-) -> Int[np.ndarray, " some"]:
+) -> Int[np.ndarray, " row"]:
     """Numbers of the rows with weight, thinned to about ``most``."""
     unit = np.repeat(np.arange(len(problem.lengths)), problem.lengths)
     stride = math.ceil(problem.n_rows / most)
@@ -241,31 +303,17 @@ def _looked_at(
     )
 
 
-class _Memory(NamedTuple):
-    """Extra state h (…, h): ``before`` each row, ``after`` it (for the next row),
-    ``first`` (at the start).
-
-    ``of_both``: η are random features of (x, h); otherwise η = h φ(x), for a single
-    number h.
-    """
-
-    before: Float[np.ndarray, "some h"]
-    after: Float[np.ndarray, "some h"]
-    first: Float[np.ndarray, "1 h"]
-    of_both: bool
-
-
 def _shift(
     problem: EvaluationProblem,
     values: RowValues,
     seed: int,
-    rows: Int[np.ndarray, " some"],
+    rows: Int[np.ndarray, " row"],
     memory: _Memory,
 ) -> Shift | None:
-    """Shift by h; None for few episodes."""
+    """Shift by h, from these rows and the memory at them; None for few episodes."""
     unit = np.searchsorted(problem.episode_starts, rows, side="right") - 1
-    kept, place = np.unique(problem.clusters[unit], return_inverse=True)
-    units = len(kept)
+    clusters, place = np.unique(problem.clusters[unit], return_inverse=True)
+    units = len(clusters)
     if units < _LEAST_UNITS:
         return None
     omega = _weights(problem, rows, memory, torch.Generator().manual_seed(seed))
@@ -280,10 +328,10 @@ def _shift(
 
 def _weights(
     problem: EvaluationProblem,
-    rows: Int[np.ndarray, " some"],
+    rows: Int[np.ndarray, " row"],
     memory: _Memory,
     generator: torch.Generator,
-) -> Float[np.ndarray, " some"]:
+) -> Float[np.ndarray, " row"]:
     """ω̃ of rows: the part of LSTD-Q's dual, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that
     depends on (x, h).
 
@@ -296,57 +344,58 @@ def _weights(
     else:
         of_both = None
 
-    def features(states: Any, known: Any) -> Float[Tensor, "*m feature"]:
-        x = torch.as_tensor(states)
-        h = torch.as_tensor(known)
-        alone = torch.cat((of_row(x), x, torch.ones_like(x[..., :1])), dim=-1)
+    def features(places: Any, memories: Any) -> Float[Tensor, "*m feature"]:
+        """f(x, h) at places x (..., d) with memories h (..., k)."""
+        x = torch.as_tensor(places)
+        h = torch.as_tensor(memories)
+        phi = torch.cat((of_row(x), x, torch.ones_like(x[..., :1])), dim=-1)
         if of_both is None:
-            more = h * alone
+            eta = h * phi
         else:
-            more = of_both(torch.cat((x, h), dim=-1))
-        return torch.cat((alone, more), dim=-1)
+            eta = of_both(torch.cat((x, h), dim=-1))
+        return torch.cat((phi, eta), dim=-1)
 
-    def expected(
-        which: str, block: np.ndarray | slice, known: np.ndarray
-    ) -> Float[Tensor, "m feature"]:
-        """Mean over the policy's actions; known (M, h), or one of all."""
-        acted, shares = _acted(problem, which, block, generator)
-        every = torch.as_tensor(known).unsqueeze(1).expand(*acted.shape[:2], -1)
-        some = zip(
-            *(each.split(_AT_ONCE) for each in (acted, every, shares)), strict=True
-        )
-        return torch.cat(
-            [(features(x, h) * share.unsqueeze(-1)).sum(dim=1) for x, h, share in some]
-        )
+    def expected(acted: _ActedRows, memories: np.ndarray) -> Float[Tensor, "m feature"]:
+        """Mean of f over the policy's actions; memories (M, h), or one of all (1, h)."""
+        count, draws = acted.shares.shape
+        h = torch.as_tensor(memories).unsqueeze(1).expand(count, draws, -1)
+        parts = []
+        for b in blocks(count, _AT_ONCE):
+            of_draws = features(acted.rows[b], h[b])
+            parts.append((of_draws * acted.shares[b].unsqueeze(-1)).sum(dim=1))
+        return torch.cat(parts)
 
-    second = system = start = torch.zeros(())
+    second = torch.zeros(())
+    system = torch.zeros(())
     for b in blocks(len(rows), _BLOCK):
         now = features(inputs[b], memory.before[b])
-        later = expected("next", rows[b], memory.after[b])
+        acted = _act(
+            problem.next_inputs, problem.next_probabilities, rows[b], generator
+        )
+        later = expected(acted, memory.after[b])
         weighted = now.mT * torch.as_tensor(problem.row_weights[rows[b]])
+        discounts = torch.as_tensor(problem.discounts[rows[b]])
         second = second + weighted @ now
-        system = system + weighted @ (
-            now - torch.as_tensor(problem.discounts[rows[b]])[:, None] * later
-        )
+        system = system + weighted @ (now - discounts[:, None] * later)
+    start = torch.zeros(())
     for b in blocks(len(problem.start_weights), _BLOCK):
-        start = start + torch.as_tensor(problem.start_weights[b]) @ expected(
-            "start", b, memory.first
-        )
-    # features φ
+        acted = _act(problem.start_inputs, problem.start_probabilities, b, generator)
+        weights = torch.as_tensor(problem.start_weights[b])
+        start = start + weights @ expected(acted, memory.first)
     total = problem.row_weights[rows].sum()
-    count = _FEATURES + inputs.shape[1] + 1
+    count = _FEATURES + inputs.shape[1] + 1  # features φ
     second = second / total
     system = system / total
     start = start / problem.start_weights.sum()
 
     centred = torch.eye(len(start), dtype=torch.float64)  # f @ centred: φ, η − E[η | x]
-    alone = second[:count, :count]
-    alone = alone + _CENTRING_RIDGE * alone.diagonal().mean() * torch.eye(count)
-    centred[:count, count:] = -torch.linalg.solve(alone, second[:count, count:])
-    system = (
-        centred.mT @ system @ centred
-        + _RIDGE * second.diagonal().clamp_min(1e-12).diag()
+    of_phi = second[:count, :count]
+    ridge = _CENTRING_RIDGE * of_phi.diagonal().mean() * torch.eye(count)
+    centred[:count, count:] = -torch.linalg.solve(
+        of_phi + ridge, second[:count, count:]
     )
+    system = centred.mT @ system @ centred
+    system = system + _RIDGE * second.diagonal().clamp_min(1e-12).diag()
     dual = torch.linalg.solve(system.mT, centred.mT @ start)
     dual[:count] = 0.0
     alpha = centred @ dual
@@ -359,43 +408,53 @@ def _weights(
 
 
 def _draw_features(
-    rows: Float[np.ndarray, "some column"], generator: torch.Generator
+    rows: Float[np.ndarray, "row column"], generator: torch.Generator
 ) -> Callable[[Tensor], Tensor]:
     """Random features of width √2 times the median distance, scaled to a mean square of
     a half.
     """
-    kernel = Gaussian(
-        math.sqrt(2.0) * median_bandwidth(torch.as_tensor(rows), 1000, generator)
-    )
+    distance = median_bandwidth(torch.as_tensor(rows), 1000, generator)
+    kernel = Gaussian(math.sqrt(2.0) * distance)
     features = random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
     return lambda places: math.sqrt(_FEATURES / 2) * features(places)
 
 
-def _acted(
-    problem: EvaluationProblem,
-    which: str,
+@dataclass(frozen=True, eq=False)
+class _ActedRows:
+    """``rows`` (b, m, x): (s, a) with m of the policy's actions a in each state;
+    ``shares`` (b, m): probability of each.
+    """
+
+    rows: Float[Tensor, "block draw x"]
+    shares: Float[Tensor, "block draw"]
+
+
+def _act(
+    inputs: np.ndarray,
+    probabilities: np.ndarray | None,
     block: np.ndarray | slice,
     generator: torch.Generator,
-) -> tuple[Float[Tensor, "block draw x"], Float[Tensor, "block draw"]]:
-    """Rows (s, a) with the policy's actions a in next or start states, and the
-    probability of each action.
+) -> _ActedRows:
+    """The policy's actions in a block of next or start states.
+
+    inputs (N, m, d): of the states, with draws of continuous actions. probabilities (N,
+    n): of discrete actions; None for continuous ones. Of many discrete actions, a few
+    are drawn.
     """
-    states = torch.as_tensor(
-        getattr(problem, f"{which}_inputs")[block][:, :_MOST_DRAWS]
-    )
-    probabilities = getattr(problem, f"{which}_probabilities")
+    states = torch.as_tensor(inputs[block][:, :_MOST_DRAWS])
     if probabilities is None:
-        return states, torch.full(
-            states.shape[:2], 1.0 / states.shape[1], dtype=torch.float64
-        )
+        draws = states.shape[1]
+        equal = torch.full(states.shape[:2], 1.0 / draws, dtype=torch.float64)
+        return _ActedRows(states, equal)
     shares = torch.as_tensor(probabilities[block])
-    actions = torch.eye(shares.shape[1], dtype=torch.float64).expand(
-        len(states), -1, -1
-    )
-    if actions.shape[1] > _MOST_DRAWS:
+    n = shares.shape[1]
+    if n > _MOST_DRAWS:
         drawn = torch.multinomial(
             shares, _MOST_DRAWS, replacement=True, generator=generator
         )
-        actions = actions[0][drawn]
+        actions = torch.eye(n, dtype=torch.float64)[drawn]
         shares = torch.full(drawn.shape, 1.0 / _MOST_DRAWS, dtype=torch.float64)
-    return torch.cat((states.expand(-1, actions.shape[1], -1), actions), dim=2), shares
+    else:
+        actions = torch.eye(n, dtype=torch.float64).expand(len(states), -1, -1)
+    rows = torch.cat((states.expand(-1, actions.shape[1], -1), actions), dim=2)
+    return _ActedRows(rows, shares)
