@@ -52,15 +52,17 @@ class Record:
 
 def plain(value: Any) -> Any:
     """Records, numpy scalars, arrays and nested containers as JSON types."""
-    if isinstance(value, (Record, Mapping)):
-        items = value.as_dict() if isinstance(value, Record) else value
-        return {str(key): plain(item) for key, item in items.items()}
+    if isinstance(value, Record):
+        value = value.as_dict()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
         return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
-    # JSON has no NaN
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no NaN
+    return value
 
 
 def without_seconds(content: Any) -> Any:
@@ -139,7 +141,7 @@ class Interval(Record):
 
 @dataclass(frozen=True)
 class Uplift(Record):
-    """How much more a policy is worth than the logging policy, both by the same
+    """How much more a policy is worth than the behavior policy, both by the same
     resampled episodes.
     """
 
@@ -204,9 +206,9 @@ class Verdict(Record):
         return tuple(str(reason) for reason in self.reasons if reason.kind in kinds)
 
     def __str__(self) -> str:
-        return self.answer + (
-            f" ({'; '.join(map(str, self.reasons))})" if self.reasons else ""
-        )
+        if not self.reasons:
+            return self.answer
+        return f"{self.answer} ({'; '.join(map(str, self.reasons))})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,10 +248,10 @@ class LogResult(Record):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        found = super().as_dict()
-        return found | {
-            about.name: found.pop(about.name) for about in dataclasses.fields(LogResult)
-        }
+        content = super().as_dict()
+        for about in dataclasses.fields(LogResult):
+            content[about.name] = content.pop(about.name)  # moves it to the end
+        return content
 
 
 def describe_log(log: AnyLog, seed: int, started: float) -> dict[str, Any]:
@@ -277,7 +279,7 @@ class Estimate(LogResult):
     value to compare with;
     ``verdict``: whether the log answers the question; ``warnings``: to be read before
     acting on the estimate;
-    ``notes``: what else was done. ``behavior_value``: of the logging policy, by the
+    ``notes``: what else was done. ``behavior_value``: of the behavior policy, by the
     same estimator;
     ``uplift``: how much more this policy is worth. ``groups``: a
     `koffline.ope.groups.GroupValue` for each group of start states that ``by`` defines.
@@ -303,11 +305,11 @@ class Estimate(LogResult):
         about = (
             f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
         )
-        one = self.interval
-        if one is None:
+        interval = self.interval
+        if interval is None:
             return f"{self.value:.4g}  (no interval, {about})"
-        ends = f"[{one.low:.4g}, {one.high:.4g}]"
-        kind = f"{percent(one.level)} {one.kind}"
+        ends = f"[{interval.low:.4g}, {interval.high:.4g}]"
+        kind = f"{percent(interval.level)} {interval.kind}"
         return f"{self.value:.4g}  {ends} ({kind}, {about})"
 
 
@@ -326,21 +328,22 @@ class EstimateRow(Record):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        entry = {"estimator": self.name, "family": self.family}
+        entry: dict[str, Any] = {"estimator": self.name, "family": self.family}
         if self.estimate is None:
             return {**entry, "value": None, "reason": self.reason}
-        found = {**entry, **self.estimate.as_dict(), "seconds": round(self.seconds, 3)}
-        return {name: value for name, value in found.items() if name != "name"}
+        entry |= self.estimate.as_dict()
+        entry["seconds"] = round(self.seconds, 3)
+        del entry["name"]  # "estimator" above
+        return entry
 
     def __str__(self) -> str:
         if self.estimate is None:
             return f"–  {self.reason}"
-        one = self.estimate.interval
-        if one is None:
-            text = ""
-        else:
-            text = f"  [{one.low:.4g}, {one.high:.4g}] {one.kind}"
-        return f"{self.estimate.value:.4g}{text}"
+        value = f"{self.estimate.value:.4g}"
+        interval = self.estimate.interval
+        if interval is None:
+            return value
+        return f"{value}  [{interval.low:.4g}, {interval.high:.4g}] {interval.kind}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,7 +88,9 @@ def drl(
     error = sums.standard_error()
     interval = None
     unseen = sums.unseen / sums.rows
-    warnings = [_SEEN] if unseen < 0.5 else []
+    warnings = []
+    if unseen < 0.5:
+        warnings.append(_SEEN)
     if error is None:
         warnings.append(
             "a single episode has no spread: no standard error and no interval"

@@ -119,7 +119,9 @@ class EpisodeEstimator(ListedEstimator):
             assert model is not None
             rows, units = episodes.counted
             of_episodes = RowValues(
-                model.now[rows], model.later[rows], model.starts[units]
+                now=model.now[rows],
+                later=model.later[rows],
+                starts=model.starts[units],
             )
         whole = self.statistic(episodes, of_episodes)
         value = whole.value
@@ -154,23 +156,26 @@ class EpisodeEstimator(ListedEstimator):
                     stepwise=not self.uses_whole_weight,
                 )
         by_kind = {
-            kind: _stretched(made, value) if blend else made
-            for kind, made in intervals.items()
-            if made is not None
+            kind: of_kind for kind, of_kind in intervals.items() if of_kind is not None
         }
+        uplift = None
+        if self.blends:
+            by_kind = {
+                kind: _stretched(of_kind, value) for kind, of_kind in by_kind.items()
+            }
+        else:
+            uplift = _uplift(episodes, whole, level, size)
+        missing = None
+        if interval not in by_kind:
+            missing = interval
         return PointEstimate(
             name=self.name,
             value=value,
             standard_error=error,
             interval=by_kind.get(interval),
-            uplift=None if blend else _uplift(episodes, whole, level, size),
+            uplift=uplift,
             effective_sample_size=size,
-            warnings=self._warnings(
-                episodes,
-                of_episodes,
-                size,
-                None if interval in by_kind else interval,
-            ),
+            warnings=self._warnings(episodes, of_episodes, size, missing),
             diagnostics={**episodes.diagnostics(), **blend, "intervals": by_kind},
         )
 
@@ -185,7 +190,10 @@ class EpisodeEstimator(ListedEstimator):
         if gone == 0:
             return _NO_WEIGHT.format(steps="the first step")
         if self.uses_whole_weight and not (episodes.last > -np.inf).any():
-            return _NO_WEIGHT.format(steps=f"{gone} steps" if gone else "its last step")
+            steps = "its last step"
+            if gone is not None:
+                steps = f"{gone} steps"
+            return _NO_WEIGHT.format(steps=steps)
         return None
 
     def _warnings(

@@ -21,7 +21,7 @@ from koffline.data.transitions import Transitions, no_log
 from koffline.data.units import cluster_sums
 from koffline.ope import thresholds
 from koffline.ope.log.bounds import value_bounds
-from koffline.ope.results import Interval, PointEstimate
+from koffline.ope.results import Interval, PointEstimate, Uplift
 
 _WHERE = "where rewards like the log's put every value"
 _NOT_ADDED = {"gamma", "longest", "clusters"}
@@ -57,17 +57,14 @@ class Limits:
         enough to estimate the spread.
         """
         facts = self.facts
-        low, high = self.facts.bounds()
-        kind = "episode" if facts.episodes else "row"
+        low, high = facts.bounds()
         unseen = facts.unseen
-        kind = "cluster" if facts.clusters is not None else kind
         reasons: list[str] = []
-        if facts.units < thresholds.FEWEST_UNITS and not (
-            by_rows and self.fixed_starts
-        ):
+        is_enough = by_rows and self.fixed_starts
+        if facts.units < thresholds.FEWEST_UNITS and not is_enough:
             reasons.append(
-                f"the log has one {kind} that counts (copies and weights near zero do"
-                " not): that says nothing of spread"
+                f"the log has one {facts.kind_of_unit} that counts (copies and weights"
+                " near zero do not): that says nothing of spread"
             )
         if low == high:
             reasons.append(
@@ -98,52 +95,66 @@ class Limits:
         above = max(thresholds.SLACK_OF_BOUND * high, least)
         return below, above
 
-    def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
+    def settle(
+        self, estimate: PointEstimate, reasons: list[str] | None
+    ) -> PointEstimate:
         """Clip both policies' values to the bounds. With ``reasons``, drop the
         interval, else clip it too.
 
         reasons: None for a certified interval, which is never dropped for such reasons.
         """
-        low, high = self.bounds
-        warnings = list(found.warnings)
-        interval = found.interval
-        value = found.value
-        impossible = self.impossible(value)
+        warnings = list(estimate.warnings)
+        against = list(reasons or ())
+        impossible = self.impossible(estimate.value)
         if impossible is not None:
             warnings.append(f"{impossible}; the nearest possible value is given.")
-            if reasons is None:
-                reasons = None
-            else:
-                reasons = [*reasons, "the estimate is impossible"]
-        value = min(max(value, low), high)
-        why = None
-        if interval is not None and reasons:
-            why = "; ".join(reasons)
-            bare = found.uplift and dataclasses.replace(
-                found.uplift, interval=None, behavior_interval=None
-            )
-            found = dataclasses.replace(found, uplift=bare)
+            if reasons is not None:
+                against.append("the estimate is impossible")
+        interval = estimate.interval
+        uplift = estimate.uplift
+        why_not = None
+        if interval is not None and against:
+            why_not = "; ".join(against)
             interval = None
+            if uplift is not None:
+                uplift = dataclasses.replace(
+                    uplift, interval=None, behavior_interval=None
+                )
         elif interval is not None:
             interval, note = self.cut(interval)
-            why, note = (note, None) if interval is None else (None, note)
-            warnings += [note] if note else []
-        warnings += [f"No interval: {why}."] if why else []
-        uplift = found.uplift
+            if interval is None:
+                why_not = note
+            elif note is not None:
+                warnings.append(note)
+        if why_not is not None:
+            warnings.append(f"No interval: {why_not}.")
         if uplift is not None:
-            logged = uplift.behavior_interval
-            uplift = dataclasses.replace(
-                uplift,
-                behavior_value=min(max(uplift.behavior_value, low), high),
-                behavior_interval=(
-                    None if logged is None else logged.within(self.bounds)
-                ),
-            )
-            found = dataclasses.replace(found, uplift=uplift)
-        found = dataclasses.replace(
-            found, value=value, interval=interval, why_no_interval=why
+            uplift = self._clip_behavior(uplift)
+        return dataclasses.replace(
+            estimate,
+            value=self._clip(estimate.value),
+            interval=interval,
+            uplift=uplift,
+            why_no_interval=why_not,
+            warnings=tuple(warnings),
         )
-        return dataclasses.replace(found, warnings=tuple(warnings))
+
+    def _clip(self, value: float) -> float:
+        low, high = self.bounds
+        return min(max(value, low), high)
+
+    def _clip_behavior(self, uplift: Uplift) -> Uplift:
+        """The uplift with the behavior policy's value and interval within the
+        bounds.
+        """
+        interval = uplift.behavior_interval
+        if interval is not None:
+            interval = interval.within(self.bounds)
+        return dataclasses.replace(
+            uplift,
+            behavior_value=self._clip(uplift.behavior_value),
+            behavior_interval=interval,
+        )
 
     def impossible(self, value: float) -> str | None:
         """Clause about a value that the rewards and γ do not allow; None for a possible
@@ -167,13 +178,13 @@ class Limits:
         within = f"[{low:.4g}, {high:.4g}], {_WHERE}"
         if interval.low > high + above or interval.high < low - below:
             return None, f"{text} lies wholly outside {within}"
-        is_whole = interval.low >= low - below and interval.high <= high + above
-        return interval.within(self.bounds), (
-            None if is_whole else f"The interval {text} was cut to {within}."
-        )
+        inside = interval.within(self.bounds)
+        if interval.low >= low - below and interval.high <= high + above:
+            return inside, None
+        return inside, f"The interval {text} was cut to {within}."
 
 
-def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
+def usual_gamma(log: AnyLog, gamma: float | None = None) -> float | None:
     """The given gamma, else the log's hint. None if neither is known.
 
     If every row ends its episode, nothing is discounted, and any gamma serves. Raises
@@ -181,17 +192,15 @@ def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
     """
     if not isinstance(log, (Transitions, LazyTransitions)):
         raise no_log(log)
-    blocks = (
-        block
-        for shard in range(len(log.shard_names))
-        for block in log.shard_blocks(shard)
-    )
-    gamma = log.metadata.gamma if given is None else given
-    if gamma is None:
-        if all(block.terminated.all() for block in blocks):
-            return ANY_GAMMA
-        return None
-    return gamma
+    if gamma is not None:
+        return gamma
+    if log.metadata.gamma is not None:
+        return log.metadata.gamma
+    for shard in range(len(log.shard_names)):
+        for block in log.shard_blocks(shard):
+            if not block.terminated.all():
+                return None
+    return ANY_GAMMA
 
 
 def contradiction(
@@ -202,13 +211,15 @@ def contradiction(
 
     scale: the root mean square return; smaller gaps than a share of it do not count.
     """
-    low = min(intervals.items(), key=lambda item: item[1].high)
-    high = max(intervals.items(), key=lambda item: item[1].low)
-    if not high[1].low - low[1].high > thresholds.NOTABLE * scale:
+    lower = min(intervals, key=lambda head: intervals[head].high)
+    upper = max(intervals, key=lambda head: intervals[head].low)
+    gap = intervals[upper].low - intervals[lower].high
+    if not gap > thresholds.NOTABLE * scale:
         return []
-    texts = [
-        f"{head} says [{one.low:.4g}, {one.high:.4g}]" for head, one in (low, high)
-    ]
+    texts = []
+    for head in (lower, upper):
+        interval = intervals[head]
+        texts.append(f"{head} says [{interval.low:.4g}, {interval.high:.4g}]")
     return [
         f"after {steps} steps {' and '.join(texts)}: train longer, or log more episodes"
     ]
@@ -239,17 +250,30 @@ class LogFacts:
     sizes: ColumnStatistics
     beyond: ColumnStatistics
     weights: ColumnStatistics
-    clusters: tuple[np.ndarray, ...] | None = None
+    clusters: tuple[np.ndarray, np.ndarray] | None = None
 
-    def bounds(self, given: tuple[float, float] | None = None) -> tuple[float, float]:
+    def bounds(
+        self, reward_bounds: tuple[float, float] | None = None
+    ) -> tuple[float, float]:
         """Bounds of every discounted sum of the log's rewards, or of rewards within the
         given bounds.
         """
-        if given is None:
-            return value_bounds(self.going_on.range, self.final.range, self.gamma)
-        return value_bounds(
-            given, given if self.final.count else self.final.range, self.gamma
-        )
+        going_on = self.going_on.range
+        final = self.final.range
+        if reward_bounds is not None:
+            going_on = reward_bounds
+            if self.final.count:
+                final = reward_bounds
+        return value_bounds(going_on, final, self.gamma)
+
+    @property
+    def kind_of_unit(self) -> str:
+        """What is independent: clusters if there are any, else episodes, else rows."""
+        if self.clusters is not None:
+            return "cluster"
+        if self.episodes:
+            return "episode"
+        return "row"
 
     @property
     def units(self) -> float:
@@ -258,7 +282,8 @@ class LogFacts:
         """
         if self.clusters is None:
             return self.weights.effective_count
-        return float(self.clusters[1].sum() ** 2 / np.square(self.clusters[1]).sum())
+        _, weights = self.clusters
+        return float(weights.sum() ** 2 / np.square(weights).sum())
 
     @property
     def unseen(self) -> float:
@@ -279,9 +304,9 @@ class LogFacts:
         """Number of terminated rows if their rewards are all equal, and all other
         rewards too; else None.
         """
-        tells = any(each.minimum < each.maximum for each in (self.going_on, self.final))
-        if tells:
-            return None
+        for rewards in (self.going_on, self.final):
+            if rewards.minimum < rewards.maximum:
+                return None
         return self.terminated
 
     def __add__(self, other: LogFacts) -> LogFacts:
@@ -289,9 +314,13 @@ class LogFacts:
             name: getattr(self, name) + getattr(other, name)
             for name in vars(self).keys() - _NOT_ADDED
         }
-        clusters = self.clusters and _clusters(
-            *map(np.append, self.clusters, other.clusters or ())
-        )
+        clusters = None
+        if self.clusters is not None and other.clusters is not None:
+            numbers, weights = self.clusters
+            other_numbers, other_weights = other.clusters
+            clusters = _clusters(
+                np.append(numbers, other_numbers), np.append(weights, other_weights)
+            )
         longest = max(self.longest, other.longest)
         return dataclasses.replace(self, **added, longest=longest, clusters=clusters)
 
@@ -306,13 +335,18 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
     lengths = np.diff(np.append(firsts, len(log)))
     rewards = np.asarray(log.rewards, dtype=np.float64)
     terminated = np.asarray(log.terminated)
-    if log.has_episodes:
-        returns = log.returns(gamma)
-    else:
-        returns = np.zeros(0)
     of_units = np.add.reduceat(weights, firsts) / lengths
     counted = weights > 0.0
     is_cut = ~terminated[firsts + lengths - 1]
+    longest = 0
+    returns = np.zeros(0)
+    if log.has_episodes:
+        longest = int(lengths.max())
+        returns = log.returns(gamma)
+    beyond = np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]
+    clusters = None
+    if log.clusters is not None:
+        clusters = _clusters(log.clusters[firsts], of_units)
     return LogFacts(
         gamma=gamma,
         rows=len(log),
@@ -320,20 +354,21 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
         terminated=int(terminated.sum()),
         truncated=int((log.truncated & ~terminated).sum()),
         starts=int(np.count_nonzero(weights[firsts])),
-        longest=int(lengths.max()) if log.has_episodes else 0,
+        longest=longest,
         going_on=ColumnStatistics.of(rewards[counted & ~terminated]),
         final=ColumnStatistics.of(rewards[counted & terminated]),
         returns=ColumnStatistics.of(returns),
         sizes=ColumnStatistics.of(np.abs(returns)),
-        beyond=ColumnStatistics.of(
-            np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]
-        ),
+        beyond=ColumnStatistics.of(beyond),
         weights=ColumnStatistics.of(of_units),
-        clusters=(
-            None if log.clusters is None else _clusters(log.clusters[firsts], of_units)
-        ),
+        clusters=clusters,
     )
 
 
-def _clusters(numbers: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+def _clusters(
+    numbers: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct numbers (C,) of clusters and their summed weights, from one entry per
+    unit.
+    """
     return np.unique(numbers), cluster_sums(numbers, weights)

@@ -33,7 +33,9 @@ from koffline.ope.log.working_log import Sums
 from koffline.ope.networks.resampling import Resampling, row_blocks, start_inputs
 from koffline.replicas import StackedMLP
 
-_INSTRUMENTS = 300, 1000  # the fewest and the most, by default
+# numbers of instruments, by default
+_FEWEST_INSTRUMENTS = 300
+_MOST_INSTRUMENTS = 1000
 # parameters from which the fastest solution is good enough; rows of a product
 _MANY = 1000
 _TOGETHER = 256
@@ -59,20 +61,22 @@ def draw_instruments(
     generator = torch.Generator().manual_seed(seed)
     rows = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
     bandwidth = bandwidth * median_bandwidth(rows, generator=generator)
-    count = count or min(max(_INSTRUMENTS[0], 2 * parameters), _INSTRUMENTS[1])
-    return (
-        random_fourier_features(Gaussian(bandwidth), rows.shape[1], count, generator),
-        bandwidth,
+    if not count:
+        count = max(_FEWEST_INSTRUMENTS, min(2 * parameters, _MOST_INSTRUMENTS))
+    instruments = random_fourier_features(
+        Gaussian(bandwidth), rows.shape[1], count, generator
     )
+    return instruments, bandwidth
 
 
 def best_level(rows: Any) -> Any:
     """The constant that solves the Bellman equation on average: mean r / mean (1 −
     discount).
+
+    rows: anything with ``row_weights``, ``rewards`` and ``discounts`` (N,).
     """
-    return (rows.row_weights @ rows.rewards) / (
-        rows.row_weights @ (1.0 - rows.discounts)
-    )
+    ends = rows.row_weights @ (1.0 - rows.discounts)
+    return (rows.row_weights @ rows.rewards) / ends
 
 
 def hidden_features(
@@ -104,9 +108,8 @@ def with_last_layer(
 ) -> StackedMLP:
     """Copy of the networks in float64 with the last layer θ."""
     flat = network.flat.double().clone()
-    flat[:, -theta.shape[1] :] = (
-        theta  # weight rows, then the bias row: the layout of the flat parameters
-    )
+    # weight rows, then the bias row: the layout of the flat parameters
+    flat[:, -theta.shape[1] :] = theta
     return network.with_flat(flat)
 
 
@@ -126,13 +129,12 @@ def minimise_kernel_loss(
     """
     theta = last_layer(network)
     matrix = system[..., :-1]
-    # ψᵀδ
-    gap = torch.stack(
-        [own[:, -1] - own[:, :-1] @ old for own, old in zip(system, theta, strict=True)]
-    )
-    return with_last_layer(
-        network, theta + least_squares(matrix, gap, ridge, network.sizes[-1])
-    )
+    # ψᵀδ, network by network
+    gaps = []
+    for of_network, old in zip(system, theta, strict=True):
+        gaps.append(of_network[:, -1] - of_network[:, :-1] @ old)
+    change = least_squares(matrix, torch.stack(gaps), ridge, network.sizes[-1])
+    return with_last_layer(network, theta + change)
 
 
 def least_squares(
@@ -232,10 +234,10 @@ def _by_critics(
         factor = torch.linalg.qr(ridged, mode="r").R.mT
 
     def invert(right: Tensor) -> Tensor:
-        found = torch.cholesky_solve(right, factor)
-        gap = right - across @ (across.mT @ found) - scale**2 * found
+        solution = torch.cholesky_solve(right, factor)
+        gap = right - across @ (across.mT @ solution) - scale**2 * solution
         # refined: errors are a thousandth
-        return found + torch.cholesky_solve(gap, factor)
+        return solution + torch.cholesky_solve(gap, factor)
 
     return across, invert, level, along
 
@@ -266,15 +268,15 @@ def sum_starts(
     """Sums over start states. share_of: from units to their shares (E, G) in groups;
     None: one group.
     """
-    # (R, 2, E)
-    weights = resampling.start_weights(problem)
+    weights = resampling.start_weights(problem)  # (R, 2, E)
     units = problem.start_units
     if share_of is None:
         shares = torch.ones(len(units), 1, dtype=torch.float64)
     else:
         shares = share_of(units)
-    sums = sum_features(network, *start_inputs(network, problem), weights, shares)
-    return StartSums(sums, weights @ shares)
+    inputs, readout = start_inputs(network, problem)
+    sums = sum_features(network, inputs, readout, weights, shares)
+    return StartSums(features=sums, weights=weights @ shares)
 
 
 def sum_features(
@@ -289,19 +291,21 @@ def sum_features(
     w: ``weights`` (R, 2, E) times shares in groups (E, G).
     """
     if readout is None:
-        chances = torch.ones(len(inputs), 1).to(inputs)
-    else:
-        chances = readout
-    parts = (
-        torch.einsum(
+        readout = torch.ones(len(inputs), 1).to(inputs)
+
+    def sum_of(rows: slice) -> Tensor:
+        """Sums (R, 2, G, h + 1, n) over a block of states."""
+        of_groups = weights[..., None, rows] * shares[rows].mT
+        features = pad(hidden_features(network, inputs[rows]), (0, 1), value=1.0)
+        return torch.einsum(
             "rkge,ea,ref->rkgfa",
-            (weights[..., None, rows] * shares[rows].mT).to(inputs.device),
-            chances[rows].double(),
-            pad(hidden_features(network, inputs[rows]), (0, 1), value=1.0),
+            of_groups.to(inputs.device),
+            readout[rows].double(),
+            features,
         )
-        for rows in row_blocks(network, len(inputs), inputs.shape[1])
-    )
-    return functools.reduce(operator.add, parts).flatten(-2)
+
+    rows_of_blocks = row_blocks(network, len(inputs), inputs.shape[1])
+    return functools.reduce(operator.add, map(sum_of, rows_of_blocks)).flatten(-2)
 
 
 def mean_values(

@@ -78,18 +78,21 @@ class PassOverRows(Sums):
     @property
     def values(self) -> RowValues:
         """Out-of-bag values and weights of the rows."""
-        found = self.columns.joined()
-        unseen = float(found["unseen"].mean())
+        columns = self.columns.joined()
         return RowValues(
-            found["now"], found["later"], found["starts"], unseen, found["weights"]
+            now=columns["now"],
+            later=columns["later"],
+            starts=columns["starts"],
+            unseen=float(columns["unseen"].mean()),
+            weights=columns["weights"],
         )
 
     def sample(self, reward_scale: float) -> Float[np.ndarray, " row"]:
         """Residuals of the full networks' mean on (about 20,000) rows, in units of the
         reward.
         """
-        found = self.columns.joined()
-        residual = found["residual"][found["weight"] > 0.0] * reward_scale
+        columns = self.columns.joined()
+        residual = columns["residual"][columns["weight"] > 0.0] * reward_scale
         return np.asarray(residual[:: max(1, len(residual) // _SAMPLE_ROWS)])
 
     def diagnostics(self, reward_scale: float) -> dict[str, float]:
@@ -101,10 +104,10 @@ class PassOverRows(Sums):
         of its network. ``held_out_kernel_ratio`` divides the V-statistic by its
         expectation under a perfect value function: 1 means nothing left to explain.
         """
-        found = self.columns.joined()
+        columns = self.columns.joined()
         enough = self.counts >= 2
-        residual = found["residual"] * reward_scale
-        share = found["weight"] / found["weight"].sum()
+        residual = columns["residual"] * reward_scale
+        share = columns["weight"] / columns["weight"].sum()
         norms = self.projected.square().sum(dim=1)[enough]
         squares = self.squares[enough]
         counts = self.counts[enough]
@@ -124,11 +127,11 @@ def reader_of(
     """`pass_over_rows` with the replicas of a head that did not diverge."""
     kept = np.flatnonzero(fitted.alive).tolist()
     network = fitted.network_of(head).select(kept)
-    chosen = fitted.resampling.select(kept)
-    first = chosen.full
-    resampled = replace(chosen, full=0)
-    asked = network, first, resampled, fitted.instruments, fitted.duals[kept][first:]
-    return partial(pass_over_rows, *asked)
+    resampling = fitted.resampling.select(kept)
+    full = resampling.full
+    duals = fitted.duals[kept][full:]
+    resampled = replace(resampling, full=0)
+    return partial(pass_over_rows, network, full, resampled, fitted.instruments, duals)
 
 
 def pass_over_rows(
@@ -147,9 +150,9 @@ def pass_over_rows(
     # In the networks' own precision, as start states are read: the same q to the last
     # digit.
     table = make_table(problem, str(network.flat.device), network.flat.dtype)
-    own = torch.as_tensor(problem.row_weights)
+    weights = torch.as_tensor(problem.row_weights)
     left_out = torch.as_tensor(resampling.row_counts(problem) == 0)  # (R', N)
-    held_out = (left_out & (own > 0.0)).double()
+    held_out = (left_out & (weights > 0.0)).double()
     # of networks; all where each saw a row
     share = torch.where(left_out.any(dim=0), left_out.double(), 1.0)
     share = share / share.sum(dim=0)
@@ -163,19 +166,19 @@ def pass_over_rows(
         psi = instruments(compared[rows].double())  # (B, m)
         projected = projected + unseen @ psi
         squares = squares + unseen.square().sum(dim=1)
-        mean = share[:, rows].to(now)
-        omega = ((psi @ duals.mT) * mean.mT).sum(dim=1)
-        by_row = (
-            (now[full:] * mean).sum(dim=0),
-            (later[full:] * mean).sum(dim=0),
-            omega,
-        )
-        parts.append(torch.stack([*by_row, residual[:full].mean(dim=0)]).cpu())
+        share_of_rows = share[:, rows].to(now)
+        by_row = [
+            (now[full:] * share_of_rows).sum(dim=0),
+            (later[full:] * share_of_rows).sum(dim=0),
+            ((psi @ duals.mT) * share_of_rows.mT).sum(dim=1),
+            residual[:full].mean(dim=0),
+        ]
+        parts.append(torch.stack(by_row).cpu())
     now, later, omega, residual = torch.cat(parts, dim=1)
     # (R', E), in units of the return
     starts = start_values(network, problem).double().cpu()[full:]
     if problem.fixed_starts:  # of no row: networks count as much as in the mean row
-        start_mean = (share @ own / own.sum()) @ starts
+        start_mean = (share @ weights / weights.sum()) @ starts
     else:
         start_mean = (starts * share[:, problem.episode_starts.tolist()]).sum(dim=0)
     columns = {
@@ -185,11 +188,14 @@ def pass_over_rows(
         "unseen": left_out.any(dim=0),
         "weights": omega,
         "residual": residual,
-        "weight": own,
+        "weight": weights,
     }
     arrays = {name: column.numpy() for name, column in columns.items()}
     return PassOverRows(
-        Columns((arrays,)), projected.cpu(), squares.cpu(), held_out.sum(dim=1)
+        columns=Columns((arrays,)),
+        projected=projected.cpu(),
+        squares=squares.cpu(),
+        counts=held_out.sum(dim=1),
     )
 
 
@@ -219,16 +225,13 @@ class RowSums(Sums):
         ω.
         """
         assert values.weights is not None
-        own = problem.row_weights
+        weights = problem.row_weights
         starts = problem.start_weights
         discounts = problem.discounts
-        used = own * values.weights
-        term = used * (
-            problem.rewards * problem.reward_scale
-            + discounts * values.later
-            - values.now
-        )
-        by_row = {"weight": own, "term": term, "used": used}
+        used = weights * values.weights
+        rewards = problem.rewards * problem.reward_scale
+        term = used * (rewards + discounts * values.later - values.now)
+        by_row = {"weight": weights, "term": term, "used": used}
         units = {
             name: np.add.reduceat(rows, problem.episode_starts)
             for name, rows in by_row.items()
@@ -239,8 +242,8 @@ class RowSums(Sums):
             Columns(({**units, "cluster": problem.clusters},)),
             start_value=float(starts @ values.starts),
             start_weight=float(starts.sum()),
-            rows=len(own),
-            unseen=values.unseen * len(own),
+            rows=len(weights),
+            unseen=values.unseen * len(weights),
             size=float(np.abs(used).sum()),
             negative=float(np.abs(used[used < 0.0]).sum()),
             mass=float(used @ (1.0 - discounts)),
