@@ -60,11 +60,11 @@ def compare_replicas(
     ``koffline.evaluate``. P-values and intervals are by Student's t.
     """
 
-    def compare(i: int, j: int) -> tuple[float, float, float]:
+    def compare(i: int, j: int) -> _Difference:
         gaps = values[i] - values[j]
-        trained, resampled = (
-            part[np.isfinite(part)] for part in (gaps[:full], gaps[full:])
-        )
+        is_finite = np.isfinite(gaps)
+        trained = gaps[:full][is_finite[:full]]
+        resampled = gaps[full:][is_finite[full:]]
         if len(trained) == 0 or len(resampled) < 2:
             raise DataError(
                 f"{names[i]} and {names[j]} have {len(resampled)} networks in common"
@@ -74,11 +74,8 @@ def compare_replicas(
         freedom = len(resampled) - 1
         error = float(resampled.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(trained))
         half = float(special.stdtrit(freedom, 0.5 + level / 2.0)) * error
-        return (
-            difference,
-            half,
-            float(2.0 * special.stdtr(freedom, -_ratio(difference, error))),
-        )
+        tail = special.stdtr(freedom, -_ratio(difference, error))
+        return _Difference(difference, half, p_value=float(2.0 * tail))
 
     return _compare_all(names, compare, level)
 
@@ -94,22 +91,32 @@ def compare_intervals(
     """
     quantile = float(special.ndtri(0.5 + level / 2.0))
 
-    def compare(i: int, j: int) -> tuple[float, float, float]:
+    def compare(i: int, j: int) -> _Difference:
         difference = values[i] - values[j]
-        higher, lower = (i, j) if difference >= 0.0 else (j, i)
+        higher, lower = i, j
+        if not difference >= 0.0:
+            higher, lower = j, i
         # Uses the facing ends of the intervals; the outer ends may have been clipped to
         # value bounds.
-        half = max(
-            values[higher] - intervals[higher].low, intervals[higher].width / 2.0
-        )
-        half += max(intervals[lower].high - values[lower], intervals[lower].width / 2.0)
-        return (
-            difference,
-            half,
-            float(2.0 * special.ndtr(-_ratio(difference, half) * quantile)),
-        )
+        below = values[higher] - intervals[higher].low
+        above = intervals[lower].high - values[lower]
+        half = max(below, intervals[higher].width / 2.0)
+        half += max(above, intervals[lower].width / 2.0)
+        tail = special.ndtr(-_ratio(difference, half) * quantile)
+        return _Difference(difference, half, p_value=float(2.0 * tail))
 
     return _compare_all(names, compare, level)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Difference of two values, half width of its interval, and its two-sided p-value
+    alone.
+    """
+
+    value: float
+    half_width: float
+    p_value: float
 
 
 def _ratio(difference: float, error: float) -> float:
@@ -125,31 +132,35 @@ def _ratio(difference: float, error: float) -> float:
 
 def _compare_all(
     names: Sequence[str],
-    compare: Callable[[int, int], tuple[float, float, float]],
+    compare: Callable[[int, int], _Difference],
     level: float,
 ) -> tuple[Comparison, ...]:
-    """Comparisons from difference, half width and p-value of each pair, after Holm's
-    correction.
+    """Comparisons of all pairs of names, after Holm's correction of the p-values.
+
+    compare: from the numbers of two policies to the difference first − second.
     """
     pairs = list(combinations(range(len(names)), 2))
-    found = [compare(i, j) for i, j in pairs]
-    adjusted = holm(np.array([p_value for *_, p_value in found]))
-    compared = []
-    for (i, j), (difference, half, p_value), corrected in zip(
-        pairs, found, adjusted, strict=True
-    ):
-        better, worse = (
-            (names[i], names[j]) if difference >= 0.0 else (names[j], names[i])
-        )
-        gap = abs(difference)
-        final = float(corrected)
-        significant = final <= 1.0 - level
-        compared.append(
+    differences = [compare(i, j) for i, j in pairs]
+    adjusted = holm(np.array([difference.p_value for difference in differences]))
+    comparisons = []
+    for (i, j), difference, p_value in zip(pairs, differences, adjusted, strict=True):
+        better, worse = names[i], names[j]
+        if not difference.value >= 0.0:
+            better, worse = names[j], names[i]
+        gap = abs(difference.value)
+        comparisons.append(
             Comparison(
-                better, worse, gap, gap - half, gap + half, p_value, final, significant
+                better=better,
+                worse=worse,
+                difference=gap,
+                low=gap - difference.half_width,
+                high=gap + difference.half_width,
+                p_value=difference.p_value,
+                adjusted_p_value=float(p_value),
+                significant=float(p_value) <= 1.0 - level,
             )
         )
-    return tuple(sorted(compared, key=lambda comparison: -comparison.difference))
+    return tuple(sorted(comparisons, key=lambda comparison: -comparison.difference))
 
 
 def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:

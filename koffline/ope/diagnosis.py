@@ -21,7 +21,11 @@ from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.log.coverage import Coverage, describe_coverage, measure_coverage
 from koffline.ope.log.problem import prepare_problem
 from koffline.ope.results import LogResult, describe_log, plain
-from koffline.ope.value_functions import as_value_function, check_arguments
+from koffline.ope.value_functions import (
+    ValueFunction,
+    as_value_function,
+    check_arguments,
+)
 from koffline.policy_specs import as_policy
 
 _MOST_NUMBERS = 6  # numbers shown of a state
@@ -63,7 +67,7 @@ class Diagnosis(LogResult):
     def as_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, without maps and rows."""
         test = self.test
-        found = {
+        content = {
             "model": test.value_function,
             "policy": test.policy,
             **super().as_dict(),
@@ -71,7 +75,7 @@ class Diagnosis(LogResult):
             "kernel_ratio": test.kernel_ratio,
             "coverage": self.coverage.fraction,
         }
-        return {name: plain(value) for name, value in found.items()}
+        return {name: plain(value) for name, value in content.items()}
 
     def __str__(self) -> str:
         return "\n".join(
@@ -106,24 +110,38 @@ def diagnose(
     space = transitions.action_space
     shape = transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
-    function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)
+    function: ValueFunction | CrossFitted
+    if isinstance(q, CrossFitted):
+        function = q
+    else:
+        function = as_value_function(q, space, shape)
     merged = without_copies(without_late_ends(transitions))
     log = merged.transitions
-    freshness: dict[str, Any] = {
-        "trained_on": trained_on,
-        "allow_training_rows": allow_training_rows,
-    }
-    test = bellman_test(function, log, policy, gamma, seed=seed, **freshness, **options)
-    seen = test
-    seen_log = log
+    test = bellman_test(
+        function,
+        log,
+        policy,
+        gamma,
+        seed=seed,
+        trained_on=trained_on,
+        allow_training_rows=allow_training_rows,
+        **options,
+    )
+    shown_test = test
+    shown_log = log
     shown = None
     if isinstance(function, CrossFitted):  # the first model on its own held-out rows
-        own, model = next(function.over(log))
-        seen_log = log.select(own)
-        shown = _SHOWN.format(len(own))
-        about = policy, test.gamma
-        seen = bellman_test(
-            model, seen_log, *about, seed=seed, allow_training_rows=True, **options
+        held_out, model = next(function.over(log))
+        shown_log = log.select(held_out)
+        shown = _SHOWN.format(len(held_out))
+        shown_test = bellman_test(
+            model,
+            shown_log,
+            policy,
+            test.gamma,
+            seed=seed,
+            allow_training_rows=True,
+            **options,
         )
     draws = test.rows.settings.action_draws
     generator = np.random.default_rng([seed, 1])
@@ -132,33 +150,33 @@ def diagnose(
     starts = problem.episode_starts
     values = np.empty(len(problem.episode_starts))
     shares = problem.start_weights / problem.start_weights.sum()
-    for of_part, part in function.over(log):
-        own = np.isin(starts, of_part)
-        values[own] = part.expected(
-            log.observations[starts[own]], policy, draws, generator
+    for rows_of_model, model in function.over(log):
+        is_valued = np.isin(starts, rows_of_model)
+        values[is_valued] = model.expected(
+            log.observations[starts[is_valued]], policy, draws, generator
         )
     about_log = describe_log(transitions, seed, started)
     about_log["notes"] = (*about_log["notes"], *policy.notes)
-    rows = seen.rows
-    steps = seen_log.steps
-    places = tuple(seen.witness.top_regions(regions))
+    rows = shown_test.rows
+    places = tuple(shown_test.witness.top_regions(regions))
     by_value = make_profile(rows.values, rows.residuals, rows.weights)
-    if steps is None:
-        by_step = None
-    else:
-        by_step = make_profile(1.0 * np.asarray(steps), rows.residuals, rows.weights)
+    by_step = None
+    if shown_log.steps is not None:
+        steps = 1.0 * np.asarray(shown_log.steps)
+        by_step = make_profile(steps, rows.residuals, rows.weights)
+    logged_return = None
+    if log.has_episodes:
+        logged_return = float(log.returns(test.gamma) @ shares)
     return Diagnosis(
         test=test,
-        shown_test=seen,
+        shown_test=shown_test,
         value=float(values @ shares),
-        logged_return=(
-            float(log.returns(test.gamma) @ shares) if log.has_episodes else None
-        ),
+        logged_return=logged_return,
         coverage=coverage,
         by_value=by_value,
         by_step=by_step,
         regions=places,
-        maps=_maps(seen),
+        maps=_maps(shown_test),
         shown=shown,
         findings=_findings(test, coverage, places),
         warnings=(
@@ -189,11 +207,9 @@ def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:
     """
     log = test.rows.transitions
     space = log.action_space
-    if (
-        math.prod(log.observation_shape) != 2
-        or not isinstance(space, Discrete)
-        or space.n > _MOST_MAPS
-    ):
+    if math.prod(log.observation_shape) != 2:
+        return ()
+    if not isinstance(space, Discrete) or space.n > _MOST_MAPS:
         return ()
     return tuple(test.witness.map(int(action)) for action in np.unique(log.actions))
 
@@ -204,23 +220,25 @@ def _findings(
     """The conclusion, the kernel loss in words, and the clearest region of error if one
     is significant.
     """
-    found = [f"Bellman test: {test.conclusion}."]
+    findings = [f"Bellman test: {test.conclusion}."]
     if math.isfinite(test.kernel_ratio):
-        found.append(
+        findings.append(
             f"The kernel loss on these rows is {test.kernel_ratio:.3g} times what noise"
             " alone would leave (1: nothing left to explain)."
         )
     significant = [region for region in regions if region.is_significant]
     if significant:
-        found.append(_describe_region(significant[0], len(significant)))
-    found.append(f"{describe_coverage(coverage.fraction)}.")
-    return tuple(found)
+        findings.append(_describe_region(significant[0], len(significant)))
+    findings.append(f"{describe_coverage(coverage.fraction)}.")
+    return tuple(findings)
 
 
 def describe_place(center: np.ndarray) -> str:
     """Short text of a state."""
     parts = [f"{number:.3g}" for number in center[:_MOST_NUMBERS]]
-    return f"({', '.join(parts)}{', …' if len(center) > _MOST_NUMBERS else ''})"
+    if len(center) > _MOST_NUMBERS:
+        parts.append("…")
+    return f"({', '.join(parts)})"
 
 
 def describe_action(action: Any) -> str:
@@ -231,14 +249,14 @@ def describe_action(action: Any) -> str:
 
 
 def _describe_region(region: Region, count: int) -> str:
+    """Sentence on the clearest of ``count`` significant regions."""
     side = "above" if region.mean_residual < 0.0 else "below"
+    listed = ""
     if count > 1:
-        others = f" ({count} such places are listed)"
-    else:
-        others = ""
+        listed = f" ({count} such places are listed)"
     return (
         f"The error is clearest near state {describe_place(region.center)}, action"
         f" {describe_action(region.action)}: there the value is {side} reward plus"
         f" discounted next value by {abs(region.mean_residual):.3g} ±"
-        f" {region.standard_error:.2g} on average over {region.size} rows{others}."
+        f" {region.standard_error:.2g} on average over {region.size} rows{listed}."
     )

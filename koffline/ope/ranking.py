@@ -46,7 +46,6 @@ _LOOKED_BACK = (
     " that rows before are part of it for every policy here (history={rows})."
 )
 _UNANSWERED = "ranked last, whatever its value: {}"
-_KEPT = ("value", "interval", "verdict", "uplift", "warnings")  # of an estimate
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,19 +99,15 @@ class PolicyRanking(LogResult):
     def __str__(self) -> str:
         lines = []
         for policy in self.policies:
-            one = policy.interval
-            if one is None:
-                ends = ""
-            else:
-                ends = f"  [{one.low:.4g}, {one.high:.4g}]"
-            if one is None:
-                worse = "no interval: not compared"
-            else:
-                worse = "significantly worse than another"
-            note = "" if policy.maybe_best else f"   {worse}"
-            lines.append(
-                f"{policy.rank}. {policy.name}  {policy.value:.4g}{ends}{note}"
-            )
+            line = f"{policy.rank}. {policy.name}  {policy.value:.4g}"
+            why_not_best = "no interval: not compared"
+            interval = policy.interval
+            if interval is not None:
+                line += f"  [{interval.low:.4g}, {interval.high:.4g}]"
+                why_not_best = "significantly worse than another"
+            if not policy.maybe_best:
+                line += f"   {why_not_best}"
+            lines.append(line)
         return "\n".join(lines)
 
 
@@ -145,21 +140,34 @@ def select_policies(
             update={"estimator": default_head(settings.steps)}
         )
     named = _named_policies(policies, transitions)
-    asked = {"initial_observations": initial_observations, "stream": stream}
-    ask = partial(_estimate_each, transitions, named, progress, **asked)
-    estimates, failed = ask(settings=settings)
-    notes = []
-    matters = [name for name, one in estimates.items() if one.verdict.because("state")]
-    rows = max(
-        (estimates[name].diagnostics["memory_rows"] for name in matters), default=0
+    estimate_policies = partial(
+        _estimate_policies,
+        transitions,
+        named,
+        progress,
+        initial_observations=initial_observations,
+        stream=stream,
     )
-    if rows and looks_back:
-        notes = [_LOOKED_BACK.format(name=matters[0], rows=rows)]
-        estimates, failed = ask(settings=settings.model_copy(update={"history": rows}))
+    estimates, failed = estimate_policies(settings=settings)
+    notes = []
+    if looks_back:
+        with_memory = [
+            name
+            for name, estimate in estimates.items()
+            if estimate.verdict.because("state")
+        ]
+        rows = max(
+            (estimates[name].diagnostics["memory_rows"] for name in with_memory),
+            default=0,
+        )
+        if rows:
+            notes = [_LOOKED_BACK.format(name=with_memory[0], rows=rows)]
+            settings = settings.model_copy(update={"history": rows})
+            estimates, failed = estimate_policies(settings=settings)
     return _ranked(estimates, failed, notes, started)
 
 
-def _estimate_each(
+def _estimate_policies(
     transitions: AnyLog,
     named: dict[str, Policy],
     progress: Callable[[str], Progress | None] | None,
@@ -172,18 +180,17 @@ def _estimate_each(
     estimates = dict[str, Estimate]()
     failed = dict[str, str]()
     for name, policy in named.items():
-        watch = None if progress is None else progress(name)
+        progress_of_policy = None if progress is None else progress(name)
         try:
-            estimates[name] = evaluate(transitions, policy, progress=watch, **options)
+            estimates[name] = evaluate(
+                transitions, policy, progress=progress_of_policy, **options
+            )
         except ConfigError:
             raise
         except KofflineError as error:
             failed[name] = str(error)
-            if (
-                not estimates
-                and len(failed) == len(named)
-                and len(set(failed.values())) == 1
-            ):
+            all_failed = len(failed) == len(named)
+            if all_failed and len(set(failed.values())) == 1:
                 raise  # a fault of the log, not of the policy
     if len(estimates) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
@@ -205,38 +212,56 @@ def _ranked(
     answered = {
         name: estimates[name] for name in names if estimates[name].interval is not None
     }
-    found = []
-    for one in (estimates[name] for name in names):
-        said = tuple(map(str, one.verdict.reasons))
-        if one.interval is None and answered:
-            said = (_UNANSWERED.format(one.verdict),)
-        found.append(dataclasses.replace(one, warnings=(*said, *one.warnings)))
-    first = found[0]
-    level = found[0].settings["level"]
-    comparisons, how = _compare(answered, level)
-    beaten = {comparison.worse for comparison in comparisons if comparison.significant}
-    about = {
-        each.name: getattr(first, each.name) for each in dataclasses.fields(LogResult)
+    explained = {
+        name: _with_reasons(estimates[name], is_last=bool(answered)) for name in names
     }
-    about["notes"] = tuple(dict.fromkeys(note for one in found for note in one.notes))
-    return PolicyRanking(
-        policies=tuple(
+    first = explained[names[0]]
+    level = first.settings["level"]
+    comparisons, method = _compare(answered, level)
+    beaten = {comparison.worse for comparison in comparisons if comparison.significant}
+    ranked = []
+    for rank, (name, estimate) in enumerate(explained.items(), start=1):
+        is_compared = name in answered or not answered
+        ranked.append(
             RankedPolicy(
                 rank=rank,
                 name=name,
-                **{kept: getattr(one, kept) for kept in _KEPT},
-                maybe_best=name not in beaten and (name in answered or not answered),
+                value=estimate.value,
+                interval=estimate.interval,
+                verdict=estimate.verdict,
+                uplift=estimate.uplift,
+                maybe_best=is_compared and name not in beaten,
+                warnings=estimate.warnings,
             )
-            for rank, (name, one) in enumerate(zip(names, found, strict=True), start=1)
-        ),
+        )
+    about_log = {
+        field.name: getattr(first, field.name)
+        for field in dataclasses.fields(LogResult)
+    }
+    notes_of_all = [note for estimate in explained.values() for note in estimate.notes]
+    about_log["notes"] = tuple(dict.fromkeys(notes_of_all))
+    about_log["seconds"] = round(time.perf_counter() - started, 3)
+    return PolicyRanking(
+        policies=tuple(ranked),
         comparisons=comparisons,
         unranked=tuple({"name": name, "reason": why} for name, why in failed.items()),
         estimator=first.estimator,
         level=level,
-        assumptions=_ASSUMPTIONS.format(how),
-        warnings=(*notes, *_warnings(names, found, failed)),
-        **about | {"seconds": round(time.perf_counter() - started, 3)},
+        assumptions=_ASSUMPTIONS.format(method),
+        warnings=(*notes, *_warnings(explained, failed)),
+        **about_log,
     )
+
+
+def _with_reasons(estimate: Estimate, is_last: bool) -> Estimate:
+    """The estimate with its verdict's reasons among the warnings.
+
+    is_last: whether an estimate without an interval is ranked behind others.
+    """
+    reasons = tuple(map(str, estimate.verdict.reasons))
+    if estimate.interval is None and is_last:
+        reasons = (_UNANSWERED.format(estimate.verdict),)
+    return dataclasses.replace(estimate, warnings=(*reasons, *estimate.warnings))
 
 
 def _compare(
@@ -248,44 +273,39 @@ def _compare(
     if len(answered) < 2:
         return (), _NONE
     names = list(answered)
-    found = list(answered.values())
-    worth = [one.value for one in found]
-    intervals = [one.interval for one in found if one.interval]
-    evidence = [one.evidence for one in found if one.evidence is not None]
-    if len(evidence) < len(found):
-        return compare_intervals(names, worth, intervals, level), _UNPAIRED
-    # (K, R), NaN where one diverged
-    values = np.stack([each.replica_values for each in evidence])
+    estimates = list(answered.values())
+    values = [estimate.value for estimate in estimates]
+    evidence = [
+        estimate.evidence for estimate in estimates if estimate.evidence is not None
+    ]
+    if len(evidence) < len(estimates):
+        intervals = [estimate.interval for estimate in estimates if estimate.interval]
+        return compare_intervals(names, values, intervals, level), _UNPAIRED
+    # (K, R), NaN where a replica diverged
+    of_replicas = np.stack([arrays.replica_values for arrays in evidence])
     full = evidence[0].replica_roles.count("full")
-    units = "episodes" if found[0].n_episodes else "rows"
-    return compare_replicas(names, worth, values, full, level), _PAIRED.format(
-        units=units
-    )
+    units = "episodes" if estimates[0].n_episodes else "rows"
+    comparisons = compare_replicas(names, values, of_replicas, full, level)
+    return comparisons, _PAIRED.format(units=units)
 
 
-def _warnings(
-    names: list[str], found: list[Estimate], failed: dict[str, str]
-) -> tuple[str, ...]:
+def _warnings(estimates: dict[str, Estimate], failed: dict[str, str]) -> list[str]:
     """Warnings: those shared by all policies once, the others with the policy's
     name.
     """
+    first = next(iter(estimates.values()))
     shared = [
         text
-        for text in found[0].warnings
-        if all(text in other.warnings for other in found)
+        for text in first.warnings
+        if all(text in estimate.warnings for estimate in estimates.values())
     ]
-    pairs = zip(names, found, strict=True)
-    own = [
-        f"{name}: {text}"
-        for name, one in pairs
-        for text in one.warnings
-        if text not in shared
-    ]
-    return (
-        *(f"{name} is not ranked: {reason}" for name, reason in failed.items()),
-        *shared,
-        *own,
-    )
+    warnings = [f"{name} is not ranked: {reason}" for name, reason in failed.items()]
+    warnings += shared
+    for name, estimate in estimates.items():
+        warnings += [
+            f"{name}: {text}" for text in estimate.warnings if text not in shared
+        ]
+    return warnings
 
 
 def _named_policies(
@@ -296,24 +316,32 @@ def _named_policies(
         raise ConfigError(
             f"policies is {policies!r}; give a list of two or more policies"
         )
-    given = policies.values() if isinstance(policies, Mapping) else policies
-    about = log.action_space, log.observation_shape, None, log.metadata.features
-    loaded = [as_policy(policy, *about) for policy in given]
+    names: list[str] = []
+    specs = list(policies)
+    if isinstance(policies, Mapping):
+        names = list(map(str, policies))
+        specs = list(policies.values())
+    loaded = [
+        as_policy(
+            spec, log.action_space, log.observation_shape, None, log.metadata.features
+        )
+        for spec in specs
+    ]
     if len(loaded) < 2:
         raise ConfigError(
             f"{len(loaded)} policy was given; a ranking needs two or more"
         )
-    if isinstance(policies, Mapping):
-        names = list(map(str, policies))
-    else:
-        names = []
-    for policy in loaded[len(names) :]:
-        numbered = (f"{policy.name} ({number})" for number in itertools.count(2))
-        names.append(
-            next(
-                name
-                for name in itertools.chain([policy.name], numbered)
-                if name not in names
-            )
-        )
+    if not names:
+        for policy in loaded:
+            names.append(_unused_name(policy.name, names))
     return dict(zip(names, loaded, strict=True))
+
+
+def _unused_name(name: str, names: list[str]) -> str:
+    """The name, or ``name (2)``, ``name (3)`` … if it is among the names."""
+    unused = name
+    for number in itertools.count(2):
+        if unused not in names:
+            break
+        unused = f"{name} ({number})"
+    return unused

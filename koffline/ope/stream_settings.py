@@ -66,12 +66,10 @@ def parse_memory(size: int | str) -> int:
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
+    if isinstance(size, str):
+        size = size.strip()
     try:
-        return int(
-            TypeAdapter(ByteSize).validate_python(
-                size if isinstance(size, int) else size.strip()
-            )
-        )
+        return int(TypeAdapter(ByteSize).validate_python(size))
     except ValidationError:
         raise ConfigError(
             f"memory is '{size}'; give a size such as 2GB or 500MB"
@@ -111,13 +109,10 @@ class _SumsUnpickler(pickle.Unpickler):
         if name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
         if module.startswith("koffline.ope."):
-            found = getattr(import_module(module), name, None)
-            if (
-                isinstance(found, type)
-                and dataclasses.is_dataclass(found)
-                and hasattr(found, "__add__")
-            ):
-                return found
+            record = getattr(import_module(module), name, None)
+            is_record = isinstance(record, type) and dataclasses.is_dataclass(record)
+            if is_record and hasattr(record, "__add__"):
+                return record
         raise pickle.UnpicklingError(f"{module}.{name} is no record of sums")
 
 
