@@ -19,7 +19,7 @@ from koffline.errors import ConfigError, DataError, counted, nearest_name
 from koffline.ope import thresholds
 from koffline.ope.diagnose.markov import group_shift
 from koffline.ope.log.coverage import clause_on_holes, visited_holes
-from koffline.ope.log.working_log import Columns, LogPart
+from koffline.ope.log.working_log import Columns, LogPart, WorkingLog
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
 from koffline.ope.networks.last_layer import last_layer, mean_values, sum_starts
 from koffline.ope.results import Interval, PointEstimate, Record
@@ -48,6 +48,16 @@ class GroupValue(Record):
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class GroupSize:
+    """``starts``: start states of positive weight; ``effective``: effective number of
+    the clusters (episodes, rows) that they come from.
+    """
+
+    starts: int
+    effective: float
+
+
 @dataclass(frozen=True, eq=False)
 class Groups:
     """Groups of start states by the column ``by``, with their ``names``.
@@ -64,17 +74,16 @@ class Groups:
     clusters: Int[np.ndarray, " unit"]
     is_new: bool
 
-    def sizes(self, group: int) -> tuple[int, float]:
+    def sizes(self, group: int) -> GroupSize:
         """A group's number of start states with positive weight, and its effective
         number of clusters.
         """
-        taken = (self.codes == group) & (self.weights > 0.0)
-        weights = cluster_sums(self.clusters[taken], self.weights[taken])
-        return int(taken.sum()), (
-            float(weights.sum() ** 2 / np.square(weights).sum())
-            if len(weights)
-            else 0.0
-        )
+        is_member = (self.codes == group) & (self.weights > 0.0)
+        weights = cluster_sums(self.clusters[is_member], self.weights[is_member])
+        effective = 0.0
+        if len(weights):
+            effective = float(weights.sum() ** 2 / np.square(weights).sum())
+        return GroupSize(starts=int(is_member.sum()), effective=effective)
 
     def share_of(self, units: np.ndarray) -> Float[torch.Tensor, "unit group"]:
         """Indicator of each unit's group, (U, G)."""
@@ -101,86 +110,110 @@ def check_by(by: By, estimator: str, interval: str) -> None:
 
 
 def values_by_group(
-    workspace: Workspace, groups: Groups, found: PointEstimate
+    workspace: Workspace, groups: Groups, estimate: PointEstimate
 ) -> tuple[GroupValue, ...]:
     """The value of each group of start states, with simultaneous intervals.
 
-    ``found`` is the evaluation's estimate, by the same networks. Each interval is made
-    like that of the whole, at level 1 − (1 − level) / groups: a dozen replicas are too
-    few to estimate the largest of several
-    |t|, and Bonferroni's inequality needs no assumption (Dunn 1961, Multiple comparisons among means).
+    ``estimate`` is the evaluation's, by the same networks. Each interval is made like
+    that of the whole, at level 1 − (1 − level) / groups: a dozen replicas are too few
+    to estimate the largest of several |t|, and Bonferroni's inequality needs no
+    assumption (Dunn 1961, Multiple comparisons among means).
     """
-    fitted = workspace.fitted
-    settings = workspace.settings
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
-    count = sum(size >= thresholds.FEWEST_STARTS for _, size in sizes)
-    asked = partial(
+    answerable = [size for size in sizes if size.effective >= thresholds.FEWEST_STARTS]
+    count = len(answerable)
+    by_group = _replica_values(workspace, groups, estimate.name)
+    level = 1.0 - (1.0 - workspace.settings.level) / max(1, count)
+    rows = []
+    for group, name in enumerate(groups.names):
+        size = sizes[group]
+        reason = _why_no_value(size, estimate)
+        holes = 0.0
+        if reason is None:
+            holes = _holes_of(workspace, groups, group)
+            if holes > thresholds.MUCH_UNLOGGED:
+                reason = f"not answerable: {clause_on_holes(holes)}"
+        if reason is not None:
+            rows.append(GroupValue(name, size.starts, reason=reason))
+            continue
+        values = by_group[:, :, group]
+        interval, note = workspace.limits.cut(
+            workspace.fitted.interval(values, level, size.effective)
+        )
+        if interval is not None and groups.is_new:
+            members = groups.codes[workspace.problem.units] == group
+            if _differs_beyond_state(workspace, members, count, interval):
+                reason = _BEYOND.format(groups.by)
+                return tuple(
+                    GroupValue(name, size.starts, reason=reason)
+                    for name, size in zip(groups.names, sizes, strict=True)
+                )
+        if interval is not None:
+            interval = _stated_together(interval, workspace.settings.level, count)
+            note = None
+            if holes:
+                note = f"with care: {clause_on_holes(holes)}"
+        low, high = workspace.limits.bounds
+        value = min(max(workspace.fitted.summarise(values).value, low), high)
+        rows.append(GroupValue(name, size.starts, value, interval, note))
+    return tuple(rows)
+
+
+def _replica_values(
+    workspace: Workspace, groups: Groups, head: str
+) -> Float[np.ndarray, "replica 2 group"]:
+    """J of every network from the start states of each group, by a head."""
+    fitted = workspace.fitted
+    of_part = partial(
         sum_starts, fitted.record.network, fitted.resampling, groups.share_of
     )
     if fitted.problem.fixed_starts:
-        sums = asked(fitted.problem)
+        sums = of_part(fitted.problem)
     else:
-        sums = fitted.fold(asked)
-    theta = last_layer(fitted.network_of(found.name))
-    by_group = mean_values(sums.means, theta, fitted.problem.reward_scale)  # (R, 2, G)
-    level = 1.0 - (1.0 - settings.level) / max(1, count)
-    rows = []
-    for group, name in enumerate(groups.names):
-        starts, size = sizes[group]
-        if size < thresholds.FEWEST_STARTS:
-            if starts == round(size):
-                odd = ""
-            else:
-                odd = f", of an effective number of {size:.0f}"
-            few = (
-                f"too few start states to answer: {starts}{odd} (at least"
-                f" {thresholds.FEWEST_STARTS:.0f})"
-            )
-            rows.append(GroupValue(name, starts, reason=few))
-        elif found.interval is None:
-            rows.append(
-                GroupValue(
-                    name, starts, reason="the log does not answer for all start states"
-                )
-            )
-        elif (holes := _holes_of(workspace, groups, group)) > thresholds.MUCH_UNLOGGED:
-            rows.append(
-                GroupValue(
-                    name, starts, reason=f"not answerable: {clause_on_holes(holes)}"
-                )
-            )
-        else:
-            values = by_group[:, :, group]
-            interval, note = workspace.limits.cut(fitted.interval(values, level, size))
-            if interval is not None and groups.is_new:
-                members = groups.codes[fitted.problem.units] == group
-                asked_of = (
-                    fitted.problem,
-                    workspace.held_values,
-                    settings.seed,
-                    members,
-                    count,
-                )
-                shift = group_shift(*asked_of)
-                # column matters: no valid value
-                if shift is not None and shift.matters(interval):
-                    told = _BEYOND.format(groups.by)
-                    pairs = zip(groups.names, sizes, strict=True)
-                    return tuple(
-                        GroupValue(one, starts, reason=told)
-                        for one, (starts, _) in pairs
-                    )
-            if interval is not None:
-                said = (
-                    f"{interval.assumptions} Level {settings.level:.10g} for {count}"
-                    " groups together."
-                )
-                interval = replace(interval, level=settings.level, assumptions=said)
-                note = f"with care: {clause_on_holes(holes)}" if holes else None
-            low, high = workspace.limits.bounds
-            value = min(max(fitted.summarise(values).value, low), high)
-            rows.append(GroupValue(name, starts, value, interval, note))
-    return tuple(rows)
+        sums = fitted.fold(of_part)
+    theta = last_layer(fitted.network_of(head))
+    return mean_values(sums.means, theta, fitted.problem.reward_scale)
+
+
+def _why_no_value(size: GroupSize, estimate: PointEstimate) -> str | None:
+    """Reason why a group of this size has no value, whatever the log covers; None if it
+    may have one.
+    """
+    if size.effective < thresholds.FEWEST_STARTS:
+        of_effective = ""
+        if size.starts != round(size.effective):
+            of_effective = f", of an effective number of {size.effective:.0f}"
+        return (
+            f"too few start states to answer: {size.starts}{of_effective} (at least"
+            f" {thresholds.FEWEST_STARTS:.0f})"
+        )
+    if estimate.interval is None:
+        return "the log does not answer for all start states"
+    return None
+
+
+def _differs_beyond_state(
+    workspace: Workspace, members: np.ndarray, count: int, interval: Interval
+) -> bool:
+    """Whether the members (U,) of a group differ from others in the same observations,
+    by more than the group's interval allows. count: groups that are tested.
+    """
+    shift = group_shift(
+        workspace.fitted.problem,
+        workspace.held_values,
+        workspace.settings.seed,
+        members,
+        tests=count,
+    )
+    return shift is not None and shift.matters(interval)
+
+
+def _stated_together(interval: Interval, level: float, count: int) -> Interval:
+    """A group's interval with the level of the intervals of all ``count`` groups."""
+    assumptions = (
+        f"{interval.assumptions} Level {level:.10g} for {count} groups together."
+    )
+    return replace(interval, level=level, assumptions=assumptions)
 
 
 def _holes_of(workspace: Workspace, groups: Groups, group: int) -> float:
@@ -194,14 +227,12 @@ def _holes_of(workspace: Workspace, groups: Groups, group: int) -> float:
     share = weights.sum() / problem.start_weights.sum()
     if not share:  # none among the rows in memory
         return 0.0
-    if visits is not None:  # of given start states no episode is known
-        if problem.fixed_starts:
-            visits = None
-        else:
-            visits = visits * np.repeat(members, problem.lengths) / share
-    return visited_holes(
-        replace(problem, start_weights=weights), visits, workspace.settings.seed
-    )
+    if problem.fixed_starts:  # of given start states no episode is known
+        visits = None
+    elif visits is not None:
+        visits = visits * np.repeat(members, problem.lengths) / share
+    of_group = replace(problem, start_weights=weights)
+    return visited_holes(of_group, visits, workspace.settings.seed)
 
 
 def groups_of(workspace: Workspace, by: By) -> Groups:
@@ -211,54 +242,81 @@ def groups_of(workspace: Workspace, by: By) -> Groups:
     Raises ConfigError and DataError.
     """
     log = workspace.log.log
-    given = workspace.initial_observations
-    working = workspace.log
-    column, labelled = (None, by) if isinstance(by, Mapping) else (by, {})
-    name = str(by) if column is not None else next(iter(labelled))
-    if labelled and given is not None:
+    starts = workspace.initial_observations
+    column: str | int | None = None
+    labels: list[Any] | None = None
+    if isinstance(by, Mapping):
+        name, of_units = next(iter(by.items()))
+        labels = list(of_units)
+    else:
+        column = by
+        name = str(by)
+    if labels is not None and starts is not None:
         raise ConfigError(
             "labels are of the log's episodes, and other start states were given;"
             " drop one"
         )
-    if given is not None:
-        found = _columns(
-            np.arange(len(given)),
-            np.ones(len(given)),
-            given,
+    if starts is not None:
+        columns = _columns(
+            np.arange(len(starts)),
+            np.ones(len(starts)),
+            starts,
             column,
             log.metadata.features,
         )
     else:
-        found = working.fold(
-            partial(_starts_of_part, column, log.metadata.features)
-        ).joined()
-    units = found["unit"]
-    if labelled:
-        labels = list(labelled[name])
-        count = log.n_episodes if log.has_episodes else len(log)
-        if len(labels) != count:
-            kind = counted(count, "episode" if log.has_episodes else "row")
-            raise DataError(
-                f"{name} has {len(labels)} labels, the log {kind}; give one for each"
-            )
-        if working.is_whole:
-            numbers = working.sample.units[working.merged.kept][units]
-        else:
-            numbers = units
-        found["label"] = np.array([_text(labels[number]) for number in numbers])
-    distinct = sorted(set(found["label"].tolist()), key=_order)
+        of_part = partial(_starts_of_part, column, log.metadata.features)
+        columns = workspace.log.fold(of_part).joined()
+    units = columns["unit"]
+    if labels is not None:
+        columns["label"] = _labels_of_units(workspace.log, name, labels, units)
+    of_units = columns["label"].tolist()
+    distinct = sorted(set(of_units), key=_order)
     if len(distinct) > _MOST_GROUPS:
         several = f"{len(distinct)} different values among the start states"
         raise DataError(
             f"{name} has {several}, more than {_MOST_GROUPS}; make fewer groups of them"
             " first"
         )
-    codes, clusters = np.zeros((2, int(units.max()) + 1), dtype=np.int64)
-    weights = np.zeros(len(codes))
-    codes[units] = list(map(distinct.index, found["label"].tolist()))
-    weights[units] = found["weight"]
-    clusters[units] = found.get("cluster", units)
-    return Groups(name, tuple(distinct), codes, weights, clusters, bool(labelled))
+    count = int(units.max()) + 1
+    codes = np.zeros(count, dtype=np.int64)
+    codes[units] = list(map(distinct.index, of_units))
+    weights = np.zeros(count)
+    weights[units] = columns["weight"]
+    clusters = np.zeros(count, dtype=np.int64)
+    clusters[units] = columns.get("cluster", units)
+    return Groups(
+        by=name,
+        names=tuple(distinct),
+        codes=codes,
+        weights=weights,
+        clusters=clusters,
+        is_new=labels is not None,
+    )
+
+
+def _labels_of_units(
+    working: WorkingLog, name: str, labels: list[Any], units: np.ndarray
+) -> np.ndarray:
+    """Texts of the labels of these units (U,), from labels of all of the log's.
+
+    Raises DataError for another number of labels.
+    """
+    log = working.log
+    kind = "row"
+    count = len(log)
+    if log.has_episodes:
+        kind = "episode"
+        count = log.n_episodes
+    if len(labels) != count:
+        raise DataError(
+            f"{name} has {len(labels)} labels, the log {counted(count, kind)}; give one"
+            " for each"
+        )
+    numbers = units
+    if working.is_whole:  # units are numbered without the copies that were merged
+        numbers = working.sample.units[working.merged.kept][units]
+    return np.array([_text(labels[number]) for number in numbers])
 
 
 def _starts_of_part(
@@ -269,12 +327,12 @@ def _starts_of_part(
     """
     log = part.transitions
     weight = log.row_weights[log.unit_starts]
-    found = _columns(part.units, weight, log.initial_observations(), column, features)
+    columns = _columns(part.units, weight, log.initial_observations(), column, features)
     if log.clusters is None:
-        clusters = part.units
+        columns["cluster"] = part.units
     else:
-        clusters = log.clusters[log.unit_starts]
-    return Columns(({**found, "cluster": clusters},))
+        columns["cluster"] = log.clusters[log.unit_starts]
+    return Columns((columns,))
 
 
 def _columns(
@@ -287,27 +345,37 @@ def _columns(
     """Numbers of units, weights of their start states, and the feature's values as
     text. Raises DataError.
     """
-    found = {"unit": units, "weight": weight}
-    if column is None:
-        return found
-    flat = starts.reshape(len(starts), -1)
-    names = () if features is None else features.names
-    names = names if len(names) == flat.shape[1] else ()
-    if (
-        features is not None
-        and names
-        and column in (table := features.table(flat)).columns
-    ):
-        values = table[str(column)].to_list()
-    elif column in names or (str(column).isdecimal() and int(column) < flat.shape[1]):
-        values = flat[
-            :, names.index(str(column)) if column in names else int(column)
-        ].tolist()
-    else:
-        remedy = f"give a number from 0 to {flat.shape[1] - 1}"
-        remedy = nearest_name(str(column), names) if names else remedy
-        raise DataError(f"the log's observations have no feature '{column}'; {remedy}")
-    return {**found, "label": np.array([_text(value) for value in values])}
+    columns = {"unit": units, "weight": weight}
+    if column is not None:
+        flat = starts.reshape(len(starts), -1)
+        values = _values_of_feature(flat, column, features)
+        columns["label"] = np.array([_text(value) for value in values])
+    return columns
+
+
+def _values_of_feature(
+    starts: Shaped[np.ndarray, "start number"],
+    column: str | int,
+    features: Features | None,
+) -> list[Any]:
+    """Values of a feature in flat start states, by its name or number. Raises
+    DataError.
+    """
+    width = starts.shape[1]
+    names: tuple[str, ...] = ()
+    if features is not None and len(features.names) == width:
+        names = features.names
+        table = features.table(starts)
+        if column in table.columns:
+            return list(table[str(column)].to_list())
+    if column in names:
+        return list(starts[:, names.index(str(column))].tolist())
+    if str(column).isdecimal() and int(column) < width:
+        return list(starts[:, int(column)].tolist())
+    remedy = f"give a number from 0 to {width - 1}"
+    if names:
+        remedy = nearest_name(str(column), names)
+    raise DataError(f"the log's observations have no feature '{column}'; {remedy}")
 
 
 def _text(value: object) -> str:
