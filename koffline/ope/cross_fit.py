@@ -89,12 +89,15 @@ def cross_fit(
     transitions = without_late_ends(transitions)
     assigned = assign_folds(transitions, folds, seed)
     parts = []
-    spaces = transitions.action_space, transitions.observation_shape
     for number in range(folds):
         training = transitions.select(np.flatnonzero(assigned != number))
-        parts.append(
-            as_value_function(fit(training), *spaces, trained_on=counted_rows(training))
+        part = as_value_function(
+            fit(training),
+            transitions.action_space,
+            transitions.observation_shape,
+            trained_on=counted_rows(training),
         )
+        parts.append(part)
     return CrossFitted(tuple(parts), assigned, row_fingerprints(transitions))
 
 
@@ -106,18 +109,19 @@ def assign_folds(
     Raises ConfigError.
     """
     unit_of = transitions.units
-    what = "episode" if transitions.has_episodes else "row"
+    kind = "row"
+    if transitions.has_episodes:
+        kind = "episode"
     if transitions.clusters is not None:
         unit_of = np.unique(transitions.clusters, return_inverse=True)[1]
-        what = "cluster"
+        kind = "cluster"
     units = int(unit_of.max()) + 1
     if not 2 <= folds <= units:
+        remedy = "a test on unseen rows needs at least 2"
         if units > 1:
-            most = f"give 2 to {units} (--cross-fit)"
-        else:
-            most = "a test on unseen rows needs at least 2"
+            remedy = f"give 2 to {units} (--cross-fit)"
         raise ConfigError(
-            f"folds is {folds} for a log of {counted(units, what)}; {most}"
+            f"folds is {folds} for a log of {counted(units, kind)}; {remedy}"
         )
     places = np.argsort(np.random.default_rng(seed).permutation(units))
     return np.asarray(places % folds)[unit_of]
@@ -138,17 +142,17 @@ def measure_freshness(
     """
     name = value_function.name
     trained = value_function.trained_on
-    if trained_on is None:
-        trained = trained
-    else:
+    if trained_on is not None:
         trained = counted_rows(trained_on)
-    seen, twins, is_more = share_seen(
-        np.zeros(0, np.uint64) if trained is None else trained, transitions
-    )
+    if trained is None:
+        trained = np.zeros(0, np.uint64)
+    seen, twins, is_clear = share_seen(trained, transitions)
     if math.isnan(seen):
-        told = f"It is not known which rows {name} was fitted to"
-        return None, (f"{told}; if these are among them, the test says nothing.",)
-    if is_more:
+        return None, (
+            f"It is not known which rows {name} was fitted to; if these are among"
+            " them, the test says nothing.",
+        )
+    if is_clear:
         share = f"{100.0 * seen:.3g}%"
         if not allow:
             raise ConfigError(
@@ -158,23 +162,19 @@ def measure_freshness(
                 " allow_training_rows=True (--allow-training-rows)"
             )
         return False, (
-            (
-                f"{share} of the rows were used to fit {name}: non-rejection on them"
-                " says nothing."
-            ),
+            f"{share} of the rows were used to fit {name}: non-rejection on them says"
+            " nothing.",
         )
     if twins > _REPEATS:
         return None, (
-            (
-                f"Rows repeat themselves ({twins:.0%} have a twin): whether {name} was"
-                " fitted to the tested ones cannot be seen; make sure that they are"
-                " fresh."
-            ),
+            f"Rows repeat themselves ({twins:.0%} have a twin): whether {name} was"
+            " fitted to the tested ones cannot be seen; make sure that they are"
+            " fresh.",
         )
-    equal = round(seen * len(transitions)) if twins == 0.0 else 0
-    return True, (
-        (f"{equal} of the rows equal rows that {name} was fitted to.",) if equal else ()
-    )
+    equal = round(seen * len(transitions))
+    if twins > 0.0 or not equal:
+        return True, ()
+    return True, (f"{equal} of the rows equal rows that {name} was fitted to.",)
 
 
 def share_seen(

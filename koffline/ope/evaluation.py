@@ -24,10 +24,16 @@ from koffline.ope.estimators.contract import Estimator
 from koffline.ope.estimators.registry import name_of
 from koffline.ope.estimators.run import choose_estimator, run_estimator
 from koffline.ope.estimators.system_intervals import bounds_of
-from koffline.ope.groups import By, check_by, groups_of, values_by_group
+from koffline.ope.groups import By, GroupValue, check_by, groups_of, values_by_group
 from koffline.ope.log.limits import usual_gamma
 from koffline.ope.networks.resampling import start_values
-from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence
+from koffline.ope.results import (
+    BoundRow,
+    Estimate,
+    EstimateRow,
+    EstimateTable,
+    Evidence,
+)
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import verdict_on, without_guess, without_guesswork
 from koffline.ope.workspace import Workspace, open_workspace
@@ -80,15 +86,16 @@ def evaluate(
             )
         check_by(by, settings.estimator, settings.interval)
 
-    def ask(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:
-        log = transitions, policy, settings, initial_observations, stream, progress
-        with open_workspace(*log) as workspace:
+    def estimate_by(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:
+        with open_workspace(
+            transitions, policy, settings, initial_observations, stream, progress
+        ) as workspace:
             return _estimate(workspace, by)
 
-    found, shift = ask(settings)
+    estimate, shift = estimate_by(settings)
     if shift is None or not shift.rows or not looks_back:
-        return found
-    again, _ = ask(settings.model_copy(update={"history": shift.rows}))
+        return estimate
+    with_history, _ = estimate_by(settings.model_copy(update={"history": shift.rows}))
     if shift.rows == 1:
         before = "the row before is"
     else:
@@ -96,10 +103,13 @@ def evaluate(
     note = (
         "What happened earlier matters beyond the logged state (p ="
         f" {shift.p_value:.1g}), so that {before} part of it here"
-        f" (history={shift.rows}); without it the value would be {found.value:.4g}."
+        f" (history={shift.rows}); without it the value would be {estimate.value:.4g}."
     )
-    seconds = round(found.seconds + again.seconds, 3)
-    return dataclasses.replace(again, warnings=(note, *again.warnings), seconds=seconds)
+    return dataclasses.replace(
+        with_history,
+        warnings=(note, *with_history.warnings),
+        seconds=round(estimate.seconds + with_history.seconds, 3),
+    )
 
 
 def may_look_back(estimator: str, interval: str, history: int | None) -> bool:
@@ -115,47 +125,47 @@ def may_look_back(estimator: str, interval: str, history: int | None) -> bool:
 
 def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | None]:
     """The estimate, and the shift by earlier rows if it matters."""
-    groups = None if by is None else groups_of(workspace, by)
+    groups = None
+    if by is not None:
+        groups = groups_of(workspace, by)
     name = choose_estimator(workspace)
-    found = run_estimator(workspace, name)
-    if name in known.FITTED:
+    estimate = run_estimator(workspace, name)
+    has_networks = name in known.FITTED
+    evidence = None
+    if has_networks:
         evidence = _evidence(workspace)
-    else:
-        evidence = None
-    verdict = verdict_on(workspace, found)
-    # each with holes of its own
-    rows = () if groups is None else values_by_group(workspace, groups, found)
-    found = without_guesswork(found, verdict)
-    if evidence and found.interval is not None:
+    verdict = verdict_on(workspace, estimate)
+    group_values: tuple[GroupValue, ...] = ()
+    if groups is not None:  # each group has a verdict of its own
+        group_values = values_by_group(workspace, groups, estimate)
+    estimate = without_guesswork(estimate, verdict)
+    shift = None
+    if has_networks and estimate.interval is not None:
         shift = workspace.memory_shift
-    else:
-        shift = None
-    matters = (
-        shift is not None
-        and found.interval is not None
-        and shift.matters(found.interval)
-    )
-    has_function = evidence and not workspace.settings.history
-    estimate = Estimate(
+        if shift is not None and not shift.matters(estimate.interval):
+            shift = None
+    value_function = None
+    if has_networks and not workspace.settings.history:
+        value_function = workspace.fitted.value_function(workspace.transitions)
+    behavior_value = None
+    if estimate.uplift is not None:
+        behavior_value = estimate.uplift.behavior_value
+    result = Estimate(
         verdict=verdict,
-        value=found.value,
-        interval=found.interval,
-        behavior_value=None if found.uplift is None else found.uplift.behavior_value,
-        uplift=found.uplift,
+        value=estimate.value,
+        interval=estimate.interval,
+        behavior_value=behavior_value,
+        uplift=estimate.uplift,
         by=None if groups is None else groups.by,
-        groups=rows,
+        groups=group_values,
         estimator=name,
-        diagnostics={**common_diagnostics(workspace), **found.diagnostics},
-        warnings=(*workspace.log.copies, *found.warnings),
+        diagnostics={**common_diagnostics(workspace), **estimate.diagnostics},
+        warnings=(*workspace.log.copies, *estimate.warnings),
         evidence=evidence,
-        value_function=(
-            workspace.fitted.value_function(workspace.transitions)
-            if has_function
-            else None
-        ),
+        value_function=value_function,
         **workspace.describe(),
     )
-    return estimate, shift if matters else None
+    return result, shift
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
@@ -165,24 +175,30 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
     facts = workspace.facts
     problem = workspace.problem
     log = workspace.transitions
-    return {
+    diagnostics: dict[str, Any] = {
         "coverage": workspace.coverage.fraction,
         "coverage_of_starts": workspace.coverage.of_starts,
         "n_terminated": facts.terminated,
         "n_truncated": facts.truncated,
-        "n_initial_states": (
-            len(problem.start_weights) if problem.fixed_starts else facts.starts
-        ),
+        "n_initial_states": facts.starts,
         "reward_scale": problem.reward_scale,
-        "logged_return": float(facts.returns.mean) if facts.episodes else None,
-        "logged_return_se": (
-            facts.returns.standard_error if facts.clusters is None else None
-        ),
-        **({} if facts.clusters is None else {"n_clusters": len(facts.clusters[0])}),
-        "beyond_cuts": float(facts.beyond.mean) if facts.episodes else None,
-        **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
-        **_action_overlap(log, workspace.policy),
+        "logged_return": None,
+        "logged_return_se": None,
     }
+    if problem.fixed_starts:
+        diagnostics["n_initial_states"] = len(problem.start_weights)
+    if facts.episodes:
+        diagnostics["logged_return"] = float(facts.returns.mean)
+    if facts.clusters is None:
+        diagnostics["logged_return_se"] = facts.returns.standard_error
+    else:  # episodes of a cluster are not independent
+        diagnostics["n_clusters"] = len(facts.clusters[0])
+    diagnostics["beyond_cuts"] = None
+    if facts.episodes:
+        diagnostics["beyond_cuts"] = float(facts.beyond.mean)
+    if not workspace.log.is_whole:
+        diagnostics["sample_rows"] = len(log)
+    return diagnostics | _action_overlap(log, workspace.policy)
 
 
 def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
@@ -212,7 +228,8 @@ def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
             names, probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True
         )
         overlap["actions"] = {
-            name: {"policy": own, "log": seen} for name, own, seen in rows
+            name: {"policy": of_policy, "log": of_log}
+            for name, of_policy, of_log in rows
         }
     return overlap
 
@@ -221,11 +238,8 @@ def _evidence(workspace: Workspace) -> Evidence:
     """Collect the arrays for the plots."""
     fitted = workspace.fitted
     coverage = workspace.coverage
-    starts = (
-        start_values(fitted.network_of(fitted.head), fitted.problem)
-        .cpu()
-        .numpy()[fitted.alive]
-    )
+    values = start_values(fitted.network_of(fitted.head), fitted.problem)
+    starts = values.cpu().numpy()[fitted.alive]
     starts = starts[:, fitted.problem.start_weights > 0.0]
     relevant = coverage.weights > 0.0
     return Evidence(
@@ -239,18 +253,18 @@ def _evidence(workspace: Workspace) -> Evidence:
 
 
 def merge_settings(
-    transitions: AnyLog, settings: EvaluationSettings | None, given: dict[str, Any]
+    transitions: AnyLog, settings: EvaluationSettings | None, arguments: dict[str, Any]
 ) -> EvaluationSettings:
     """Merge settings: explicit arguments win, then ``settings``, then the log's hint,
     then the defaults.
     """
-    if given.get("estimator") is not None:
-        given = {**given, "estimator": name_of(given["estimator"])}
+    if arguments.get("estimator") is not None:
+        arguments = {**arguments, "estimator": name_of(arguments["estimator"])}
     base: dict[str, Any] = {}
     if settings is not None:
         base = settings.model_dump(exclude_unset=True)
-    gamma = usual_gamma(transitions, given.get("gamma") or base.get("gamma"))
-    merged = make_settings({"gamma": gamma}, base, given)
+    gamma = usual_gamma(transitions, arguments.get("gamma") or base.get("gamma"))
+    merged = make_settings({"gamma": gamma}, base, arguments)
     return merged.model_copy(update={"estimator": name_of(merged.estimator)})
 
 
@@ -280,35 +294,27 @@ def estimate_all(  # noqa: PLR0913
     for unknown names, and KofflineError if no estimator applies.
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
-    if names is None or isinstance(names, (list, tuple)):
-        listed = names
-    elif isinstance(names, str) or not isinstance(names, Sequence):
-        listed = [names]
-    else:
-        listed = list(names)
-    wanted = known.having(
-        settings.interval, None if listed is None else map(name_of, listed)
-    )
+    wanted = known.having(settings.interval, _names_of(names))
     with open_workspace(
         transitions, policy, settings, initial_observations, stream, progress
     ) as workspace:
         rows = [_row(name, workspace) for name in wanted]
-        found = {row.name: row.estimate for row in rows if row.estimate is not None}
-        if not found:
+        estimates = {row.name: row.estimate for row in rows if row.estimate is not None}
+        if not estimates:
             raise KofflineError(
                 f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}"
             )
-        auto = choose_estimator(workspace)
-        if auto in found:
-            judged = auto
-        else:
-            judged = next(iter(found))
+        judged = choose_estimator(workspace)
+        if judged not in estimates:
+            judged = next(iter(estimates))
         rows.sort(key=lambda row: row.name != judged)
-        verdict = verdict_on(workspace, found[judged])
-        bound_rows = bounds_of(workspace, found) if bounds else ()
+        verdict = verdict_on(workspace, estimates[judged])
+        bound_rows: tuple[BoundRow, ...] = ()
+        if bounds:
+            bound_rows = bounds_of(workspace, estimates)
         kept = {
             name: without_guesswork(estimate, verdict)
-            for name, estimate in found.items()
+            for name, estimate in estimates.items()
         }
         diagnostics = common_diagnostics(workspace)
     return EstimateTable(
@@ -324,6 +330,17 @@ def estimate_all(  # noqa: PLR0913
     )
 
 
+def _names_of(
+    estimators: str | Estimator | Sequence[str | Estimator] | None,
+) -> list[str] | None:
+    """Names of one or more estimators; None for none."""
+    if estimators is None:
+        return None
+    if isinstance(estimators, str) or not isinstance(estimators, Sequence):
+        return [name_of(estimators)]
+    return [name_of(estimator) for estimator in estimators]
+
+
 def _row(name: str, workspace: Workspace) -> EstimateRow:
     """One estimator's row; if it fails on this log, a row with the reason."""
     started = time.perf_counter()
@@ -334,5 +351,9 @@ def _row(name: str, workspace: Workspace) -> EstimateRow:
     except (KofflineError, torch.linalg.LinAlgError) as error:
         reason = str(error)
     return EstimateRow(
-        name, known.find(name).family, estimate, reason, time.perf_counter() - started
+        name=name,
+        family=known.find(name).family,
+        estimate=estimate,
+        reason=reason,
+        seconds=time.perf_counter() - started,
     )

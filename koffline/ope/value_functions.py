@@ -78,9 +78,17 @@ class ValueFunction:
         self, observations: Shaped[np.ndarray, " row *observation"], actions: np.ndarray
     ) -> Float[np.ndarray, " row"]:
         """Values (N,) float64. Raises DataError."""
-        kind = np.int64 if isinstance(self.action_space, Discrete) else np.float64
-        columns = np.asarray(observations), np.asarray(actions, kind)
-        return call_in_chunks(self, self.function, _checked, (), *columns)
+        dtype: type[np.generic] = np.float64
+        if isinstance(self.action_space, Discrete):
+            dtype = np.int64
+        return call_in_chunks(
+            self,
+            self.function,
+            _checked,
+            (),
+            np.asarray(observations),
+            np.asarray(actions, dtype),
+        )
 
     def expected(
         self,
@@ -100,7 +108,7 @@ class ValueFunction:
         if isinstance(policy, DiscretePolicy):
             probabilities = policy.probabilities(observations)
             for action in range(policy.n):
-                # not asked for actions that are never taken
+                # only where the policy takes the action
                 rows = np.flatnonzero(probabilities[:, action])
                 if len(rows):
                     values = self.values(observations[rows], np.full(len(rows), action))
@@ -124,8 +132,10 @@ class ValueFunction:
 def _checked(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
     """Check values (N,) or (N, 1) and return them as (N,)."""
     if output.shape not in ((rows,), (rows, 1)):
-        told = f"the values have shape {output.shape} for {rows} rows"
-        raise DataError(f"{told}; return one value per row, ({rows},)")
+        raise DataError(
+            f"the values have shape {output.shape} for {rows} rows; return one value"
+            f" per row, ({rows},)"
+        )
     output = output.reshape(rows)
     if not np.isfinite(output).all():
         worst = output[np.argmin(np.isfinite(output))]
@@ -186,13 +196,17 @@ def as_value_function(
     in one line.
     """
     shape = tuple(int(side) for side in observation_shape)
-    made = _read(q, action_space, shape, name)
-    told = "the model has", "give a model of logs like this one"
-    own = made.action_space, made.observation_shape
-    check_spaces(made.name, own, (action_space, shape), told, DataError)
+    function = _read(q, action_space, shape, name)
+    check_spaces(
+        function.name,
+        (function.action_space, function.observation_shape),
+        (action_space, shape),
+        ("the model has", "give a model of logs like this one"),
+        DataError,
+    )
     if trained_on is None:
-        return made
-    return dataclasses.replace(made, trained_on=trained_on)
+        return function
+    return dataclasses.replace(function, trained_on=trained_on)
 
 
 def _read(
@@ -210,25 +224,20 @@ def _read(
     name = str(name or getattr(q, "__name__", type(q).__name__))
     if is_instance_of_loaded("d3rlpy.base", "LearnableBase", q):
         return _of_model(q, space, name)
-    if isinstance(q, type) or not callable(q):
-        if isinstance(q, type):
-            what = f"the class {name}"
-        else:
-            what = f"a {type(q).__name__}"
-        raise DataError(f"{what} is no value function; give {_ACCEPTED}")
-    function = q
+    if isinstance(q, type):
+        raise DataError(f"the class {name} is no value function; give {_ACCEPTED}")
+    if not callable(q):
+        raise DataError(f"a {type(q).__name__} is no value function; give {_ACCEPTED}")
+    function: Callable[..., Any] = q
     is_table = _is_table(q)
     if is_instance_of_loaded("torch.nn", "Module", q):
         function = ModuleFunction(q)
         is_table = _is_table(q.forward)
         if is_instance_of_loaded("torch.jit", "ScriptModule", q):
             is_table = len(q.forward.schema.arguments) == 2  # self and observations
-    return ValueFunction(
-        name,
-        partial(_taken, function, name, space) if is_table else function,
-        space,
-        shape,
-    )
+    if is_table:
+        function = partial(_taken, function, name, space)
+    return ValueFunction(name, function, space, shape)
 
 
 def _read_named(
@@ -241,26 +250,25 @@ def _read_named(
     if path.is_file():
         from koffline.policies.files import detect, read_torchscript
 
-        found = detect(path)
-        if found == "d3":
+        kind = detect(path)
+        if kind == "d3":
             from koffline.algos.model_files import load
 
             rows = training_rows(path)
-            made = _of_model(load(path), space, name)
-            return dataclasses.replace(
-                made, trained_on=None if rows is None else rows.fingerprints
-            )
-        if found == "torchscript":
+            function = _of_model(load(path), space, name)
+            if rows is None:
+                return function
+            return dataclasses.replace(function, trained_on=rows.fingerprints)
+        if kind == "torchscript":
             return _read(read_torchscript(path), space, shape, name)
         raise DataError(
-            f"{name}: a {found} file holds a policy, no value function; give"
-            f" {_ACCEPTED}"
+            f"{name}: a {kind} file holds a policy, no value function; give {_ACCEPTED}"
         )
     return _read(import_object(str(spec)), space, shape, name)
 
 
-def check_named(spec: str | Path, own: Sequence[str] = ()) -> Path:
-    """The path that a spec names; nothing is read or run. own: other names that the
+def check_named(spec: str | Path, models: Sequence[str] = ()) -> Path:
+    """The path that a spec names; nothing is read or run. models: other names that the
     user may have meant.
 
     Raises DataError if the spec is neither a file nor of the form
@@ -269,20 +277,19 @@ def check_named(spec: str | Path, own: Sequence[str] = ()) -> Path:
     path = Path(os.path.expanduser(spec))
     if not path.is_file() and ":" not in str(spec)[:-1]:
         if path.is_dir() and str(spec):
-            what = "this is a folder"
+            problem = "this is a folder"
         else:
-            what = "there is no such file"
-        meant = nearest_name(str(spec), own)
+            problem = "there is no such file"
+        remedy = f"a value function is {_ACCEPTED}"
+        meant = nearest_name(str(spec), models)
         if meant.endswith("?"):
             remedy = meant
-        else:
-            remedy = f"a value function is {_ACCEPTED}"
         if spec in ("kloss", "fqe"):
             remedy = (
                 "to fit one: koffline.cross_fit(log, lambda rows:"
                 " koffline.evaluate(rows, policy, …))"
             )
-        raise DataError(f"{str(spec)!r}: {what}; {remedy}")
+        raise DataError(f"{str(spec)!r}: {problem}; {remedy}")
     return path
 
 
@@ -303,20 +310,24 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
         raise DataError(
             f"{name}: the {algorithm} has no networks yet; fit it or load its weights"
         )
-    discrete = algo.get_action_type().name == "DISCRETE"
-    own: ActionSpace = Discrete(size) if discrete else Continuous(size)
-    if describe_actions(own) == describe_actions(space):
-        own = space  # the log's bounds
+    model_space: ActionSpace = Continuous(size)
+    if algo.get_action_type().name == "DISCRETE":
+        model_space = Discrete(size)
+    if describe_actions(model_space) == describe_actions(space):
+        model_space = space  # with the log's bounds
     slope = 1.0
     shift = 0.0
     scaler = algo.config.reward_scaler
     if scaler is not None:
-        shift, one = map(float, scaler.reverse_transform_numpy(np.array([0.0, 1.0])))
-        slope = one - shift
+        ends = scaler.reverse_transform_numpy(np.array([0.0, 1.0]))
+        shift = float(ends[0])
+        slope = float(ends[1]) - shift
 
     def function(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        found = np.asarray(algo.predict_value(observations, actions), dtype=np.float64)
-        return slope * found + shift / (1.0 - float(algo.config.gamma))
+        """Values (N,) in units of the unscaled rewards."""
+        scaled = algo.predict_value(observations, actions)
+        values = np.asarray(scaled, dtype=np.float64)
+        return slope * values + shift / (1.0 - float(algo.config.gamma))
 
     about = f"{name} is a {algorithm}: its values"
     scaling = type(scaler).__name__
@@ -338,8 +349,7 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
             f"{about} are pushed down on purpose where the log has no actions."
         )
     shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
-    told = tuple(notes)
-    return ValueFunction(name, function, own, shape, notes=told)
+    return ValueFunction(name, function, model_space, shape, notes=tuple(notes))
 
 
 def _taken(
@@ -366,10 +376,7 @@ def _is_table(function: Callable[..., Any]) -> bool:
     """Whether a function can be called with observations alone."""
     try:
         inspect.signature(function).bind(None)
-    except (
-        TypeError,
-        ValueError,
-    ):
+    except (TypeError, ValueError):
         # it needs actions too, or is a callable in C without a signature
         return False
     return True
