@@ -102,13 +102,13 @@ def robust(**changed: float) -> PointEstimate:
         (
             NOT_ANSWERABLE,
             "interval",
-            {"found": dataclasses.replace(FOUND, interval=None)},
+            {"estimate": dataclasses.replace(FOUND, interval=None)},
         ),
     ],
 )
 def test_what_is_missing_decides(answer, missing, changed) -> None:
     given = {
-        "found": FOUND,
+        "estimate": FOUND,
         "limits": LIMITS,
         "coverage": 0.95,
         "scale": 10.0,

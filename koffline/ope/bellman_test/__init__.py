@@ -18,7 +18,11 @@ from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, measure_freshness
 from koffline.ope.log.limits import usual_gamma
 from koffline.ope.results import Record
-from koffline.ope.value_functions import as_value_function, check_arguments
+from koffline.ope.value_functions import (
+    ValueFunction,
+    as_value_function,
+    check_arguments,
+)
 from koffline.policy_specs import as_policy
 
 _SHOWN = {"level", "gamma", "draws", "seed"}
@@ -74,9 +78,9 @@ class BellmanTest(Record):
 
         NaN without residuals.
         """
-        own = self.rows.own_products
-        if own > 0.0:
-            return self.statistic * self.n / own
+        of_noise = self.rows.own_products
+        if of_noise > 0.0:
+            return self.statistic * self.n / of_noise
         return math.nan
 
     @property
@@ -93,7 +97,6 @@ class BellmanTest(Record):
                 f"rejected ({numbers}): {self.value_function} does not solve the"
                 f" Bellman equation of {self.policy} where this log has rows"
             )
-        found = f"found with probability {self.power:.2f}"
         smallest = "no error of this kind can be found"
         if self.detectable is not None:
             smallest = (
@@ -102,8 +105,8 @@ class BellmanTest(Record):
             )
         return (
             f"not rejected ({numbers}): that is no proof; an error of"
-            f" {self.alternative:.3g} everywhere is {found}, {smallest}, and nothing is"
-            " said of states without rows"
+            f" {self.alternative:.3g} everywhere is found with probability"
+            f" {self.power:.2f}, {smallest}, and nothing is said of states without rows"
         )
 
     def __str__(self) -> str:
@@ -156,17 +159,20 @@ def bellman_test(
     space = transitions.action_space
     shape = transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
-    function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)
+    function: ValueFunction | CrossFitted
     held_out: bool | None = True
-    said: tuple[str, ...] = ()
-    if not isinstance(function, CrossFitted):
-        held_out, said = measure_freshness(
+    warnings: list[str] = []
+    if isinstance(q, CrossFitted):
+        function = q
+    else:
+        function = as_value_function(q, space, shape)
+        held_out, on_freshness = measure_freshness(
             function, transitions, trained_on, allow_training_rows
         )
+        warnings += on_freshness
     if transitions.clusters is not None:
-        said = (
-            *said,
-            "Rows of one cluster are taken as independent: the test rejects too often.",
+        warnings.append(
+            "Rows of one cluster are taken as independent: the test rejects too often."
         )
     case = make_case(function, transitions, policy, settings)
     features = count_features(case)
@@ -176,27 +182,31 @@ def bellman_test(
     level = settings.level
     shift = settings.alternative * scale
     share = case.weights / case.weights.sum()
+    power = 0.0
+    detectable = None
+    if not case.is_hopeless:
+        power = drawn.power(shift, level)
+        detectable = drawn.detectable_shift(shift, level)
+    kernel_loss = 0.0
+    if case.pairs > 0.0:
+        kernel_loss = (statistic * case.n - case.own_products) / case.pairs
     return BellmanTest(
         **settings.model_dump(include=_SHOWN),
         statistic=statistic,
         p_value=drawn.p_value(statistic),
-        power=0.0 if case.is_hopeless else drawn.power(shift, level),
+        power=power,
         alternative=shift,
-        detectable=None if case.is_hopeless else drawn.detectable_shift(shift, level),
+        detectable=detectable,
         n=case.n,
         units=case.signs,
         held_out=held_out,
         value_function=function.name,
         policy=policy.name,
-        kernel_loss=(
-            (statistic * case.n - case.own_products) / case.pairs
-            if case.pairs > 0.0
-            else 0.0
-        ),
+        kernel_loss=kernel_loss,
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
         mean_residual=float(share @ case.residuals),
         bandwidth=case.kernel.bandwidth,
         features=features,
-        warnings=(*function.notes, *said, *case.warnings),
+        warnings=(*function.notes, *warnings, *case.warnings),
         witness=Witness(case),
     )

@@ -101,15 +101,10 @@ class BellmanCase:
         if signs == 0:
             return ("Every residual is zero up to rounding: there is nothing to test.",)
         if self.is_hopeless:
-            few = (
-                f"{signs} rows with a residual are too few to reject anything at level"
-                f" {level:g}"
-            )
             return (
-                (
-                    f"{few}: random signs give no p-value below"
-                    f" {2.0 ** (1 - signs):.2g}; use more rows."
-                ),
+                f"{signs} rows with a residual are too few to reject anything at level"
+                f" {level:g}: random signs give no p-value below"
+                f" {2.0 ** (1 - signs):.2g}; use more rows.",
             )
         if signs < _FEW_SIGNS:
             return (
@@ -145,26 +140,24 @@ def make_case(
     # their sum is n, as in T = n·V̂
     weights = problem.row_weights / problem.row_weights[counted].mean()
     folds = []
-    values, later = np.empty((2, len(transitions)))
+    values = np.empty(len(transitions))
+    later = np.empty(len(transitions))
     for rows, part in q.over(transitions):
         folds.append(rows)
         values[rows] = part.values(
             transitions.observations[rows], transitions.actions[rows]
         )
-        asked = (
+        next_values = part.expected(
             transitions.next_observations[rows],
             policy,
             settings.action_draws,
             generator,
         )
-        later[rows] = problem.discounts[rows] * part.expected(*asked)
+        later[rows] = problem.discounts[rows] * next_values
     inputs = torch.as_tensor(problem.kernel_inputs)
-    spaced = np.linspace(0, len(counted) - 1, min(len(counted), _MEDIAN_ROWS)).astype(
-        np.int64
-    )
-    kernel = Gaussian(
-        settings.bandwidth * median_bandwidth(inputs[torch.as_tensor(counted[spaced])])
-    )
+    spaced = np.linspace(0, len(counted) - 1, min(len(counted), _MEDIAN_ROWS))
+    median_rows = torch.as_tensor(counted[spaced.astype(np.int64)])
+    kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[median_rows]))
     return BellmanCase(
         transitions=transitions,
         settings=settings,
@@ -202,11 +195,11 @@ def _residuals(
             f" {values[row]:.3g}, far from any return of a log; check the model's"
             " units, and rescale rewards and values"
         )
-    single = np.array_equal(values, values.astype(np.float32))
-    precision = float(np.finfo(np.float32 if single else np.float64).eps)
+    precision = float(np.finfo(np.float64).eps)
+    if np.array_equal(values, values.astype(np.float32)):
+        precision = float(np.finfo(np.float32).eps)
     sizes = precision * (np.abs(values) + np.abs(later))
     sizes = sizes + np.finfo(log.rewards.dtype).eps * np.abs(rewards)
     usual = np.sqrt(np.average(np.square(sizes), weights=weights))
-    return np.where(
-        np.abs(residuals) <= _ULPS * np.maximum(sizes, usual), 0.0, residuals
-    )
+    is_rounding = np.abs(residuals) <= _ULPS * np.maximum(sizes, usual)
+    return np.where(is_rounding, 0.0, residuals)

@@ -97,11 +97,10 @@ class SignDraws(NamedTuple):
                 return None
         for _ in range(30):
             middle = 0.5 * (low + high)
-            low, high = (
-                (middle, high)
-                if self.power(middle, level) < _DETECTABLE_POWER
-                else (low, middle)
-            )
+            if self.power(middle, level) < _DETECTABLE_POWER:
+                low = middle
+            else:
+                high = middle
         return high
 
 
@@ -115,36 +114,45 @@ def draw_signs(
     own residuals and, through the models fitted to it, those of other folds with the
     opposite sign.
     """
-    kernel = case.kernel
-    inputs = case.inputs
     draws = case.settings.draws
-    drawn = []
+    mapping = None
     if features:
         seeded = torch.Generator().manual_seed(case.settings.seed)
-        mapping = random_fourier_features(kernel, inputs.shape[1], features, seeded)
-    for rows in case.folds:
-        rows = rows[case.weights[rows] > 0.0]
+        mapping = random_fourier_features(
+            case.kernel, case.inputs.shape[1], features, seeded
+        )
+    of_folds = []
+    for fold in case.folds:
+        rows = fold[case.weights[fold] > 0.0]
+        inputs = case.inputs[torch.as_tensor(rows)]
+        scores = case.weights[rows] * case.residuals[rows]
         # One unit of the alternative, an error of one everywhere, adds discount − 1 to
         # a residual.
-        parts = case.residuals, case.problem.discounts - 1.0
-        scores, shifts = (case.weights[rows] * each[rows] for each in parts)
-        here = inputs[torch.as_tensor(rows)]
-        if features and not 0 < len(rows) <= min(features, _EXACT_ROWS):
-            drawn.append(
-                draw_by_features(
-                    scores, shifts, here, mapping, case.n, draws, generator
-                )
+        shifts = case.weights[rows] * (case.problem.discounts[rows] - 1.0)
+        is_exact = 0 < len(rows) <= min(features, _EXACT_ROWS)
+        if mapping is not None and not is_exact:
+            of_fold = draw_by_features(
+                scores, shifts, inputs, mapping, case.n, draws, generator
             )
-            continue
-        psi = mapping(here) if features else None
-        gram = (kernel.gram(here) if psi is None else psi @ psi.mT).numpy()
-        pairs = (scores, scores), (shifts, scores), (shifts, shifts)
-        products, crossed, shifted = (
-            one[:, None] * gram * other / case.n for one, other in pairs
-        )
-        drawn.append(draw_by_products(products, crossed, shifted, draws, generator))
-    totals: list[Any] = [sum(parts) for parts in zip(*drawn, strict=True)]
-    return SignDraws(*totals)
+        else:
+            if mapping is None:
+                gram = case.kernel.gram(inputs).numpy()
+            else:
+                psi = mapping(inputs)
+                gram = (psi @ psi.mT).numpy()
+            of_fold = draw_by_products(
+                products=scores[:, None] * gram * scores / case.n,
+                crossed=shifts[:, None] * gram * scores / case.n,
+                shifted=shifts[:, None] * gram * shifts / case.n,
+                draws=draws,
+                generator=generator,
+            )
+        of_folds.append(of_fold)
+    totals: dict[str, Any] = {
+        name: sum(getattr(of_fold, name) for of_fold in of_folds)
+        for name in SignDraws._fields
+    }
+    return SignDraws(**totals)
 
 
 def count_features(case: BellmanCase) -> int:
@@ -176,8 +184,11 @@ def draw_by_products(
     """T = Σ_gh m_gh and T* = εᵀMε for B draws, from M = f_gᵀf_h, s_gᵀf_h and s_gᵀs_h;
     moments are exact.
     """
-    what = f"draws is {draws}, and {len(products)} rows are tested by the exact kernel"
-    check_fits(16.0 * draws * len(products), what, "lower draws, or give features")
+    check_fits(
+        16.0 * draws * len(products),
+        f"draws is {draws}, and {len(products)} rows are tested by the exact kernel",
+        "lower draws, or give features",
+    )
     signs = random_signs((draws, len(products)), generator)
     linear = crossed.sum(axis=0) - np.diagonal(crossed)  # Σ_{h≠g} s_hᵀf_g, (G,)
     return SignDraws(
@@ -208,35 +219,34 @@ def draw_by_features(
     and s_g is ``shifts[g]`` times them; rows: n. The growth of the null's variance is
     neglected: with thousands of scores, relevant alternatives are small.
     """
-    # Scores with the signs of every draw, with their own, and shifts, each as a row.
-    block_rows = min(len(inputs), _BLOCK)
-    what = f"draws is {draws}, features {features.frequencies.shape[1] * 2}"
+    count = features.frequencies.shape[1] * 2
     check_fits(
-        8.0 * draws * (features.frequencies.shape[1] * 2 + block_rows),
-        what,
+        8.0 * draws * (count + min(len(inputs), _BLOCK)),
+        f"draws is {draws}, features {count}",
         "lower draws",
     )
-    totals = torch.zeros(
-        draws + 2, 2 * features.frequencies.shape[1], dtype=torch.float64
-    )
-    own = np.zeros(draws)
+    # Scores with the signs of every draw, with their own, and shifts, each as a row.
+    totals = torch.zeros(draws + 2, count, dtype=torch.float64)
+    diagonal = np.zeros(draws)  # Σ_g s_g ε_g f_g / n, no part of the cross term
     for part in blocks(len(inputs), _BLOCK):
-        signed = (
-            random_signs((len(scores[part]), draws), generator) * scores[part, None]
-        )
-        block = torch.as_tensor(
-            np.column_stack([signed, scores[part], shifts[part]])
-        ).mT
-        totals.addmm_(block, features(inputs[part]))  # (B + 2, g) @ (g, m)
-        own += shifts[part] @ signed / rows
-    *drawn, whole, shift = totals.numpy() / np.sqrt(rows)
+        signs = random_signs((len(scores[part]), draws), generator)
+        signed = signs * scores[part, None]
+        columns = np.column_stack([signed, scores[part], shifts[part]])
+        # (B + 2, g) @ (g, m)
+        totals.addmm_(torch.as_tensor(columns).mT, features(inputs[part]))
+        diagonal += shifts[part] @ signed / rows
+    sums = totals.numpy() / np.sqrt(rows)
+    drawn = sums[:-2]
+    observed = sums[-2]
+    shift = sums[-1]
     statistics = np.square(drawn).sum(axis=1)
-    mean, shift_own = (float(each @ each) / rows for each in (scores, shifts))
-    variance = float(statistics.var())
-    quadratic = float(shift @ shift) - shift_own
-    linear = np.asarray(drawn) @ shift - own
     return SignDraws(
-        float(whole @ whole), statistics, linear, mean, variance, quadratic
+        statistic=float(observed @ observed),
+        statistics=statistics,
+        linear=drawn @ shift - diagonal,
+        mean=float(scores @ scores) / rows,
+        variance=float(statistics.var()),
+        quadratic=float(shift @ shift) - float(shifts @ shifts) / rows,
     )
 
 

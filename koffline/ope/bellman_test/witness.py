@@ -140,9 +140,13 @@ class Witness:
             for numbers in states.T
         )
         places = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, *shape)
-        found = self(places, np.stack([np.asarray(action)] * len(places)))
+        values = self(places, np.stack([np.asarray(action)] * len(places)))
+        grid = (resolution, resolution)
         shaped = WitnessValues(
-            *(part.reshape(resolution, resolution) for part in found)
+            witness=values.witness.reshape(grid),
+            mean=values.mean.reshape(grid),
+            standard_error=values.standard_error.reshape(grid),
+            effective_rows=values.effective_rows.reshape(grid),
         )
         return WitnessMap((x, y), shaped, action)
 
