@@ -33,11 +33,12 @@ Step = Callable[[Array, Array], Array]  # of values and actions, to the next val
 
 
 class Values(NamedTuple):
-    """A column, the actions, and the column one step later; (N,) each."""
+    """A column, the actions, the column one step later, and episodes; (N,) each."""
 
     now: Array
     actions: Array
     later: Array
+    episodes: Array
 
 
 def roll_out(
@@ -53,7 +54,7 @@ def roll_out(
     for _ in range(length):
         actions = generator.integers(n_actions, size=episodes)
         following = step(values, actions)
-        columns.append((values, actions, following))
+        columns.append((values, actions, following, np.arange(episodes)))
         values = following
     return Values(
         *(np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True))
@@ -212,7 +213,14 @@ def is_found(values: Values, means: Array, generator: np.random.Generator) -> bo
     states = np.column_stack([values.now, noise[1]])
     following = np.column_stack([values.later, noise[1]])
     goes_on = np.ones(len(means), dtype=bool)
-    labels = find_labels(states, following, goes_on, rewards, values.actions)
+    labels = find_labels(
+        observations=states,
+        next_observations=following,
+        goes_on=goes_on,
+        rewards=rewards,
+        actions=values.actions,
+        units=values.episodes,
+    )
     return any(label.column == 0 for label in labels)
 
 

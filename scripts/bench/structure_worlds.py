@@ -7,6 +7,7 @@ faults below do to it what faulty recorders, exporters and readers do.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -202,6 +203,9 @@ def worlds(generator: Generator) -> Iterator[World]:
         _maze,
         _jackpots,
         _ward,
+        _customers,
+        _stores,
+        _wards_by_age,
     ):
         yield make(generator)
 
@@ -663,6 +667,118 @@ def _ward(generator: Generator) -> World:
         lambda s: np.asarray(s, dtype=np.float32),
         2,
         limit=30,
+    )
+
+
+def _customers(generator: Generator) -> World:
+    """Customers whose age, income, tenure and number are constant in their episode.
+
+    The activity of a customer goes up and down by actions. Age pays a little, income
+    decides above a threshold, and tenure and number decide nothing.
+    """
+    has_pay_by_age = generator.random() < 0.5
+    has_threshold = generator.random() < 0.5
+    end = float(generator.uniform(0.02, 0.1))
+    numbers = itertools.count()
+
+    def start(g: Generator) -> np.ndarray:
+        age = g.integers(18, 80)
+        income = g.integers(20, 60)
+        tenure = g.poisson(20)
+        is_premium = g.random() < 0.3
+        customer = [age, income, tenure, is_premium, next(numbers)]
+        return np.array([g.normal(), *customer], dtype=np.float64)
+
+    def step(
+        state: np.ndarray, action: int, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
+        following = state.copy()
+        following[0] = 0.8 * state[0] + 0.4 * (action - 1) + 0.3 * g.normal()
+        pay = following[0] + 0.05 * g.normal()
+        if has_pay_by_age:
+            pay += 0.01 * state[1]
+        if has_threshold and state[2] > 40:
+            pay += 0.5
+        return following, float(pay), bool(g.random() < end)
+
+    return World(
+        "customers",
+        start,
+        step,
+        lambda s: s.astype(np.float32),
+        3,
+        limit=int(generator.integers(8, 30)),
+    )
+
+
+def _stores(generator: Generator) -> World:
+    """Stores with an area and a list price; each week the price is one of three.
+
+    The prices of a store are shares of its list price, so they stay alike for weeks.
+    """
+    change = float(generator.uniform(0.1, 0.5))
+    shares = np.array([1.0, 0.9, 0.7])
+
+    def start(g: Generator) -> np.ndarray:
+        list_price = int(g.integers(20, 100))
+        area = int(g.integers(4, 40))
+        return np.array([g.normal(), list_price, list_price, area])
+
+    def step(
+        state: np.ndarray, action: int, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
+        demand, price, list_price, area = state
+        following = state.copy()
+        following[0] = 0.7 * demand + 0.4 * action + 0.3 * g.normal()
+        if g.random() < change:
+            following[1] = np.rint(list_price * g.choice(shares))
+        pay = demand - 0.01 * price + 0.02 * area + 0.1 * g.normal()
+        return following, float(pay), False
+
+    return World(
+        "stores with prices",
+        start,
+        step,
+        lambda s: s.astype(np.float32),
+        2,
+        limit=int(generator.integers(10, 40)),
+    )
+
+
+def _wards_by_age(generator: Generator) -> World:
+    """Stays in hospital: age, weight and number of beds are constant in a stay, and the
+    days since admission are counted.
+
+    Severity moves by age and treatment; the last row pays for survival.
+    """
+    risk = float(generator.uniform(0.0, 0.02))
+
+    def start(g: Generator) -> np.ndarray:
+        age = int(np.clip(np.rint(g.normal(60.0, 15.0)), 18, 100))
+        weight = int(np.rint(g.normal(75.0, 12.0)))
+        beds = int(g.choice([12, 18, 20, 24, 30, 36, 40, 44, 52, 60]))
+        return np.array([g.normal(), age, weight, beds, 0.0])
+
+    def step(
+        state: np.ndarray, action: int, g: Generator
+    ) -> tuple[np.ndarray, float, bool]:
+        severity, age, _, _, day = state
+        following = state.copy()
+        drift = risk * (age - 60.0) - 0.3 * action
+        following[0] = severity + 0.5 * g.normal() + drift
+        following[4] = day + 1.0
+        is_dead = following[0] > 2.5
+        is_discharged = following[0] < -2.5
+        pay = float(is_discharged) - float(is_dead)
+        return following, pay, bool(is_dead or is_discharged)
+
+    return World(
+        "wards by age",
+        start,
+        step,
+        lambda s: s.astype(np.float32),
+        2,
+        limit=int(generator.integers(10, 30)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Int
 
 from koffline.data.structure.labels import find_labels
 from koffline.data.structure.symptom import Symptom
@@ -26,6 +27,7 @@ def label_symptoms(log: Transitions) -> Iterator[Symptom]:
         goes_on=~np.asarray(log.terminated),
         rewards=np.asarray(log.rewards, dtype=np.float64),
         actions=np.asarray(log.actions),
+        units=_independent_units(log),
         names=log.feature_names,
     )
     features = log.metadata.features
@@ -36,13 +38,19 @@ def label_symptoms(log: Transitions) -> Iterator[Symptom]:
     for column in columns:
         if column.label in encoded:
             continue
-        statement = str(column).removesuffix(f"; {column.remedy}")
         yield Symptom(
             test="labels read as quantities",
             kind="labels",
             rows=len(log),
             of=len(log),
             p_value=column.structure_p_value,
-            statement=statement,
+            statement=column.statement,
             remedy=column.remedy,
         )
+
+
+def _independent_units(log: Transitions) -> Int[np.ndarray, " row"]:
+    """The cluster (N,) of each row if the log has any, else its episode."""
+    if log.clusters is not None:
+        return np.asarray(log.clusters)
+    return np.asarray(log.units)

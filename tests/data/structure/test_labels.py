@@ -8,6 +8,7 @@ import pytest
 from koffline.data.sources import open_transitions
 from koffline.data.structure.label_columns import label_symptoms
 from koffline.data.structure.labels import MOST_VALUES, NAME, find_labels
+from koffline.data.transitions import Discrete, Transitions
 from scripts.bench.label_columns import effect, is_found, labels, quantity
 from tests.ope.problems import AS_OPTIONS
 from tests.refusals import succeed
@@ -118,6 +119,114 @@ def test_categories_of_one_step_logs_are_told_by_their_rewards() -> None:
     assert find_labels(states, states, ended, rewards + of_kind, actions) != ()
     assert find_labels(states, states, ended, rewards + by_size, actions) == ()
     assert find_labels(states, states, ended, rewards, actions) == ()
+
+
+def customers(seed: int, n_episodes: int = 200, length: int = 20):
+    """Episodes of customers: numbers (E,) of the episodes, a walk with an effect of
+    each customer (N,), and the rows' episodes (N,).
+    """
+    generator = np.random.default_rng(seed)
+    episodes = np.repeat(np.arange(n_episodes), length)
+    effect = generator.normal(size=n_episodes)
+    walk = np.zeros((n_episodes, length + 1))
+    for step in range(length):
+        noise = generator.normal(size=n_episodes)
+        walk[:, step + 1] = 0.8 * walk[:, step] + 0.4 * noise + 0.1 * effect
+    return generator, episodes, walk, effect
+
+
+CONSTANT = {
+    "age": lambda g, n: g.integers(18, 80, n),
+    "income": lambda g, n: g.integers(20, 60, n),
+    "tenure": lambda g, n: g.poisson(20, n),
+    "size": lambda g, n: g.choice([1, 2, 5, 10, 12, 20, 50, 100, 200], n),
+    "number of the episode": lambda g, n: np.arange(n),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANT)
+@pytest.mark.parametrize(("n_episodes", "length"), [(10, 100), (200, 20), (600, 8)])
+def test_quantities_that_are_constant_in_episodes_are_not_doubted(
+    kind: str, n_episodes: int, length: int
+) -> None:
+    """Rewards of a customer are alike for reasons of their own, not by the age."""
+    for seed in range(4):
+        generator, episodes, walk, effect = customers(seed, n_episodes, length)
+        quantity = CONSTANT[kind](generator, n_episodes)[episodes]
+        now = walk[:, :-1].ravel()
+        following = walk[:, 1:].ravel()
+        rewards = now + effect[episodes]
+        if seed % 2:
+            rewards = rewards + 0.01 * quantity
+        label_columns = find_labels(
+            observations=np.column_stack([now, quantity]),
+            next_observations=np.column_stack([following, quantity]),
+            goes_on=np.ones(len(now), bool),
+            rewards=rewards,
+            actions=generator.integers(3, size=len(now)),
+            units=episodes,
+        )
+        assert label_columns == ()
+
+
+@pytest.mark.parametrize(
+    ("is_constant", "n_episodes", "length"),
+    [(True, 200, 20), (False, 200, 20), (False, 4, 1000), (False, 1, 4000)],
+)
+def test_labels_are_told_by_several_episodes_or_several_visits(
+    is_constant: bool, n_episodes: int, length: int
+) -> None:
+    n_found = 0
+    for seed in range(6):
+        generator, episodes, walk, _ = customers(seed, n_episodes, length)
+        if is_constant:
+            products = generator.integers(12, size=n_episodes)[episodes]
+        else:
+            products = generator.integers(12, size=len(episodes))
+        now = walk[:, :-1].ravel()
+        of_product = generator.normal(size=12)[products]
+        label_columns = find_labels(
+            observations=np.column_stack([now, products]),
+            next_observations=np.column_stack([now, np.roll(products, -1)]),
+            goes_on=np.ones(len(now), bool),
+            rewards=now + 2.0 * of_product,
+            actions=generator.integers(3, size=len(now)),
+            units=episodes,
+            names=["demand", "product"],
+        )
+        n_found += len(label_columns)
+        for column in label_columns:
+            assert column.label == "product"
+            assert column.statement == (
+                "product holds 12 whole numbers that look like labels read as"
+                " quantities: the reward depends on them, but not on their order"
+                " (neighbouring numbers are no more alike than any two)"
+            )
+    assert n_found >= 2  # by chance a numbering may show some order
+
+
+def test_rows_of_a_cluster_are_no_independent_witnesses_either() -> None:
+    """Visits of one customer count once if the log names the customer."""
+    generator, visits, walk, effect = customers(0, n_episodes=400, length=10)
+    customer = np.arange(400) // 8
+    ages = generator.integers(18, 60, 50)[customer]
+    of_customer = 3.0 * generator.normal(size=50)[customer]
+    now = walk[:, :-1].ravel()
+    doubted = {}
+    for clusters in (None, customer[visits]):
+        log = Transitions(
+            observations=np.column_stack([now, ages[visits]]),
+            next_observations=np.column_stack([walk[:, 1:].ravel(), ages[visits]]),
+            actions=generator.integers(2, size=len(now)),
+            rewards=now + (of_customer + 0.1 * effect)[visits],
+            terminated=np.zeros(len(now), bool),
+            truncated=np.arange(len(now)) % 10 == 9,
+            episode_ids=visits,
+            clusters=clusters,
+            action_space=Discrete(2),
+        )
+        doubted[clusters is None] = [symptom.kind for symptom in label_symptoms(log)]
+    assert doubted == {True: ["labels"], False: []}
 
 
 def test_quantities_are_hardly_ever_and_labels_mostly_found() -> None:

@@ -38,7 +38,7 @@ def world_named(
     )
 
 
-@pytest.mark.parametrize("number", range(25))
+@pytest.mark.parametrize("number", range(28))
 def test_right_logs_of_all_kinds_show_nothing(number: int) -> None:
     world = list(worlds(np.random.default_rng(3)))[number]
     log = as_log(world, play(world, rows=1500, generator=np.random.default_rng(4)))
