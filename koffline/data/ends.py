@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool
 
 from koffline.data.columns import blocks
 from koffline.errors import counted
@@ -17,30 +18,63 @@ from koffline.errors import counted
 # Fewer rows with both flags may be chance: the world ended in the step in which
 # recording stopped.
 _NOT_BY_CHANCE = 3
+# Share of the cuts that are flagged terminal if the recorder flags every end terminal.
+_NEARLY_ALL = 0.9
 # Rows are shuffled if more than this share of those inside episodes is not followed by
 # its next observation.
 _MOST_UNLINKED = 0.5
 
 
-def terminal_marks_every_end(n_truncated: int, n_both: int) -> bool:
-    """Whether ``terminal`` is set at every end, also where a time limit or the logger
-    cut the episode.
+@dataclass
+class EndFlags:
+    """Rows of a log counted by their two flags of ends, to decide what both flags on
+    one row say.
 
-    n_truncated: rows flagged truncated; n_both: those of them that are flagged
-    terminal, too. If every cut is flagged terminal, the terminal flag says nothing
-    about cuts, and such rows count as cut.
+    n_terminal: rows flagged terminal; n_truncated: rows flagged truncated; n_both: rows
+    with both flags.
     """
-    return n_both == n_truncated >= _NOT_BY_CHANCE
 
+    n_terminal: int = 0
+    n_truncated: int = 0
+    n_both: int = 0
 
-def both_flags_note(n_rows: int, truncated: str, terminal: str) -> str:
-    """Note on rows that have both flags and were taken to be cut. truncated, terminal:
-    names of the flags.
-    """
-    return (
-        f"all {n_rows} rows flagged {truncated} are flagged {terminal} too: they were"
-        " taken to be cut, not to have ended by themselves"
-    )
+    def add(
+        self, terminal: Bool[np.ndarray, " row"], truncated: Bool[np.ndarray, " row"]
+    ) -> None:
+        """Count the flags (N,) of more rows."""
+        self.n_terminal += int(terminal.sum())
+        self.n_truncated += int(truncated.sum())
+        self.n_both += int((terminal & truncated).sum())
+
+    @property
+    def terminal_marks_every_end(self) -> bool:
+        """Whether ``terminal`` is set at every end, also where a time limit or the
+        logger cut the episode.
+
+        If every cut is flagged terminal, the terminal flag says nothing about cuts, and
+        rows with both flags count as cut. A few cuts that are not flagged terminal
+        change nothing, if more rows are flagged terminal alone: else it may be
+        ``truncated`` that is set at every end.
+        """
+        if self.n_both < _NOT_BY_CHANCE:
+            return False
+        if self.n_both == self.n_truncated:
+            return True
+        is_nearly_every_cut = self.n_both >= _NEARLY_ALL * self.n_truncated
+        return is_nearly_every_cut and self.n_terminal > self.n_truncated
+
+    def note(self, truncated: str, terminal: str) -> str:
+        """Note on rows that have both flags and were taken to be cut. truncated,
+        terminal: names of the flags.
+        """
+        if self.n_both == self.n_truncated:
+            rows = f"all {self.n_both} rows"
+        else:
+            rows = f"{self.n_both} of {self.n_truncated} rows"
+        return (
+            f"{rows} flagged {truncated} are flagged {terminal} too: they were taken to"
+            " be cut, not to have ended by themselves"
+        )
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:

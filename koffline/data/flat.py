@@ -22,10 +22,9 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.ends import (
+    EndFlags,
     LinkCounts,
-    both_flags_note,
     rows_are_linked,
-    terminal_marks_every_end,
 )
 from koffline.data.raw import (
     FileDescription,
@@ -371,8 +370,10 @@ def _settle_both_flags(
     keys: the file's key of each column.
     """
     truncated = columns["truncated"] == 1
-    both = truncated & (columns["terminated"] == 1)
-    if not terminal_marks_every_end(int(truncated.sum()), int(both.sum())):
+    terminated = columns["terminated"] == 1
+    flags = EndFlags()
+    flags.add(terminal=terminated, truncated=truncated)
+    if not flags.terminal_marks_every_end:
         return []
-    columns["terminated"] = (columns["terminated"] == 1) & ~truncated
-    return [both_flags_note(int(both.sum()), keys["truncated"], keys["terminated"])]
+    columns["terminated"] = terminated & ~truncated
+    return [flags.note(truncated=keys["truncated"], terminal=keys["terminated"])]

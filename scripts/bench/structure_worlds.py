@@ -23,6 +23,7 @@ FAULTS = (
     "reset rows",
     "next observations of resets",
     "terminals that end nothing",
+    "limits flagged as ends",
     "unmarked ends",
     "unmarked time limits",
     "actions late",
@@ -155,7 +156,8 @@ def as_log(world: World, episodes: list[Episode]) -> Transitions:
         terminated = flags.copy()
         truncated = flags.copy()
         terminated[-1] = episode.terminated
-        truncated[-1] = not episode.terminated
+        # the world may end in the very step of the limit
+        truncated[-1] = length == world.limit or not episode.terminated
         parts["terminated"].append(terminated)
         parts["truncated"].append(truncated)
         parts["episode_ids"].append(np.full(length, number))
@@ -887,6 +889,24 @@ def _false_terminals(
     return as_log(world, wrong)
 
 
+def _limits_as_ends(
+    world: World, episodes: list[Episode], share: float, generator: Generator
+) -> Wrong:
+    """A terminal flag at the limit too, in a share of the episodes that reach it."""
+    at_limit = [
+        number
+        for number, episode in enumerate(episodes)
+        if not episode.terminated and len(episode.rewards) == world.limit
+    ]
+    if len(at_limit) < 3:
+        return None
+    wrong = [_copy(episode) for episode in episodes]
+    hit = _chosen(len(at_limit), share, generator)
+    for number, is_hit in zip(at_limit, hit, strict=True):
+        wrong[number].terminated = wrong[number].terminated or bool(is_hit)
+    return as_log(world, wrong)
+
+
 def _unmarked(
     world: World,
     episodes: list[Episode],
@@ -1008,6 +1028,7 @@ _FAULTS: dict[
     "reset rows": _reset_rows,
     "next observations of resets": _next_of_resets,
     "terminals that end nothing": _false_terminals,
+    "limits flagged as ends": _limits_as_ends,
     "unmarked ends": lambda w, e, s, g: _unmarked(w, e, s, g, limits=False),
     "unmarked time limits": lambda w, e, s, g: _unmarked(w, e, s, g, limits=True),
     "actions late": lambda w, e, s, g: _late(w, e, s, g, actions=True, rewards=False),

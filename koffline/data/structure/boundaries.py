@@ -26,6 +26,8 @@ from koffline.data.transitions import Transitions
 from koffline.errors import counted, percent
 
 _LEAST_ROWS = 3
+_LEAST_BOTH = 0.05  # of the cuts, which are flagged terminal too
+_FEW_CUTS = 0.1  # of all truncated rows: more are cuts of a flag of all ends
 _UNLINKED_SHARE = 0.01  # of the rows inside episodes
 _FEWEST_EPISODES = 20
 _FEW_ZEROS = 0.05  # share of the rewards that are no first ones
@@ -176,6 +178,54 @@ def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
         remedy=(
             "store the observation that was reached (Gymnasium: info['final_obs']), or"
             " leave next observations out of the log"
+        ),
+    )
+
+
+def rows_with_both_flags(log: Transitions) -> Iterator[Symptom]:
+    """Yield a symptom if more rows are flagged both terminated and truncated than worlds
+    end by chance where recording stops.
+
+    That chance is taken to be twice the share of terminations among later rows. A
+    truncated flag that is set at every end of an episode says nothing.
+    """
+    terminated = np.asarray(log.terminated)
+    truncated = np.asarray(log.truncated)
+    is_both = terminated & truncated
+    count = int(is_both.sum())
+    n_truncated = int(truncated.sum())
+    is_rare = count < max(_LEAST_ROWS, _LEAST_BOTH * n_truncated)
+    if is_rare or count == len(log):  # episodes of one step all end at their limit
+        return
+    is_terminated_only = terminated & ~truncated
+    n_truncated_only = n_truncated - count
+    if not is_terminated_only.any() and n_truncated_only > _FEW_CUTS * n_truncated:
+        return
+    is_late = np.ones(len(log), dtype=np.bool_)
+    if log.has_episodes:
+        steps = np.asarray(log.steps)
+        is_late = steps >= 0.5 * np.median(steps[truncated])
+    n_late = float(is_late.sum())
+    n_ended = float((is_terminated_only & is_late).sum())
+    p_value = chance_of_count(
+        count=count, trials=n_truncated, rate=(2.0 * n_ended + 1.0) / (n_late + 2.0)
+    )
+    if not is_clear(count=count, of=n_truncated, p_value=p_value):
+        return
+    yield Symptom(
+        test="both end flags",
+        kind="ends",
+        rows=count,
+        of=n_truncated,
+        p_value=p_value,
+        statement=(
+            f"{count} of {counted(n_truncated, 'row')} flagged truncated are flagged"
+            " terminated, too, and count as ends of the world"
+        ),
+        remedy=(
+            "if the terminal flag is set at every end, take it back where recording"
+            " stopped (of columns done and timeout: --terminal 'done > timeout'); if the"
+            " world ended there, take truncated back"
         ),
     )
 

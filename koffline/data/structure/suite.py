@@ -17,6 +17,7 @@ from koffline.data.structure.boundaries import (
     boundary_symptoms,
     late_first_rewards,
     rows_that_go_on,
+    rows_with_both_flags,
     unlinked_rows,
 )
 from koffline.data.structure.jumps import jump_symptoms
@@ -100,13 +101,19 @@ def symptoms_of(
     each other in the log.
     """
     if not log.has_episodes:
-        return (*rows_that_go_on(log), *label_symptoms(log), *sentinel_symptoms(log))
+        return (
+            *rows_that_go_on(log),
+            *rows_with_both_flags(log),
+            *label_symptoms(log),
+            *sentinel_symptoms(log),
+        )
     rows = LoggedRows.of(log=log, units=units)
     alignment = tuple(alignment_symptoms(rows))
     # Rewards that are late with the actions are reported with these.
     first_rewards = () if alignment else tuple(late_first_rewards(log))
     return (
         *unlinked_rows(log),
+        *rows_with_both_flags(log),
         *boundary_symptoms(rows),
         *jump_symptoms(rows),
         *alignment,

@@ -12,6 +12,7 @@ import polars as pl
 from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import CUT, TableMapping
+from koffline.data.table.names import Flag, flag_of
 from koffline.data.table.rewards import lacks_action, move_rewards, reward_values
 from koffline.data.table.survey import Table, links_of
 from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling_note
@@ -218,6 +219,9 @@ def _flags(
     }
     if table.is_done:
         columns["terminated"] = columns["terminated"] & ~columns["truncated"]
+    elif not table.is_own and flag_of(str(roles.truncated)) in (Flag.DONE, Flag.LAST):
+        # a flag of all ends stands for cuts where the world did not end
+        columns["truncated"] = columns["truncated"] & ~columns["terminated"]
     if roles.one_step:
         columns["terminated"] = np.ones(frame.height, dtype=bool)
     if table.stands_alone:

@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.ends import (
-    LinkCounts,
-    both_flags_note,
-    rows_are_linked,
-    terminal_marks_every_end,
-)
+from koffline.data.ends import EndFlags, LinkCounts, rows_are_linked
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.kinds import find_tables
 from koffline.data.raw import FileDescription, read_description, settle_space
@@ -58,8 +53,8 @@ class Table:
     smallest and largest whole-number action of each frame. ``categories``: values of
     the action, in order. ``runs``: consecutive rows with one id in a frame, with their
     earliest time. ``origin``: the column of each feature that encodes a category.
-    ``counts``: what is done to the rows later. ``cut_rows``: rows flagged truncated,
-    ``done_rows`` of them also terminal. ``earliest``: smallest numeric time. ``links``:
+    ``counts``: what is done to the rows later. ``end_flags``: rows flagged terminal,
+    truncated or both. ``earliest``: smallest numeric time. ``links``:
     counted if next observations must show which rows form an episode. ``unearned``,
     ``lost_rewards``: rewards of rows that are left out.
     """
@@ -89,8 +84,7 @@ class Table:
     categories: tuple[Any, ...] = ()
     spelled: dict[str, dict[str, str]] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
-    cut_rows: int = 0
-    done_rows: int = 0
+    end_flags: EndFlags = field(default_factory=EndFlags)
     earliest: float = np.inf
     runs: pl.DataFrame | None = None
     links: LinkCounts | None = None
@@ -127,9 +121,7 @@ class Table:
         """Whether ``terminal`` marks every end of an episode: all truncated rows have
         it, too.
         """
-        return not self.is_own and terminal_marks_every_end(
-            self.cut_rows, self.done_rows
-        )
+        return not self.is_own and self.end_flags.terminal_marks_every_end
 
     @property
     def is_dated(self) -> bool:
@@ -422,7 +414,9 @@ def _open_questions(table: Table) -> list[str]:
         )
     if table.is_done:
         notes.append(
-            both_flags_note(table.done_rows, str(roles.truncated), str(roles.terminal))
+            table.end_flags.note(
+                truncated=str(roles.truncated), terminal=str(roles.terminal)
+            )
         )
     if roles.last_row is not None:
         ended = {
@@ -556,8 +550,7 @@ def _count_flags(table: Table, frame: pl.DataFrame) -> None:
     for name, is_set in pairs:
         if name and is_set.any():
             table.flagged.add(name)
-    table.cut_rows += int(cut.sum())
-    table.done_rows += int((ended & cut).sum())
+    table.end_flags.add(terminal=ended.to_numpy(), truncated=cut.to_numpy())
 
 
 def _look_at_actions(table: Table, column: pl.Series, categories: set[Any]) -> None:

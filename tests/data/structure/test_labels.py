@@ -213,7 +213,7 @@ def test_rows_of_a_cluster_are_no_independent_witnesses_either() -> None:
     of_customer = 3.0 * generator.normal(size=50)[customer]
     now = walk[:, :-1].ravel()
     doubted = {}
-    for clusters in (None, customer[visits]):
+    for name, clusters in {"unnamed": None, "named": customer[visits]}.items():
         log = Transitions(
             observations=np.column_stack([now, ages[visits]]),
             next_observations=np.column_stack([walk[:, 1:].ravel(), ages[visits]]),
@@ -225,8 +225,8 @@ def test_rows_of_a_cluster_are_no_independent_witnesses_either() -> None:
             clusters=clusters,
             action_space=Discrete(2),
         )
-        doubted[clusters is None] = [symptom.kind for symptom in label_symptoms(log)]
-    assert doubted == {True: ["labels"], False: []}
+        doubted[name] = [symptom.kind for symptom in label_symptoms(log)]
+    assert doubted == {"unnamed": ["labels"], "named": []}
 
 
 def test_quantities_are_hardly_ever_and_labels_mostly_found() -> None:

@@ -64,6 +64,12 @@ CASES = {
         "terminations that end nothing",
         "terminal flag",
     ),
+    "limits flagged as ends": (
+        "linear, noisy",
+        0.9,
+        "both end flags",
+        "--terminal 'done > timeout'",
+    ),
     "unmarked ends": ("CartPole", 0.3, "jumps inside episodes", "mark the ends"),
     "unmarked time limits": (
         "Pendulum",
