@@ -298,5 +298,15 @@ def weigh_episodes(
         clusters = None
     else:
         clusters = transitions.clusters[starts]
-    asked = shares, ratios, gamma, clip, clusters
-    return EpisodeProblem(log_weights, rewards, discounts, starts, lengths, *asked)
+    return EpisodeProblem(
+        log_weights=log_weights,
+        rewards=rewards,
+        discounts=discounts,
+        starts=starts,
+        lengths=lengths,
+        shares=shares,
+        ratios=ratios,
+        gamma=gamma,
+        clip=clip,
+        clusters=clusters,
+    )

@@ -394,7 +394,7 @@ def _model(
     )
     centre = raw.mean(axis=0)
     bounds = cut_to or (np.full(space.k, -np.inf), np.full(space.k, np.inf))
-    below, above = at_bounds(raw, *bounds)
+    below, above = at_bounds(raw, low=bounds[0], high=bounds[1])
     place = above.astype(np.float64) - below
     name = "conditional Gaussian" + (" cut off at the bounds" if cut_to else "")
     low, high = (torch.from_numpy((side - centre) / spread) for side in bounds)

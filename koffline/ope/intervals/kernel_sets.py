@@ -43,7 +43,7 @@ _SIMULTANEOUS = (
     " Q^π in the class, ‖θ − θ0‖ at most {norm:.4g} ({source}); {starts}."
 )
 _BEYOND = (
-    "all that the class allows lies outside [{:.4g}, {:.4g}], where rewards and γ put"
+    "all that the class allows lies outside [{low:.4g}, {high:.4g}], where rewards and γ put"
     " every value: the class is wrong; use richer features or a larger norm_bound"
 )
 _VACUOUS = (
@@ -223,7 +223,7 @@ def feature_interval(
     if ends is not None:
         low = ends[0] - margin
         high = ends[1] + margin
-        alarm = _BEYOND.format(*bounds)
+        alarm = _BEYOND.format(low=bounds[0], high=bounds[1])
         if low <= bounds[1] and high >= bounds[0]:
             text = (
                 _SIMULTANEOUS if kind == KERNEL_SIMULTANEOUS else _CERTIFIED
