@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PICTURE = (
-    (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[3]
-)
+BLOCKS = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")
+PICTURE = BLOCKS[3]
+PICTURE_OF_OPE = BLOCKS[5]
 ROOMS = re.findall(r"(\w+)(?:/|\.py)", PICTURE)  # from the top down
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
@@ -75,6 +75,32 @@ def test_imports_go_strictly_downward() -> None:
     TopologicalSorter(
         graph
     ).prepare()  # raises CycleError where files import each other
+
+
+def test_the_rooms_of_ope_import_downward() -> None:
+    """Rooms in one line of the picture may import each other, though not in a circle
+    of files.
+    """
+    lines = [
+        re.findall(r"(\w+)(?:/|\.py)", line) for line in PICTURE_OF_OPE.split("\n")
+    ]
+    floors = {room: number for number, rooms in enumerate(lines) for room in rooms}
+    rooms = {
+        path.relative_to(ROOT / "koffline" / "ope").parts[0].removesuffix(".py")
+        for path in FILES.values()
+        if path.is_relative_to(ROOT / "koffline" / "ope")
+    }
+    assert rooms - {"__init__"} == set(floors)
+    upward = [
+        (file, "imports", name)
+        for file, names in NAMES.items()
+        for name in names
+        if file.startswith("koffline.ope.")
+        and name.split(".")[2:3] != [""]
+        and name.startswith("koffline.ope.")
+        and floors[name.split(".")[2]] < floors[file.split(".")[2]]
+    ]
+    assert upward == []
 
 
 def test_only_the_seams_know_d3rlpy_and_import_by_name() -> None:
