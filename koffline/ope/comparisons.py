@@ -144,9 +144,11 @@ def _compare_all(
     adjusted = holm(np.array([difference.p_value for difference in differences]))
     comparisons = []
     for (i, j), difference, p_value in zip(pairs, differences, adjusted, strict=True):
-        better, worse = names[i], names[j]
+        better = names[i]
+        worse = names[j]
         if not difference.value >= 0.0:
-            better, worse = names[j], names[i]
+            better = names[j]
+            worse = names[i]
         gap = abs(difference.value)
         comparisons.append(
             Comparison(

@@ -55,10 +55,6 @@ class OtherOrder:
     p_value: float
 
     def __str__(self) -> str:
-        said = (
-            "the policy resembles the logged actions if its columns are in"
-            f" {self.order}"
-        )
         shares = (
             f"agreement {self.agreement:.2g}, as stated {self.stated_agreement:.2g}"
         )
@@ -67,8 +63,9 @@ class OtherOrder:
             " columns"
         )
         return (
-            f"{said} ({listed(self.names, 4)}; {shares}, p = {self.p_value:.1g});"
-            f" {remedy}"
+            "the policy resembles the logged actions if its columns are in"
+            f" {self.order} ({listed(self.names, 4)}; {shares},"
+            f" p = {self.p_value:.1g}); {remedy}"
         )
 
 
@@ -133,7 +130,8 @@ def _agreement_of_shifts(covariances: Float[np.ndarray, "column action"]) -> flo
         covariances[(actions + shift) % count, actions].sum()
         for shift in range(1, count)
     ]
-    return float(max(*shifts, covariances[::-1].trace()))
+    shifts.append(covariances[::-1].trace())
+    return float(max(shifts))
 
 
 def _distance_from_chance(
@@ -159,16 +157,16 @@ def usual_orders(
     """Orders that programs make, each with the places of its actions in ``names``."""
     place = {name: number for number, name in enumerate(names)}
     seen, first = np.unique(actions, return_index=True)
-    by_appearance = seen[np.argsort(first)]
+    by_appearance: list[int] = []
+    if len(seen) == len(names):
+        by_appearance = seen[np.argsort(first)].tolist()
     orders = {
         "natural order": [place[name] for name in in_natural_order(names)],
         "the order of letters": [place[name] for name in sorted(names)],
         "the order of letters, whatever their case": [
             place[n] for n in sorted(names, key=str.casefold)
         ],
-        "the order of first appearance": (
-            by_appearance.tolist() if len(seen) == len(names) else []
-        ),
+        "the order of first appearance": by_appearance,
     }
     for order, places in orders.items():
         is_new = list(orders.values()).index(places) == list(orders).index(order)

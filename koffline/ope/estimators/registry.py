@@ -34,14 +34,14 @@ def name_of(estimator: str | Estimator) -> str:
     if isinstance(estimator, str):
         if ":" not in estimator:
             return estimator
-        return register_estimator(import_object(estimator), said=estimator)
+        return register_estimator(import_object(estimator), spec=estimator)
     return register_estimator(estimator)
 
 
-def register_estimator(estimator: Any, said: str = "estimator") -> str:
+def register_estimator(estimator: Any, spec: str = "estimator") -> str:
     """Make a user's estimator known by its name, which is returned.
 
-    said: what messages call it. A later one of the same name takes its place. Raises
+    spec: what messages call it. A later one of the same name takes its place. Raises
     ConfigError if the object lacks a part of the contract
     (`koffline.ope.estimators.contract.Estimator`).
     """
@@ -50,10 +50,10 @@ def register_estimator(estimator: Any, said: str = "estimator") -> str:
             estimator = estimator()
         except TypeError as error:
             raise ConfigError(
-                f"{said}: the class {estimator.__name__} needs arguments ({error}); give"
+                f"{spec}: the class {estimator.__name__} needs arguments ({error}); give"
                 " an instance"
             ) from error
-    _check_parts(estimator, said)
+    _check_parts(estimator, spec)
     name: str = estimator.name
     names.add(
         name,
@@ -67,27 +67,27 @@ def register_estimator(estimator: Any, said: str = "estimator") -> str:
     return name
 
 
-def _check_parts(estimator: Any, said: str) -> None:
+def _check_parts(estimator: Any, spec: str) -> None:
     """Raise ConfigError unless an object keeps the contract."""
     parts = ("name", "family", "interval_kinds", "needs", "estimate")
     missing = [part for part in parts if not hasattr(estimator, part)]
     if missing:
         raise ConfigError(
-            f"{said}: an object of type {type(estimator).__name__} has no"
+            f"{spec}: an object of type {type(estimator).__name__} has no"
             f" {', '.join(missing)}; an estimator has {_PARTS}"
         )
     for part in ("name", "family"):
         text = getattr(estimator, part)
         if not isinstance(text, str) or not text.strip():
-            raise ConfigError(f"{said}: its {part} is {text!r}; give a text")
+            raise ConfigError(f"{spec}: its {part} is {text!r}; give a text")
     if any(sign in estimator.name for sign in ":, "):
         raise ConfigError(
-            f"{said}: its name is '{estimator.name}'; give a name without colons,"
+            f"{spec}: its name is '{estimator.name}'; give a name without colons,"
             " commas and spaces"
         )
     if not callable(estimator.estimate):
         raise ConfigError(
-            f"{said}: its estimate is no method; give estimate(workspace)"
+            f"{spec}: its estimate is no method; give estimate(workspace)"
         )
     kinds = estimator.interval_kinds
     are_texts = isinstance(kinds, (tuple, list)) and all(
@@ -95,12 +95,12 @@ def _check_parts(estimator: Any, said: str) -> None:
     )
     if not are_texts or names.DEFAULT not in kinds:
         raise ConfigError(
-            f"{said}: its interval_kinds are {kinds!r}; give a tuple of kinds, with"
+            f"{spec}: its interval_kinds are {kinds!r}; give a tuple of kinds, with"
             f' "{names.DEFAULT}"'
         )
     needs = estimator.needs
     if isinstance(needs, str) or not set(needs) <= set(names.NEEDS):
         raise ConfigError(
-            f"{said}: its needs are {needs!r}; give a set out of"
+            f"{spec}: its needs are {needs!r}; give a set out of"
             f" {', '.join(names.NEEDS)}"
         )

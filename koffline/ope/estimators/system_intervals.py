@@ -84,7 +84,9 @@ def state_guesses(
     missing = [name for name in bounds if getattr(settings, name) is None]
     if not missing:
         return interval, ()
-    stand_in = "them was" if len(missing) > 1 else "it was"
+    stand_in = "it was"
+    if len(missing) > 1:
+        stand_in = "them was"
     note = (
         f"A certificate is one only with {' and '.join(missing)} given: what stands in"
         f" for {stand_in} read off the log."
@@ -113,10 +115,10 @@ def bounds_of(
         ]
     for kind in names.CERTIFIED_EPISODE_KINDS:
         for name, estimate in _certifiable(estimates).items():
-            made = estimate.diagnostics["intervals"]
-            if kind in made:
+            intervals = estimate.diagnostics["intervals"]
+            if kind in intervals:
                 interval, _ = state_guesses(
-                    workspace.settings, made[kind], with_norm=False
+                    workspace.settings, intervals[kind], with_norm=False
                 )
                 rows.append(BoundRow(f"{kind} ({name})", interval, None))
     return tuple(rows)

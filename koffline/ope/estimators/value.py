@@ -115,9 +115,11 @@ def _doubts(
         )
     if not fitted.alive.all():
         yield f"{fitted.describe_diverged()}, and were left out; lower learning_rate."
-    if rms is None or rms > thresholds.LARGE_RESIDUAL * scale:
+    if rms is None:  # not finite
+        rms = math.inf
+    if rms > thresholds.LARGE_RESIDUAL * scale:
         yield (
-            f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger"
+            f"Bellman residuals (rms {rms:.3g}) are larger"
             f" than the logged returns themselves (rms {scale:.3g}): the values mean"
             " nothing; look at coverage first, since what the log does not show cannot"
             " be learnt, then at outliers, then lower learning_rate."

@@ -102,12 +102,13 @@ def resample(
     weight are left out.
     """
     batch = max(1, min(draws, MOST_NUMBERS // max(len(numbers), STEPS)))
-    found = []
+    batches = []
     for start in range(0, draws, batch):
-        counts = poisson_counts(seed, range(start, min(start + batch, draws)), numbers)
-        found.append(statistic.resampled(counts.astype(np.float64)))
-    every = np.concatenate(found)
-    return every[np.isfinite(every)]
+        streams = range(start, min(start + batch, draws))
+        counts = poisson_counts(seed, streams, numbers)
+        batches.append(statistic.resampled(counts.astype(np.float64)))
+    values = np.concatenate(batches)
+    return values[np.isfinite(values)]
 
 
 def bca_levels(
@@ -132,13 +133,11 @@ def bca_levels(
     tails = []
     for z in (special.ndtri(0.5 - level / 2.0), special.ndtri(0.5 + level / 2.0)):
         moved = shift + float(z)
-        # Beyond a(z0 + z) = 1 the correction changes sign; then take the extreme draw.
         stretch = 1.0 - acceleration * moved
-        tails.append(
-            float(
-                special.ndtr(shift + moved / stretch) if stretch > 0.0 else moved > 0.0
-            )
-        )
+        if stretch > 0.0:
+            tails.append(float(special.ndtr(shift + moved / stretch)))
+        else:  # the correction changes sign: take the extreme draw
+            tails.append(float(moved > 0.0))
     return tails
 
 
@@ -212,11 +211,14 @@ def certified_interval(
 
     lower, low_cap = lower_end(episodes.rewards, bottom, top)
     upper, high_cap = lower_end(-episodes.rewards, -top, -bottom)
+    source = "the range seen in the log"
+    if reward_range is not None:
+        source = "given"
     text = _CERTIFIED_ASSUMPTIONS.format(
         n=episodes.n_episodes,
         low=low,
         high=high,
-        source="given" if reward_range else "the range seen in the log",
+        source=source,
         lengths=lengths,
         caps=f"{low_cap:g} and {high_cap:g}",
         count=len(_CAPS),

@@ -133,8 +133,10 @@ class EpisodeProblem:
         """Mean of ``unseen`` under the policy: episodes are weighted by final weights,
         if any are left.
         """
-        counts = self.final if self.final.any() else self.shares
-        return float(counts @ self.unseen / counts.sum())
+        weights = self.final
+        if not weights.any():
+            weights = self.shares
+        return float(weights @ self.unseen / weights.sum())
 
     @property
     def weightless_from(self) -> int | None:
@@ -185,12 +187,13 @@ class EpisodeProblem:
 
     def diagnostics(self) -> dict[str, Any]:
         """Diagnostics of the weights as plain numbers."""
+        largest_share = None
+        if self.final.any():
+            largest_share = 1.0 / float(self.final.sum())
         return {
             "episodes": self.n_episodes,
             "longest_episode": self.horizon,
-            "largest_share": (
-                1.0 / float(self.final.sum()) if self.final.any() else None
-            ),
+            "largest_share": largest_share,
             "cut_share": self.cut_share,
             **self.ratios.diagnostics,
         }
@@ -226,12 +229,14 @@ def episodes_of_log(
     target = columns.pop("target")
     sample = log.sample.transitions
     nothing = np.zeros((len(target), 1), dtype=np.uint8)
-    own: dict[str, Any] = {
-        "action_space": sample.action_space,
-        "metadata": sample.metadata,
+    episodes = Transitions(
+        observations=nothing,
+        next_observations=nothing,
+        action_space=sample.action_space,
+        metadata=sample.metadata,
         **columns,
-    }
-    return Transitions(observations=nothing, next_observations=nothing, **own), target
+    )
+    return episodes, target
 
 
 def prepare_episodes(
@@ -246,7 +251,7 @@ def prepare_episodes(
 ) -> EpisodeProblem:
     """Weights of the log's episodes under the policy; ``clip`` caps them.
 
-    ``behavior``: source of the behaviour probabilities, see `importance_ratios`.
+    ``behavior``: source of the behavior probabilities, see `importance_ratios`.
     ``target``: the policy's log-probabilities of the logged actions, if known. Raises
     DataError (no episodes, no probabilities, weights all zero or changing inside an
     episode) and PolicyError (no density).
@@ -257,16 +262,17 @@ def prepare_episodes(
             " alone; add episode_ids, or use an estimator that needs none (kloss, fqe,"
             " mwl)"
         )
-    present = np.add.reduceat(transitions.row_weights, transitions.episode_starts) > 0.0
-    rows = np.repeat(present, transitions.episode_lengths)
-    if present.all():
-        log = transitions
-    else:
-        log = transitions.select_episodes(present)
-    ratios = importance_ratios(
-        log, policy, behavior, seed, None if target is None else target[rows]
-    )
-    return replace(weigh_episodes(log, ratios, gamma, clip), counted=(rows, present))
+    totals = np.add.reduceat(transitions.row_weights, transitions.episode_starts)
+    has_weight = totals > 0.0
+    rows = np.repeat(has_weight, transitions.episode_lengths)
+    log = transitions
+    if not has_weight.all():
+        log = transitions.select_episodes(has_weight)
+    if target is not None:
+        target = target[rows]
+    ratios = importance_ratios(log, policy, behavior, seed, target)
+    episodes = weigh_episodes(log, ratios, gamma, clip)
+    return replace(episodes, counted=(rows, has_weight))
 
 
 def weigh_episodes(
@@ -283,28 +289,24 @@ def weigh_episodes(
     )
     if clip is not None:
         log_weights = np.minimum(log_weights, math.log(clip))
-    own = transitions.row_weights
-    uneven = np.flatnonzero(own != np.repeat(own[starts], lengths))
+    row_weights = transitions.row_weights
+    uneven = np.flatnonzero(row_weights != np.repeat(row_weights[starts], lengths))
     if len(uneven):
         raise DataError(
             f"weights change inside an episode (row {int(uneven[0])}); importance"
             " weights belong to whole episodes: give all rows of an episode the same"
             " weight"
         )
-    rewards = np.asarray(transitions.rewards, dtype=np.float64)
-    discounts = gamma * (1.0 - transitions.terminated)
-    shares = own[starts] / own[starts].sum()
-    if transitions.clusters is None:
-        clusters = None
-    else:
+    clusters = None
+    if transitions.clusters is not None:
         clusters = transitions.clusters[starts]
     return EpisodeProblem(
         log_weights=log_weights,
-        rewards=rewards,
-        discounts=discounts,
+        rewards=np.asarray(transitions.rewards, dtype=np.float64),
+        discounts=gamma * (1.0 - transitions.terminated),
         starts=starts,
         lengths=lengths,
-        shares=shares,
+        shares=row_weights[starts] / row_weights[starts].sum(),
         ratios=ratios,
         gamma=gamma,
         clip=clip,

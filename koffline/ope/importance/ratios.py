@@ -102,24 +102,27 @@ def importance_ratios(
     at_bounds = _warnings_at_bounds(transitions, policy)
     if logged is not None and behavior != ESTIMATED:
         logs = target - np.asarray(logged, dtype=np.float64)
-        off = _warnings_of_logged(logs, transitions.row_weights)
+        deviations = _warnings_of_logged(logs, transitions.row_weights)
         return Ratios(
             logs,
             False,
-            (*off, *at_bounds),
-            {"behavior": FROM_LOG, "probabilities": list(off)},
+            (*deviations, *at_bounds),
+            {"behavior": FROM_LOG, "probabilities": list(deviations)},
         )
+    cut_to = None
     if isinstance(policy, ContinuousPolicy):
         cut_to = policy.cut_to
-    else:
-        cut_to = None
-    logs, found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
+    logs, diagnostics = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
+    folds = "on its only episode"
     if transitions.n_episodes > 1:
         folds = "2-fold cross-fitted by episode"
-    else:
-        folds = "on its only episode"
-    warnings = _WARNING.format(folds=folds, **found), *at_bounds
-    return Ratios(target - logs, True, warnings, {"behavior": ESTIMATED, **found})
+    warning = _WARNING.format(folds=folds, **diagnostics)
+    return Ratios(
+        target - logs,
+        True,
+        (warning, *at_bounds),
+        {"behavior": ESTIMATED, **diagnostics},
+    )
 
 
 def action_log_probabilities(
@@ -161,12 +164,10 @@ def _warnings_of_logged(
         error = np.inf
     if abs(mean - 1.0) <= _DEVIATIONS * error + 1e-3:
         return ()
-    why = (
-        "the logged probabilities are not those of the logged actions, or the policy"
-        " takes unlogged ones"
-    )
     return (
-        f"Ratios of policy to behavior average {mean:.4g} ± {error:.2g}, not 1: {why}.",
+        f"Ratios of policy to behavior average {mean:.4g} ± {error:.2g}, not 1: the"
+        " logged probabilities are not those of the logged actions, or the policy takes"
+        " unlogged ones.",
     )
 
 
@@ -182,20 +183,20 @@ def _warnings_at_bounds(
     actions = np.asarray(transitions.actions, np.float64)
     below, above = at_bounds(actions, np.asarray(space.low), np.asarray(space.high))
     share = float((below | above).any(axis=1).mean())
-    if share <= _AT_BOUNDS or (
-        policy.cut_to and transitions.behavior_log_probabilities is None
-    ):
+    if share <= _AT_BOUNDS:
         return ()
-    what = (
+    if policy.cut_to and transitions.behavior_log_probabilities is None:
+        return ()  # the behavior policy is estimated with the same bounds
+    consequence = (
         "logged densities must count the probability of being cut off there, as the"
         " policy's do"
     )
     if policy.cut_to is None:
-        what = (
+        consequence = (
             "the policy's draws do not collect there: their weights are not to be"
             " trusted"
         )
-    return (f"{share:.1%} of the actions lie on the bounds: {what}.",)
+    return (f"{share:.1%} of the actions lie on the bounds: {consequence}.",)
 
 
 def estimate_behavior(
@@ -217,17 +218,20 @@ def estimate_behavior(
     model = _model(transitions, cut_to, _features(transitions, generator), generator)
     if transitions.n_episodes < 2:
         penalty = _DEFAULT_PENALTY
-        logs = constant = model.evaluate(
-            model.fit(np.arange(len(transitions)), penalty)
-        )
+        parameters = model.fit(np.arange(len(transitions)), penalty)
+        logs = model.evaluate(parameters)
+        constant = logs
     else:
         halves = generator.permutation(transitions.n_episodes) % 2
         logs, constant, penalty = _cross_fitted(
             model, np.repeat(halves, transitions.episode_lengths)
         )
+    finite_penalty = None
+    if math.isfinite(penalty):  # an infinite one leaves the constant alone
+        finite_penalty = penalty
     return logs, {
         "behavior_model": model.name,
-        "behavior_penalty": penalty if math.isfinite(penalty) else None,
+        "behavior_penalty": finite_penalty,
         "behavior_log_likelihood": float(logs.mean()),
         "behavior_log_likelihood_constant": float(constant.mean()),
     }
@@ -266,7 +270,9 @@ class _Model:
         """Parameters (p, q) that maximise mean log likelihood − penalty·Σw²; the
         constant has no penalty.
         """
-        used = 1 if math.isinf(penalty) else self.features.shape[1]
+        used = self.features.shape[1]
+        if math.isinf(penalty):
+            used = 1
         if len(rows) > _FIT_ROWS:
             rows = self.generator.choice(rows, _FIT_ROWS, replace=False)
         inputs = torch.from_numpy(self.features[rows, :used])
@@ -287,14 +293,14 @@ class _Model:
                 (gradient,) = torch.autograd.grad(loss, moving)
             return float(loss.detach()), gradient.numpy().ravel()
 
-        found = minimize(
+        fit = minimize(
             objective,
             parameters[:used].ravel(),
             jac=True,
             method="L-BFGS-B",
             options=_STEPS,
         )
-        parameters[:used] = found.x.reshape(used, self.outputs)
+        parameters[:used] = fit.x.reshape(used, self.outputs)
         return parameters
 
 
@@ -376,32 +382,42 @@ def _model(
     space = transitions.action_space
     if isinstance(space, Discrete):
         actions = np.array(transitions.actions, dtype=np.int64)
-        unit = np.zeros(len(features))
-        name = "multinomial logistic"
-        likelihood = _categorical_log_likelihood
         return _Model(
-            name,
-            space.n,
-            likelihood,
-            torch.from_numpy(actions),
-            unit,
-            features,
-            generator,
+            name="multinomial logistic",
+            outputs=space.n,
+            log_likelihood=_categorical_log_likelihood,
+            actions=torch.from_numpy(actions),
+            log_unit=np.zeros(len(features)),
+            features=features,
+            generator=generator,
         )
     raw = np.asarray(transitions.actions, dtype=np.float64)
-    spread = np.maximum(
-        raw.std(axis=0), 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0)
-    )
+    least = 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0)
+    spread = np.maximum(raw.std(axis=0), least)
     centre = raw.mean(axis=0)
-    bounds = cut_to or (np.full(space.k, -np.inf), np.full(space.k, np.inf))
-    below, above = at_bounds(raw, low=bounds[0], high=bounds[1])
+    name = "conditional Gaussian"
+    low = np.full(space.k, -np.inf)
+    high = np.full(space.k, np.inf)
+    if cut_to:
+        name = "conditional Gaussian cut off at the bounds"
+        low, high = cut_to
+    below, above = at_bounds(raw, low, high)
+    # −1, 0 or 1 for below, between or above the bounds
     place = above.astype(np.float64) - below
-    name = "conditional Gaussian" + (" cut off at the bounds" if cut_to else "")
-    low, high = (torch.from_numpy((side - centre) / spread) for side in bounds)
-    columns = torch.from_numpy(np.stack([(raw - centre) / spread, place], axis=2))
-    unit = -np.where(place == 0.0, np.log(spread), 0.0).sum(axis=1)
-    gaussian = partial(_gaussian_log_likelihood, low=low, high=high)
-    return _Model(name, 2 * space.k, gaussian, columns, unit, features, generator)
+    numbers = (raw - centre) / spread
+    return _Model(
+        name=name,
+        outputs=2 * space.k,
+        log_likelihood=partial(
+            _gaussian_log_likelihood,
+            low=torch.from_numpy((low - centre) / spread),
+            high=torch.from_numpy((high - centre) / spread),
+        ),
+        actions=torch.from_numpy(np.stack([numbers, place], axis=2)),
+        log_unit=-np.where(place == 0.0, np.log(spread), 0.0).sum(axis=1),
+        features=features,
+        generator=generator,
+    )
 
 
 def _categorical_log_likelihood(

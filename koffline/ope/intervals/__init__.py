@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from koffline.config import read_section
 from koffline.data.hashing import poisson_counts
 from koffline.errors import ConfigError
+from koffline.ope import thresholds
 from koffline.ope.intervals import base
 from koffline.ope.intervals.base import (
     RIDGE,
@@ -70,9 +71,10 @@ def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalR
     settings = settings.model_copy(
         update={"draws": base.enough_draws(settings.level, settings.draws)}
     )
-    made = {KERNEL_CALIBRATED: calibrated_interval, BOOTSTRAP_PIVOT: pivot_interval}
-    if kind in made:
-        return made[kind](system, settings)
+    if kind == KERNEL_CALIBRATED:
+        return calibrated_interval(system, settings)
+    if kind == BOOTSTRAP_PIVOT:
+        return pivot_interval(system, settings)
     return feature_interval(system, kind, settings)
 
 
@@ -168,13 +170,16 @@ def pivot_interval(
             f"one of the log's {kind} has all weight: a bootstrap has nothing to choose"
             " from"
         )
-    elif len(errors) < 0.9 * settings.draws:
+    elif len(errors) < thresholds.FEWEST_FINITE_DRAWS * settings.draws:
         warnings.append("too many resampled logs have no answer; give more episodes")
     else:
         low, high = np.quantile(errors, (tail, 1.0 - tail))
+        matrix = "its matrix held: the first order"
+        if is_exact:
+            matrix = "its matrix too"
         text = _PIVOT_ASSUMPTIONS.format(
             units=kind,
-            matrix="its matrix too" if is_exact else "its matrix held: the first order",
+            matrix=matrix,
             starts=base.describe_starts(
                 system.fixed_starts, "start states resampled with them"
             ),

@@ -72,10 +72,10 @@ class KernelIntervalSettings(Section):
         if self.reward_bounds is None:
             return system.value_bounds
         rewards = self.rewards_within(system)
-        may_end = bool((system.discounts == 0.0).any())
-        return value_bounds(
-            rewards, rewards if may_end else (math.inf, -math.inf), system.gamma
-        )
+        final = (math.inf, -math.inf)  # of no row
+        if bool((system.discounts == 0.0).any()):
+            final = rewards
+        return value_bounds(rewards, final, system.gamma)
 
     def rewards_within(self, system: FeatureSystem) -> tuple[float, float]:
         """Bounds of every reward: given, or the log's range.
@@ -174,14 +174,13 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
     # α with ω = Ψα, (m,)
     dual = matrix @ solve_ridged(curvature, start, system.free, ridge)
     inverse = solve_ridged(curvature, matrix.mT, system.free, ridge)  # (p, m)
-    # ω(x_i) = ψ_iᵀα, and the share of its own reward in a row's fit, w_i
-    # z_iᵀM⁻¹Bᵀψ_i/n; both (N,)
-    parts = [
-        (psi @ dual, ((psi @ inverse.mT) * system.difference[rows]).sum(dim=1))
-        for rows, psi in instruments(system)
-    ]
-    weights, own = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    leverage = own * system.row_weights / len(system)
+    omega = []  # ω(x_i) = ψ_iᵀα
+    effect = []  # of its own reward on a row's fit, without w_i/n: z_iᵀM⁻¹Bᵀψ_i
+    for rows, psi in instruments(system):
+        omega.append(psi @ dual)
+        effect.append(((psi @ inverse.mT) * system.difference[rows]).sum(dim=1))
+    weights = torch.cat(omega)
+    leverage = torch.cat(effect) * system.row_weights / len(system)
     scale = (1.0 - leverage.clamp(max=_MOST_LEVERAGE)).rsqrt()
     residuals = system.residuals(theta) * scale
     share = weights * system.row_weights / len(system)

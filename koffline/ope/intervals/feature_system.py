@@ -191,13 +191,9 @@ def _columns(
     """φ (N, p) of inputs (N, m, d), averaged over the m draws, in blocks."""
     parts = []
     for rows in blocks(len(inputs), _BLOCK):
-        some = torch.as_tensor(inputs[rows], dtype=torch.float64)
-        mean = (
-            features(some.flatten(0, 1))
-            .double()
-            .unflatten(0, some.shape[:2])
-            .mean(dim=1)
-        )
+        block = torch.as_tensor(inputs[rows], dtype=torch.float64)
+        of_draws = features(block.flatten(0, 1)).double()
+        mean = of_draws.unflatten(0, block.shape[:2]).mean(dim=1)
         if constant:
             mean = pad(mean, (0, 1), value=1.0)
         if readout is not None:

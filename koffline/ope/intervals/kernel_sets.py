@@ -138,16 +138,15 @@ class Feasible:
 
         bounds = bounds_at(self.taus)
         best = int(np.argmin(bounds))
-        found = minimize_scalar(
+        neighbours = [max(best - 1, 0), min(best + 1, len(bounds) - 1)]
+        refined = minimize_scalar(
             lambda log: float(bounds_at(np.exp([log]))[0]),
-            bounds=tuple(
-                np.log(self.taus[[max(best - 1, 0), min(best + 1, len(bounds) - 1)]])
-            ),
+            bounds=tuple(np.log(self.taus[neighbours])),
             method="bounded",
             options={"xatol": 1e-10},
         )
         ball = norm_bound * float(np.linalg.norm(self.direction))
-        return min(float(bounds[best]), float(found.fun), ball)
+        return min(float(bounds[best]), float(refined.fun), ball)
 
 
 def target_range(
@@ -212,9 +211,9 @@ def feature_interval(
     feasible = Feasible.of(system)
     bounds = settings.values_within(system)
     ridged = feasible.squares + NORM_RIDGE * feasible.squares.mean()
-    norm = settings.norm_bound or NORM_FACTOR * float(
-        np.linalg.norm(feasible.pull / ridged)
-    )
+    norm = settings.norm_bound
+    if not norm:
+        norm = NORM_FACTOR * float(np.linalg.norm(feasible.pull / ridged))
     threshold, margin = _chances(system, kind, settings)
     least = feasible.least_loss(norm)
     ends = feasible.value_range(threshold, norm)
@@ -225,44 +224,55 @@ def feature_interval(
         high = ends[1] + margin
         alarm = _BEYOND.format(low=bounds[0], high=bounds[1])
         if low <= bounds[1] and high >= bounds[0]:
-            text = (
-                _SIMULTANEOUS if kind == KERNEL_SIMULTANEOUS else _CERTIFIED
-            ).format(
-                bounds=bounds,
-                norm=norm,
-                source=(
-                    f"{NORM_FACTOR:g} times the fit's: a guess"
-                    if settings.norm_bound is None
-                    else "given"
-                ),
-                starts=base.describe_starts(
-                    system.fixed_starts, "start states drawn independently"
-                ),
-                rewards=(
-                    "those seen in the log"
-                    if settings.reward_bounds is None
-                    else "given bounds"
-                ),
-                values=(
-                    "what these and γ imply"
-                    if settings.value_bounds is None
-                    else "given"
-                ),
-            )
-            interval = Interval(low, high, settings.level, kind, text, norm).within(
-                bounds
-            )
+            text = _assumptions(system, kind, settings, bounds, norm)
+            interval = Interval(low, high, settings.level, kind, text, norm)
+            interval = interval.within(bounds)
+            alarm = ""
             if (interval.low, interval.high) == bounds:
                 alarm = _VACUOUS
-            else:
-                alarm = ""
+    warnings: tuple[str, ...] = ()
+    if alarm:
+        warnings = (alarm,)
     return IntervalResult(
         kind,
         interval,
         threshold=threshold,
         least_loss=least,
         misspecified=interval is None,
-        warnings=(alarm,) if alarm else (),
+        warnings=warnings,
+    )
+
+
+def _assumptions(
+    system: FeatureSystem,
+    kind: str,
+    settings: KernelIntervalSettings,
+    bounds: tuple[float, float],
+    norm: float,
+) -> str:
+    """What an interval of this kind takes for granted, and which bounds were given."""
+    text = _CERTIFIED
+    if kind == KERNEL_SIMULTANEOUS:
+        text = _SIMULTANEOUS
+    source = "given"
+    if settings.norm_bound is None:
+        source = f"{NORM_FACTOR:g} times the fit's: a guess"
+    rewards = "given bounds"
+    if settings.reward_bounds is None:
+        rewards = "those seen in the log"
+    values = "given"
+    if settings.value_bounds is None:
+        values = "what these and γ imply"
+    starts = base.describe_starts(
+        system.fixed_starts, "start states drawn independently"
+    )
+    return text.format(
+        bounds=bounds,
+        norm=norm,
+        source=source,
+        starts=starts,
+        rewards=rewards,
+        values=values,
     )
 
 
@@ -274,13 +284,14 @@ def _chances(
     """
     is_exact = system.fixed_starts and system.start_draws == 1
     half = (1.0 - settings.level) / 2.0
-    delta = 2.0 * half if is_exact else half
+    delta = half
+    if is_exact:  # nothing is spent on the start states
+        delta = 2.0 * half
     if kind == KERNEL_SIMULTANEOUS:
         profile = base.make_profile(system)
         starts = profile.influences[len(system) :]
-        margin = float(starts.square().sum()) ** 0.5 * float(
-            special.ndtri(1.0 - half / 2.0)
-        )
+        quantile = float(special.ndtri(1.0 - half / 2.0))
+        margin = float(starts.square().sum()) ** 0.5 * quantile
         threshold = base.wild_threshold(
             system, profile, settings.draws, settings.seed, 1.0 - delta
         )
@@ -291,10 +302,10 @@ def _chances(
             settings.rewards_within(system), values, system.gamma, may_end
         )
         threshold = martingale_threshold(length, system.row_weights, delta)
-        # else draws share the state
+        draws = 1  # those in one state are not independent
         if system.fixed_starts:
             draws = system.start_draws
-        else:
-            draws = 1
         margin = start_deviation(values, system.start_weights, half) / draws**0.5
-    return threshold, 0.0 if is_exact else margin
+    if is_exact:
+        margin = 0.0
+    return threshold, margin
