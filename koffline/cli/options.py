@@ -154,6 +154,16 @@ _TABLE = (
         "What last rows without a flag are: terminal (the episode ended) or cut.",
     ),
     (
+        "--final-state",
+        "yes|no",
+        "Whether last rows hold the final state alone, with a dummy action.",
+    ),
+    (
+        "--no-action",
+        "A,B,…",
+        "Values of the action that mean that none was taken.",
+    ),
+    (
         "--reward-row",
         "previous|drop",
         "A reward without an action is the row's above, or does not count.",
@@ -420,10 +430,9 @@ def requested_mapping(options: Mapping[str, Any]) -> Any:
     written = {}
     if file is not None:
         written = read_yaml_file(Path(file), f"mapping file {file}", DataError)
-    if "action_names" in typed:
-        typed["action_names"] = [
-            name.strip() for name in typed["action_names"].split(",")
-        ]
+    for name in ("action_names", "no_action"):
+        if name in typed:
+            typed[name] = [text.strip() for text in typed[name].split(",")]
     for name in ("impute", "encode"):
         if name in typed:
             typed[name] = dict(_by_column(f"--{name}", text) for text in typed[name])

@@ -19,7 +19,9 @@ from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling
 from koffline.data.table.values import hashed, number_type, read_flags
 from koffline.errors import DataError, counted, listed
 
-_NO_ACTION = "koffline: the row has no action"  # a name that no column has
+# Names that no column has.
+_NO_ACTION = "koffline: the row has no action"
+_FINAL_STATE = "koffline: the row holds the final state alone"
 
 
 def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
@@ -37,10 +39,11 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     columns, episodes = _flags(frame, table)
     frame = _with_earned_rewards(frame, episodes, table)
     table.problems.refuse()
+    # Before rows are left out: the flag of a final state moves to the row above.
+    _flag_last_rows(columns, _last(episodes), table)
     frame, episodes = _cut(frame, episodes, columns, table)
     if not frame.height:
         return None
-    _flag_last_rows(columns, _last(episodes), table)
     frame, episodes = _without_next(frame, episodes, columns, table)
     if not frame.height:
         return None
@@ -80,9 +83,10 @@ def _with_earned_rewards(
     Rewards without such an action are a problem.
     """
     roles = table.roles
-    table.unearned.add(frame, episodes, roles)
-    frame = frame.with_columns(pl.Series(_NO_ACTION, lacks_action(frame, roles)))
-    frame, n_unmoved = move_rewards(frame, episodes, roles)
+    without = lacks_action(frame, episodes, roles)
+    table.unearned.add(frame, episodes, without, roles)
+    frame = frame.with_columns(pl.Series(_NO_ACTION, without))
+    frame, n_unmoved = move_rewards(frame, episodes, without, roles)
     if n_unmoved:
         rewards = counted(n_unmoved, "reward", "stands", "stand")
         table.problems.add(
@@ -168,7 +172,15 @@ def _with_next_observations(
     is_lost = is_last & ~columns["terminated"]
     has_action = ~frame[_NO_ACTION].to_numpy()
     table.lost_rewards.add(columns["rewards"][has_action], is_lost[has_action])
-    columns, n_lost = followed(columns, is_last)
+    is_final_state = np.zeros_like(is_lost)
+    if _FINAL_STATE in frame.columns:
+        is_final_state = is_lost & frame[_FINAL_STATE].to_numpy()
+    # After a termination nothing was cut: the flag of the final state does not move.
+    is_below_end = np.append(False, columns["terminated"][:-1] & ~is_last[:-1])
+    was_cut = columns["truncated"] & ~(is_final_state & is_below_end)
+    columns, n_lost = followed(columns | {"truncated": was_cut}, is_last)
+    # A final state is no step that was lost.
+    n_lost -= int(is_final_state.sum())
     table.counts.left_out = (table.counts.left_out or 0) + n_lost
     return columns
 
@@ -285,8 +297,8 @@ def _cut(
     columns: dict[str, np.ndarray],
     table: Table,
 ) -> tuple[pl.DataFrame, np.ndarray]:
-    """Cut episodes before their first row with a value missing in a ``cut`` column;
-    the rows that stay, and the numbers of their episodes.
+    """Cut episodes before their first row with a value missing in a ``cut`` column, or
+    before their final states; the rows that stay, and the numbers of their episodes.
 
     If the first row with a missing value still has its observation, it is kept as the
     last row, which has no next observation; if it is flagged terminal, the row before
@@ -299,7 +311,7 @@ def _cut(
         for name in frame.columns
         if roles.impute.get(name) == CUT and table.missing[name]
     ]
-    if not cut_columns:
+    if not cut_columns and not roles.final_state:
         return frame, episodes
     frame = frame.with_columns(
         frame[name].fill_nan(None)
@@ -314,7 +326,9 @@ def _cut(
     table.lost_rewards.add(
         reward_values(frame, roles)[left_out], np.ones(int(left_out.sum()), np.bool_)
     )
-    table.counts.ended += int(is_gone.sum())
+    is_final_state = is_gone & stays & _last(episodes)
+    table.counts.final_states += int(is_final_state.sum())
+    table.counts.ended += int((is_gone & ~is_final_state).sum())
     if is_gone.all():
         return frame.clear(), episodes[:0]
     terminated = columns["terminated"]
@@ -332,8 +346,10 @@ def _cut(
     for flag, rows in columns.items():
         columns[flag] = rows[is_kept]
     # What stands in for missing values goes away with its row.
+    frame = frame.with_columns(pl.Series(_FINAL_STATE, is_final_state))
     frame = frame.filter(pl.Series(is_kept))
-    frame = frame.with_columns(pl.col(cut_columns).forward_fill().backward_fill())
+    if cut_columns:
+        frame = frame.with_columns(pl.col(cut_columns).forward_fill().backward_fill())
     return frame, _numbered(pl.Series(episodes[is_kept]))
 
 
@@ -351,8 +367,11 @@ def _marks_of_cuts(
     missing above it.
     """
     observed = [name for name in cut_columns if name in roles.observations]
+    is_final = pl.lit(False)
+    if roles.final_state:
+        is_final = pl.lit(pl.Series(_last(episodes)))
     rows = frame.select(
-        missing=pl.any_horizontal(pl.lit(False), pl.col(cut_columns).is_null()),
+        missing=pl.any_horizontal(is_final, pl.col(cut_columns).is_null()),
         unseen=pl.any_horizontal(pl.lit(False), pl.col(observed).is_null()),
     ).with_columns(episode=pl.Series(episodes))
     count = pl.col("missing").cum_sum().over("episode")

@@ -22,6 +22,7 @@ from koffline.data.table import profiles
 from koffline.data.table.arrow_frames import UnreadableColumn
 from koffline.data.table.episodes import assemble
 from koffline.data.table.guesses import Guess, guess_roles, the_list
+from koffline.data.table.last_rows import find_final_states, find_no_action
 from koffline.data.table.later import find_later
 from koffline.data.table.mapping import (
     CUT,
@@ -31,10 +32,11 @@ from koffline.data.table.mapping import (
     as_question,
     own_mapping,
 )
-from koffline.data.table.names import parts
+from koffline.data.table.names import parts, says_cut
 from koffline.data.table.profiles import IGNORED, Profile
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
+from koffline.data.table.steps import Steps
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.texts import doubtful_spellings, one_spelling
 from koffline.data.table.values import TRUE, Problems, is_pattern
@@ -57,6 +59,10 @@ _CHOICES = {
     "last_row": (
         "cut by the end of logging, or terminal if the world ended after the last row"
     ),
+    "final_state": (
+        "true if last rows hold the final state alone, beside a dummy action and reward"
+    ),
+    "no_action": "values of the action that mean that none was taken",
     "reward_row": (
         "a reward without an action goes to the row above; drop: it does not count"
     ),
@@ -70,8 +76,6 @@ _SEVERAL = ("observations", "next_observations", "action")
 _FEW_VALUES = 20  # a column with more values cannot be an end flag
 _MOST_UNREADABLE = 20  # columns; a file with more is damaged
 _BY_CHANCE = 5  # fewer rows may be last rows by chance
-# share of the episodes with the usual number of rows, above which a limit cut them
-_ONE_LENGTH = 0.95
 # In notes that depend on what last rows are.
 _OF_LAST_ROWS = (
     "(last_row)",
@@ -205,6 +209,7 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
     inspection.problems += guess.ends.problems
     for key, answers in guess.ends.questions.items():
         inspection.ask(key, answers)
+    _check_last_rows(inspection, guess)
     if guess.steps.has_ids:
         _check_ends(inspection, guess)
     _check_later(inspection, guess)
@@ -304,6 +309,39 @@ def _first_rows(
             return held, unreadable
 
 
+def _check_last_rows(inspection: Inspection, guess: Guess) -> None:
+    """Say whether last rows hold final states alone, or ask; ask about actions that
+    stand in last rows alone.
+    """
+    no_action = find_no_action(inspection.columns, guess.steps)
+    if no_action is not None:
+        shown = listed(map(repr, no_action.values))
+        inspection.ask(
+            "no_action", [{"no_action": no_action.values}, {"no_action": []}]
+        )
+        inspection.problems.append(
+            f"{no_action.column.name}: {shown} stands in last rows of episodes alone"
+            f" ({counted(no_action.n_rows, 'row')}); say whether it means that no action"
+            " was taken (no_action), or is a decision"
+        )
+        return
+    states = find_final_states(inspection.columns, guess.steps)
+    if states is None:
+        return
+    if states.is_sure:
+        inspection.mapping["final_state"] = True
+        inspection.notes.append(
+            f"{states.reason}: such rows hold the final state alone, as in RLDS"
+            " (final_state)"
+        )
+        return
+    inspection.ask("final_state", [{"final_state": True}, {"final_state": False}])
+    inspection.problems.append(
+        f"{states.reason}; say whether such rows hold the final state alone, with an"
+        " action and a reward that mean nothing (final_state), or are steps"
+    )
+
+
 def _check_ends(inspection: Inspection, guess: Guess) -> None:
     """Find columns with values that occur in last rows of episodes only: they may mark
     terminations, and are left out.
@@ -317,26 +355,67 @@ def _check_ends(inspection: Inspection, guess: Guess) -> None:
     has_flag = "terminal" in guess.ends.roles or "terminal" in inspection.open
     is_last = pl.Series(steps.last_rows)
     for column in inspection.columns:
-        if has_flag and column.is_number and not column.is_flag:
+        is_quantity = column.is_number and not column.is_flag
+        if is_quantity and (has_flag or _is_told_by_step(column, steps)):
             continue
         values = _values_of_ends(column, is_last)
         if not values:
             continue
-        end = _written_end(column, values)
         shown = listed(map(repr, values))
         column.leave_out(f"{shown}: in last rows of episodes alone")
         if has_flag:
-            remedy = (
-                "left out, as if it came of the action; if not, add it to the"
-                " observations"
-            )
-        elif end == column.name:
-            remedy = f"if the world ended there, say terminal: {end}"
+            remedy = _asked_about_cuts(inspection, guess, column, values)
         else:
-            remedy = f'if the world ended there, say terminal: "{end}"'
-        if not has_flag:
+            ends = [value for value in values if not says_cut(str(value))]
+            end = _written_end(column, ends or values)
             inspection.ask("last_row", [{"terminal": end}])
+            if end != column.name:
+                end = f'"{end}"'
+            remedy = f"if the world ended there, say terminal: {end}"
+        if is_quantity:
+            inspection.doubtful.append(column.name)
+            remedy = f"{remedy}; if it is a quantity, add it to the observations"
         inspection.problems.append(f"{column.name}: {column.reason}; {remedy}")
+
+
+def _is_told_by_step(column: Profile, steps: Steps) -> bool:
+    """Whether a column is a function of the number of the step in the episode: it is
+    known before, and no mark of an end.
+    """
+    age = np.empty(len(steps.order), dtype=np.int64)
+    age[steps.order] = np.arange(len(steps.order)) - steps.firsts[steps.episodes]
+    pairs = pl.DataFrame({"age": age, "value": column.values})
+    return bool(pairs.n_unique() == len(np.unique(age)))
+
+
+def _asked_about_cuts(
+    inspection: Inspection, guess: Guess, column: Profile, values: list[Any]
+) -> str:
+    """What to do with a column that says how episodes ended, beside a flag of ends; ask
+    what terminal is if the flag is set where the column names a limit.
+
+    values: those in last rows alone.
+    """
+    flag = guess.ends.roles.get("terminal")
+    remedy = "left out, since it says how the episode ended"
+    cuts = [value for value in values if says_cut(str(value))]
+    ends = [value for value in values if value not in cuts]
+    if flag is None or not cuts or not ends:
+        return remedy
+    is_cut = column.values.is_in(cuts).fill_null(False).to_numpy()
+    cut_flag = guess.ends.roles.get("truncated")
+    if cut_flag is not None:
+        is_cut = is_cut & ~cut_flag.is_set
+    if not (is_cut & flag.is_set).any():
+        return remedy
+    answers = [{"terminal": _written_end(column, ends)}, {"terminal": flag.text}]
+    inspection.ask("terminal", answers)
+    flag.column.leave_out("whether it marks limits, too, is asked")
+    shown = listed(map(repr, cuts))
+    return (
+        f"{flag.name} is set where it is {shown}, too; say which rows mark that the"
+        " world ended (terminal)"
+    )
 
 
 def _values_of_ends(column: Profile, is_last: pl.Series) -> list[Any]:
@@ -487,7 +566,8 @@ def _propose(inspection: Inspection, held: pl.DataFrame, guess: Guess) -> None:
             _propose_action_names(inspection, column)
     _propose_next_observations(inspection)
     _propose_imputation(inspection)
-    if {"episode", "starts"} & mapping.keys() and "terminal" not in mapping:
+    has_terminal = "terminal" in mapping or "terminal" in inspection.open
+    if {"episode", "starts"} & mapping.keys() and not has_terminal:
         _propose_last_rows(inspection, guess)
     _propose_duplicates(inspection, held)
 
@@ -573,24 +653,14 @@ def _propose_duplicates(inspection: Inspection, held: pl.DataFrame) -> None:
 
 
 def _propose_last_rows(inspection: Inspection, guess: Guess) -> None:
-    """Say what last rows are if the rows tell, else ask.
+    """Say that last rows are cut if a flag of cuts is set in all of them, else ask.
 
-    They are cut if a flag of cuts is set in all of them, or if nearly all episodes are
-    equally long, so that a limit cut them, and no column has values of its own there.
+    Equal lengths tell nothing: a limit may have cut the episodes, or a course of so
+    many steps was over.
     """
-    lengths = guess.steps.lengths
-    by_role = {column.role: column for column in reversed(inspection.columns)}
-    if "time" in by_role:
-        # Repeated rows do not count.
-        rows = pl.DataFrame(
-            {"id": by_role["episode"].values, "time": by_role["time"].values}
-        ).unique()
-        lengths = rows.group_by("id").len()["len"].to_numpy()
     cut = guess.ends.roles.get("truncated")
     is_all_cut = cut is not None and bool(cut.is_set[guess.steps.last_rows].all())
-    usual = np.bincount(lengths).argmax()
-    is_limit = (lengths == usual).mean() >= _ONE_LENGTH
-    if "last_row" not in inspection.open and (is_all_cut or is_limit):
+    if "last_row" not in inspection.open and is_all_cut:
         inspection.mapping["last_row"] = CUT
     else:
         inspection.ask("last_row", [{"last_row": CUT}, {"last_row": "terminal"}])

@@ -63,6 +63,7 @@ _OF_EPISODES = (
     "truncated",
     "next_observations",
     "last_row",
+    "final_state",
     "reward_row",
     "drop_duplicates",
 )
@@ -188,6 +189,13 @@ def _several(value: Any) -> Any:
     return value
 
 
+def _several_values(value: Any) -> Any:
+    """One text or number as a tuple of one; anything else as it is."""
+    if isinstance(value, (str, int, float)):
+        return (value,)
+    return value
+
+
 def _by_column(value: Any) -> Any:
     """One method for all observations by the column ""; anything else as it is."""
     if isinstance(value, (str, int, float)):
@@ -234,6 +242,9 @@ class TableMapping(pydantic.BaseModel):
     one_step: true if every row is an episode of one step, false if all rows are one
     episode.
     last_row: terminal or cut: what an episode's last row without a flag means.
+    final_state: true if every episode's last row holds its final state alone, beside an
+    action and a reward that mean nothing (RLDS); its flags are those of the row above.
+    no_action: values of the action column that mean that no action was taken.
     reward_row: previous: a reward in a row without an action is added to the row above
     that has one; drop: rewards in rows that are left out do not count.
     decimal_comma: true if the text 1,5 means 1.5.
@@ -260,6 +271,12 @@ class TableMapping(pydantic.BaseModel):
     terminal: _Name | None = None
     truncated: _Name | None = None
     last_row: Literal["terminal", "cut"] | None = None
+    final_state: bool | None = None
+    no_action: Annotated[
+        tuple[pydantic.StrictStr | pydantic.StrictInt | pydantic.StrictFloat, ...],
+        pydantic.BeforeValidator(_several_values),
+        pydantic.AfterValidator(_different),
+    ] = ()
     reward_row: Literal["previous", "drop"] | None = None
     one_step: bool | None = None
     behavior_probability: _Name | None = None
@@ -385,6 +402,11 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         problems.append(
             "drop_duplicates needs a time column: equal rows may be different steps;"
             " name it (--time)"
+        )
+    if values.get("final_state") and values.get("next_observations"):
+        problems.append(
+            "final_state says that last rows hold the final state alone, beside"
+            " next_observations, which every row has; keep one of them"
         )
     if values.get("starts") and values.get("episode"):
         problems.append(

@@ -86,6 +86,11 @@ _WHOLE_NAMES = {
     ),
     Flag.CUT: "timelimit timelimits timelimitreached",
 }
+# Words of texts that say why an episode ended.
+_CUT_WORDS = _set(
+    "timeout timeouts timelimit limit limits maxsteps max maximum horizon cutoff"
+    " interrupted expired elapsed censored cut stopped"
+)
 _NEGATED = {
     Flag.TERMINAL: Flag.GOES_ON,
     Flag.DONE: Flag.GOES_ON,
@@ -136,6 +141,14 @@ def says_end(name: str) -> bool:
     """Whether a name can hardly mean anything but a flag of ends."""
     words = {*_FLAG_WORDS[Flag.TERMINAL].split(), "done", "dones"}
     return bool(words.intersection(parts(name)))
+
+
+def says_cut(text: str) -> bool:
+    """Whether a text, such as the reason of an end, names a limit or the end of the
+    recording: timeout, max_steps, time limit.
+    """
+    words = parts(text)
+    return flag_of(text) is Flag.CUT or bool(_CUT_WORDS.intersection(words))
 
 
 def _of_words(words: Sequence[str]) -> Flag | None:

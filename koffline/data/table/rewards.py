@@ -24,14 +24,21 @@ _SHARE = 0.1  # of the rewards left out
 _APART = 0.5
 
 
-def lacks_action(frame: pl.DataFrame, roles: TableMapping) -> np.ndarray:
-    """Whether (N,) a row has no action."""
+def lacks_action(
+    frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping
+) -> np.ndarray:
+    """Whether (N,) a row has no action: a missing one, or a dummy beside a final state.
+
+    frame: rows of whole episodes in order; episodes: (N,) their numbers.
+    """
     missing = np.zeros(frame.height, dtype=np.bool_)
+    if roles.final_state:
+        missing = np.append(episodes[1:] != episodes[:-1], True)
     for name in roles.action:
         column = frame[name]
         if column.dtype.is_float():
             column = column.fill_nan(None)
-        missing |= column.is_null().to_numpy()
+        missing = missing | column.is_null().to_numpy()
     return missing
 
 
@@ -51,10 +58,16 @@ class UnearnedRewards:
     high: float = -np.inf
 
     def add(
-        self, frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping
+        self,
+        frame: pl.DataFrame,
+        episodes: np.ndarray,
+        without: np.ndarray,
+        roles: TableMapping,
     ) -> None:
-        """Add rows of whole episodes in order. episodes: (N,) their numbers."""
-        without = lacks_action(frame, roles)
+        """Add rows of whole episodes in order.
+
+        episodes: (N,) their numbers. without: (N,) whether a row has no action.
+        """
         if not without.any():
             return
         # by episode: its last row with an action
@@ -86,17 +99,20 @@ class UnearnedRewards:
 
 
 def move_rewards(
-    frame: pl.DataFrame, episodes: np.ndarray, roles: TableMapping
+    frame: pl.DataFrame,
+    episodes: np.ndarray,
+    without: np.ndarray,
+    roles: TableMapping,
 ) -> tuple[pl.DataFrame, int]:
     """Add each reward of a row without an action to the nearest row above that has one,
     in the same episode.
 
-    frame: rows of whole episodes in order; episodes: (N,) their numbers. A missing
+    frame: rows of whole episodes in order; episodes: (N,) their numbers. without: (N,)
+    whether a row has no action. A missing
     reward counts as 0 where one is moved to it. A row whose reward was moved has the
     reward 0. Returns the frame, and the number of rewards without an action above them,
     which stay where they are.
     """
-    without = lacks_action(frame, roles)
     if roles.reward_row != PREVIOUS or not without.any():
         return frame, 0
     rewards = reward_values(frame, roles)

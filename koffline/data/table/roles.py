@@ -93,6 +93,9 @@ def resolved(
     changes["encode"] = encode | {
         later: encode[now] for later, now in partners if now in encode
     }
+    changes["action_names"] = tuple(
+        name for name in mapping.action_names if name not in mapping.no_action
+    )
     applied = mapping.model_copy(update=changes)
     methods = _methods(applied, names, problems)
     return applied.model_copy(update={"impute": methods}), formulas
@@ -172,6 +175,8 @@ def _methods(
                 " imputed (cut: also actions, probabilities and clusters)"
             )
         methods[column] = method
+    if mapping.no_action and mapping.action:
+        methods.setdefault(mapping.action[0], CUT)
     return methods
 
 

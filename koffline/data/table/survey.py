@@ -25,6 +25,7 @@ from koffline.data.spaces import (
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
 from koffline.data.table import values
+from koffline.data.table.last_rows import rlds_flag
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
@@ -48,8 +49,9 @@ _A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 class Table:
     """Rows, the columns' roles, results of the first pass, and the action space.
 
-    By column: number of ``missing`` values, lengths of lists (``widths``), ``means``,
-    other spellings of labels (``spelled``). ``flagged``: flags that occur. ``seen``:
+    ``names``: of all columns of the files. By column: number of ``missing`` values,
+    lengths of lists (``widths``), ``means``, other spellings of labels (``spelled``).
+    ``flagged``: flags that occur. ``seen``:
     smallest and largest whole-number action of each frame. ``categories``: values of
     the action, in order. ``runs``: consecutive rows with one id in a frame, with their
     earliest time. ``origin``: the column of each feature that encodes a category.
@@ -71,6 +73,7 @@ class Table:
     encodings: Mapping[str, Encoding]
     origin: Mapping[str, str]
     census: TextCensus
+    names: tuple[str, ...] = ()
     action_space: ActionSpace = field(default_factory=lambda: Discrete(1))
     metadata: Metadata = field(default_factory=Metadata)
     counts: TableCounts = field(default_factory=TableCounts)
@@ -204,8 +207,9 @@ def prepare_table(
             encodings=encodings,
             origin=origin,
             census=census,
+            names=tuple(stored),
         )
-        if texts or formulas or encodings:
+        if texts or formulas or encodings or roles.no_action:
             table.rows = rows.computing(_computed_columns(table, spelled))
         has_no_ids = (
             roles.episode is None and roles.starts is None and roles.one_step is None
@@ -280,10 +284,12 @@ def _computed_columns(
     for name in table.roles.columns:
         if name in computed_names:
             continue
+        column = pl.col(name)
         if name in table.texts:
-            columns.append(values.as_read(name, table.texts[name]))
-        else:
-            columns.append(pl.col(name))
+            column = values.as_read(name, table.texts[name])
+        if name in table.roles.action and table.roles.no_action:
+            column = values.without(column, table.roles.no_action).alias(name)
+        columns.append(column)
     columns += [formula.value for formula in table.formulas]
     for name, encoding in table.encodings.items():
         columns += values.features(name, encoding, spelled[name])
@@ -705,6 +711,23 @@ def _check_missing(table: Table) -> None:
             )
 
 
+def _check_final_states(table: Table) -> None:
+    """Add a problem if a table has the flags of RLDS, and nothing says what its last
+    rows hold.
+    """
+    roles = table.roles
+    flag = rlds_flag(table.names)
+    is_said = roles.final_state is not None or bool(roles.next_observations)
+    lacks_actions = any(table.missing[name] for name in roles.action)
+    if flag is None or is_said or lacks_actions or roles.one_step is not None:
+        return
+    table.problems.add(
+        f"in RLDS the row that {flag} marks holds the final state alone, beside an"
+        " action and a reward that mean nothing; say whether last rows do so here"
+        " (--final-state yes), or are steps (--final-state no)"
+    )
+
+
 def _check_episodes(table: Table) -> None:
     """Add problems where nothing says which rows form an episode, or how episodes end,
     or where episodes may begin anew in every file.
@@ -719,6 +742,7 @@ def _check_episodes(table: Table) -> None:
             " that each row is an episode of one step (--one-step), or all are one"
             " record (--one-record)"
         )
+    _check_final_states(table)
     split = None
     if roles.episode is not None and roles.time is None and len(table.rows.files) > 1:
         split = split_ids(table.rows, roles.episode)

@@ -431,20 +431,33 @@ class StepLengths:
         return str(datetime.timedelta(seconds=round(length * self.unit, 6)))
 
 
+def without(column: pl.Expr, no_values: Sequence[str | int | float]) -> pl.Expr:
+    """A column in which some values, numbers or texts, are missing."""
+    texts = [str(value).strip() for value in no_values]
+    as_series = pl.Series(texts, dtype=pl.String)
+    numbers = as_series.cast(pl.Float64, strict=False).drop_nulls().to_list()
+    is_none = column.cast(pl.String).str.strip_chars().is_in(texts)
+    if numbers:
+        as_numbers = column.cast(pl.Float64, strict=False)
+        is_none = is_none | as_numbers.is_in(numbers)
+    return pl.when(is_none.fill_null(False)).then(None).otherwise(column)
+
+
 @dataclass
 class TableCounts:
     """Counts of changes to the rows, summed over all pieces of a table.
 
     ``left_out``: rows left out because they have no next observation; None if every row
     of the table has one.
-    ``ends_lost``: rows flagged terminal that were left out. ``firsts``: number of
-    episodes by their first step.
+    ``final_states``: last rows without an action. ``ends_lost``: rows flagged terminal
+    that were left out. ``firsts``: number of episodes by their first step.
     """
 
     episodes: int = 0
     repeated: int = 0
     ended: int = 0
     ends_lost: int = 0
+    final_states: int = 0
     reordered: bool = False
     left_out: int | None = None
     cut: int = 0
@@ -463,6 +476,12 @@ class TableCounts:
                 count, "missing value", f"in {column} was", f"in {column} were"
             )
             yield f"{missing} replaced ({method})"
+        if self.final_states:
+            rows = counted(self.final_states, "last row", "holds", "hold")
+            yield (
+                f"{rows} the final state alone, without an action: the next"
+                " observation of the row above"
+            )
         if self.ended:
             lost = counted(self.ended, "row", "was", "were")
             yield (
