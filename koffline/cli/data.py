@@ -46,18 +46,33 @@ def data() -> None:
     help="Write the guessed mapping there (YAML), for you to edit.",
 )
 @whole("--rows", default=100_000, show_default=True, help="Look at the first N rows.")
+@click.option(
+    "--action",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column of the action, if no name says so; repeatable.",
+)
+@click.option("--reward", metavar="COLUMN", help="Column of the reward.")
+@click.option("--episode", metavar="COLUMN", help="Column that tells episodes apart.")
+@click.option("--time", metavar="COLUMN", help="Column that orders an episode's rows.")
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
 )
 def inspect(
-    source: str, out: str | None, rows: int, force: bool, as_json: bool
+    source: str,
+    out: str | None,
+    rows: int,
+    force: bool,
+    as_json: bool,
+    **columns: Any,
 ) -> None:
     """Show a table's columns, what each may be, all problems, and a mapping to edit.
 
     \b
     Examples:
       koffline data inspect log.csv --out mapping.yaml
+      koffline data inspect log.csv --out mapping.yaml --action move --reward points
       koffline evaluate log.csv --mapping mapping.yaml --policy policy.pt --gamma 0.99
     """
     from koffline.data.table.inspection import inspect_table
@@ -65,7 +80,13 @@ def inspect(
 
     if out is not None:
         check_target(claim(out), force)
-    inspection = inspect_table(source, rows)
+    known: dict[str, tuple[str, ...]] = {}
+    for role, column in columns.items():
+        if isinstance(column, tuple):
+            known[role] = column
+        elif column is not None:
+            known[role] = (column,)
+    inspection = inspect_table(source, rows, known)
     if out is not None:
         with atomic_file(Path(out), force) as temporary:
             temporary.write_text(inspection.to_yaml(), encoding="utf-8")

@@ -20,6 +20,7 @@ from koffline.data.table.values import hashed, number_type, read_flags
 from koffline.errors import DataError, counted, listed
 
 # Names that no column has.
+_MANY_DOUBLES = 0.05  # share of the rows; so many are hardly repeated
 _NO_ACTION = "koffline: the row has no action"
 _FINAL_STATE = "koffline: the row holds the final state alone"
 
@@ -473,6 +474,15 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     doubles = keys.select(repeats).to_series()
     if roles.drop_duplicates is not None and doubles.any():
         is_kept = _without_doubles(frame, doubles, roles)
+        is_choice = roles.drop_duplicates != "exact"
+        if (
+            is_choice
+            and counts.reordered
+            and doubles.sum() > _MANY_DOUBLES * len(doubles)
+        ):
+            counts.dropped_others += int(
+                (~is_kept & frame.select(roles.needed).is_unique()).sum()
+            )
         counts.repeated += int((~is_kept).sum())
         frame = frame.filter(is_kept)
         keys = keys.filter(is_kept)
@@ -530,8 +540,18 @@ def _problem_of_doubles(
             "name a finer time column, or drop doubles (--drop-duplicates exact,"
             " first or last)"
         )
+        anew = "where ids begin anew in every file, make them different first"
         if len(table.rows.files) > 1:
-            remedy += "; where ids begin anew in every file, make them different first"
+            remedy = f"{remedy}; {anew}"
+        elif table.counts.reordered and doubles.sum() > _MANY_DOUBLES * len(doubles):
+            # So many are steps of other episodes, which would be lost.
+            remedy = "where ids begin anew inside the file, make them different first"
+            if times.dtype.is_numeric():
+                first = times.cast(pl.Float64).sort()[0]
+                remedy = (
+                    f"{remedy}, or leave ids and time out and say where episodes start"
+                    f" (--starts '{roles.time} == {first:.6g}')"
+                )
     rows = counted(int(doubles.sum()), "row", "has", "have")
     return f"{rows} the time of another row of their episode (first: {where}); {remedy}"
 

@@ -5,7 +5,7 @@ rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from koffline.data.table.names import (
     is_about_actions,
     is_earlier,
     is_later,
+    is_numbered,
     joined,
     parts,
 )
@@ -31,6 +32,10 @@ from koffline.errors import counted
 MOST_ONE_HOT = 50  # at most so many categories become features by default
 # share of rows: if more share their guessed time with others, it is no time
 _SHARED = 0.2
+# episodes: of fewer, a quantity such as the age may have another value in each
+_FEWEST_IDS = 20
+# share of the rows: if fewer have the value of the row below, it is no next value
+_LINKED = 0.5
 _ID = "an id by its name"
 _NONE = 1000  # rank of a name without a word of the role
 # episodes with two rows or more: fewer do not show that a column counts rows
@@ -170,8 +175,14 @@ def rank(column: Profile, role: str) -> int:
     )
 
 
-def guess_roles(columns: Sequence[Profile]) -> Guess:
-    """Set the role of each column, with a reason, from its name and values."""
+def guess_roles(
+    columns: Sequence[Profile], known: Mapping[str, Sequence[str]] | None = None
+) -> Guess:
+    """Set the role of each column, with a reason, from its name and values.
+
+    known: columns by roles that are known beforehand.
+    """
+    _set_known(columns, known or {})
     _set_aside(columns)
     flagged: list[tuple[Profile, Flag]] = []
     for column in columns:
@@ -192,10 +203,11 @@ def guess_roles(columns: Sequence[Profile]) -> Guess:
     ends = find_ends(flagged, steps, _unlinked(columns, steps))
     for column in ends.no_flags:
         column.role, column.reason = _as_observation(column)
-    if not steps.has_ids:
-        # Now it is settled which of the flags are ends.
-        steps = _steps(columns, flagged)
     _settle_starts(columns)
+    if not steps.has_ids:
+        # Now it is settled which of the flags are ends, and where episodes begin.
+        steps = _steps(columns, flagged)
+    _test_numbered_next(columns, steps)
     _leave_out_names_of_episodes(columns, steps)
     return Guess(steps, ends)
 
@@ -205,12 +217,23 @@ def _by_role(columns: Sequence[Profile]) -> dict[str, Profile]:
     return {column.role: column for column in columns}
 
 
+def _set_known(columns: Sequence[Profile], known: Mapping[str, Sequence[str]]) -> None:
+    """Give the known columns (names by role) their roles."""
+    for role, names in known.items():
+        for column in columns:
+            if column.name in names:
+                column.role = role
+                column.reason = "as you say"
+
+
 def _set_aside(columns: Sequence[Profile]) -> None:
     """Give a reason to columns that no role fits, and to next observations by their
     names.
     """
     names = [column.name for column in columns]
     for column in columns:
+        if column.reason:
+            continue
         kind = column.unread_kind
         base = earlier_name(column.name, names)
         if not column.name or is_pattern(column.name):
@@ -229,7 +252,10 @@ def _by_names(columns: Sequence[Profile], has_ends: bool) -> None:
     """Give each role to the column whose name says it most clearly, if its values
     suit. has_ends: whether flags of ends are there.
     """
+    known = {column.role for column in columns if column.role != IGNORED}
     for role, rule in _ROLES.items():
+        if role in known:
+            continue
         free = [column for column in columns if not column.reason]
         named = [column for column in free if rank(column, role) < _NONE]
         named.sort(key=lambda column: rank(column, role))
@@ -343,9 +369,74 @@ def _settle_episodes(columns: Sequence[Profile], flags: Sequence[Profile]) -> No
         finest.reason = f"each has one {whole.name}"
         whole = finest
     time = chosen.get("time")
+    if time is not None and _begin_anew(whole, time):
+        whole.leave_out(f"its ids begin anew; {time.name} tells episodes")
+        whole.problem = (
+            f"ids begin anew in the table: {counted(whole.distinct, 'id')} for more"
+            " episodes; make them different, or read the rows in the table's order"
+            f" with starts: {time.formula_name} == {int(time.low)}, as proposed"
+        )
+        return
     if time is not None and not time.is_time and _are_shared(whole, time.values):
         time.role = "observations"
         time.reason = "numbers; rows of an episode share them, so they are no time"
+
+
+def _counted_starts(time: Profile) -> np.ndarray | None:
+    """Whether (N,) a row, in the order of the table, is the first step of an episode, by
+    a column that counts steps and begins anew; None if it does not.
+    """
+    is_whole = time.values.dtype.is_integer()
+    if not is_whole or time.missing or time.distinct == time.present:
+        return None
+    counts = time.values.cast(pl.Int64).to_numpy()
+    is_start = counts == int(time.low)
+    goes_on = np.append(False, np.diff(counts) == 1)
+    if not is_start[0] or not (is_start | goes_on).all():
+        return None
+    if is_start.sum() < _FEWEST_COUNTED:
+        return None
+    return is_start
+
+
+def _begin_anew(ids: Profile, time: Profile) -> bool:
+    """Whether episodes that a count of steps shows have one id each, and share their
+    ids with others.
+    """
+    is_start = _counted_starts(time)
+    if is_start is None or ids.missing or is_start.sum() <= ids.distinct:
+        return False
+    return _is_constant_between(ids.values, is_start)
+
+
+def _is_constant_between(values: pl.Series, is_start: np.ndarray) -> bool:
+    """Whether values (N,) change in first rows of episodes alone."""
+    changes = values.ne_missing(values.shift()).to_numpy()
+    changes[0] = False
+    return not (changes & ~is_start).any()
+
+
+def _unnamed_ids(columns: Sequence[Profile], is_start: np.ndarray) -> Profile | None:
+    """A column without a role of its own that has another value in each episode; None
+    if there is none. is_start: (N,) whether a row is the first one of an episode.
+    """
+    n_episodes = int(is_start.sum())
+    for column in columns:
+        is_free = column.role == "observations" or column.reason.startswith(_ID)
+        is_float = column.values.dtype.is_float()
+        is_single = not column.values.dtype.is_nested() and not column.is_time
+        if not is_free or is_float or not is_single or column.missing:
+            continue
+        if column.distinct != n_episodes:
+            continue
+        is_sorted = column.values.is_sorted() or column.values.is_sorted(
+            descending=True
+        )
+        if n_episodes < _FEWEST_IDS and not is_sorted:
+            continue
+        if _is_constant_between(column.values, is_start):
+            return column
+    return None
 
 
 def _is_inside(column: Profile, whole: Profile, marks: Sequence[pl.Series]) -> bool:
@@ -401,9 +492,32 @@ def _counts_rows(column: Profile, ids: pl.Series) -> bool:
     )
 
 
+def _test_numbered_next(columns: Sequence[Profile], steps: Steps) -> None:
+    """Numbers called s1 and s2 are two numbers, unless s2 is s1 one row later.
+
+    Lists of these names are states.
+    """
+    by_name = {column.name: column for column in columns}
+    rows, following = steps.pairs
+    for column in columns:
+        partner = by_name.get(column.partner)
+        if column.role != "next_observations" or partner is None:
+            continue
+        if not is_numbered(column.name) or not is_numbered(partner.name):
+            continue
+        now = as_matrix(partner)
+        later = as_matrix(column)
+        if now is None or later is None or column.width is not None:
+            continue
+        is_next = np.isclose(later[rows], now[following], rtol=1e-4, atol=1e-6)
+        if len(rows) == 0 or is_next.mean() < _LINKED:
+            column.partner = ""
+            column.role, column.reason = _as_observation(column)
+
+
 def _settle_starts(columns: Sequence[Profile]) -> None:
     """Without ids, take a count of steps that begins anew for the starts of episodes;
-    there is no time then.
+    there is no time then, unless a column has another value in each of them: their ids.
 
     A time orders the rows of an episode, and without ids those of the whole table.
     """
@@ -411,20 +525,22 @@ def _settle_starts(columns: Sequence[Profile]) -> None:
     time = chosen.get("time")
     if time is None or "episode" in chosen:
         return
+    is_start = _counted_starts(time)
+    if is_start is not None and is_start.sum() < len(is_start):
+        ids = _unnamed_ids(columns, is_start)
+        if ids is not None:
+            ids.role = "episode"
+            ids.reason = f"it has another value wherever {time.name} begins anew"
+            if "starts" in chosen:
+                chosen["starts"].leave_out("first rows of episodes")
+            return
     if "starts" in chosen:
         starts = chosen["starts"].name
         time.leave_out(f"rows are in the table's order, since {starts} tells episodes")
         return
-    is_whole = time.values.dtype.is_integer()
-    if not is_whole or time.missing or time.distinct == time.present:
-        return
-    first = int(time.low)
-    counts = time.values.cast(pl.Int64).to_numpy()
-    is_start = counts == first
-    goes_on = np.append(False, np.diff(counts) == 1)
-    if is_start[0] and (is_start | goes_on).all() and is_start.sum() >= _FEWEST_COUNTED:
+    if is_start is not None:
         time.role = "starts"
-        time.formula = f"{time.formula_name} == {first}"
+        time.formula = f"{time.formula_name} == {int(time.low)}"
         time.reason = "it counts the steps of each episode"
 
 
@@ -447,6 +563,10 @@ def _steps(
             times = chosen["time"].values
         return Steps.of_ids(chosen["episode"].values, times)
     ends = np.zeros(len(columns[0].values), dtype=np.bool_)
+    if "starts" in chosen and chosen["starts"].formula:
+        is_start = _counted_starts(chosen["starts"])
+        if is_start is not None:
+            ends = np.append(is_start[1:], True)
     for column, by_name in flagged:
         is_set = set_rows(column)
         is_negated = column.role == "terminal" and column.formula

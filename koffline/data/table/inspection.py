@@ -5,7 +5,7 @@ mapping to edit.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,10 +173,16 @@ class Inspection:
         return lines
 
 
-def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
+def inspect_table(
+    source: Location,
+    rows: int = 100_000,
+    known: Mapping[str, Sequence[str]] | None = None,
+) -> Inspection:
     """Look at the first rows of a table and guess a mapping.
 
-    rows: the most to look at. Raises DataError, also for files that need no mapping.
+    rows: the most to look at. known: columns by roles (action, reward, episode, time)
+    that need not be guessed. Raises DataError, also for files that need no mapping, and
+    for known columns that the table does not have.
     """
     name = os.fspath(source)
     kind, files, stored = _table_without_roles(name)
@@ -197,7 +203,8 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
         )
         for column in stored
     ]
-    guess = guess_roles(columns)
+    _check_known(name, known or {}, list(stored))
+    guess = guess_roles(columns, known)
     inspection = Inspection(name, held.height, columns)
     inspection.problems += unreadable
     if kind == CSV and _are_values(list(stored)):
@@ -222,6 +229,20 @@ def inspect_table(source: Location, rows: int = 100_000) -> Inspection:
     if _has_all_roles(inspection):
         _survey(inspection, rows)
     return inspection
+
+
+def _check_known(
+    name: str, known: Mapping[str, Sequence[str]], names: Sequence[str]
+) -> None:
+    """Raise DataError for known columns that a table does not have. names: of all
+    columns.
+    """
+    problems = Problems(name)
+    for role, columns in known.items():
+        for column in columns:
+            if column not in names:
+                problems.unknown(column, role, names)
+    problems.refuse()
 
 
 def _table_without_roles(name: str) -> tuple[str, tuple[str, ...], dict[str, Any]]:
@@ -273,9 +294,14 @@ def _has_all_roles(inspection: Inspection) -> bool:
         if key not in inspection.mapping
     ]
     for key in missing:
-        inspection.problems.append(
-            f"no column looks like {key}; name one in the mapping"
-        )
+        if key == "observations":
+            remedy = "name some in the mapping"
+        else:
+            remedy = (
+                f"say which one is it (koffline data inspect with --{key} COLUMN), or"
+                " name it in the mapping and take it out of the observations"
+            )
+        inspection.problems.append(f"no column looks like {key}; {remedy}")
     if "observations" in missing:
         for column in inspection.columns:
             if column.is_struct:

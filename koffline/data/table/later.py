@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.table.flags import set_rows
+from koffline.data.table.foresight import Numbers, rows_between, what_they_tell
 from koffline.data.table.guesses import as_matrix
 from koffline.data.table.names import is_earlier, is_later
 from koffline.data.table.profiles import Profile
@@ -28,8 +29,12 @@ _FEWEST_PER_VALUE = 5  # episodes with one value of a column
 _MOST_COLUMNS = 1000  # compared with each other
 _PROBED = 100  # rows on which all columns are compared first
 _CLOSE = 0.01  # of the size of the rewards
+_ROUNDED = 0.05  # of the mean square of the rewards: most that rounding may hide
+# of a column's variance: within an episode it is constant but for noise
+_NOISE = 0.02
 _CORRELATED = 0.95
 _MOST_VALUES = 20  # a column with more is no category
+_MOST_OUTCOMES = 100  # columns whose extremes are looked at
 _DISCOUNTS = (0.9, 0.95, 0.99)
 
 
@@ -70,7 +75,64 @@ def find_later(columns: Sequence[Profile], steps: Steps) -> list[Later]:
             later = _later(column, rewards, outcomes, steps)
             if later is not None:
                 dependent.append(later)
-    return dependent
+                known.add(column.name)
+    return dependent + _foretelling(columns, known, steps)
+
+
+def _foretelling(
+    columns: Sequence[Profile], known: set[str], steps: Steps
+) -> list[Later]:
+    """Columns that tell what happens next, though not exactly. known: the names of
+    columns that depend on what happens later for another reason.
+    """
+    rows = rows_between(steps.order, steps.episodes)
+    if rows is None:
+        return []
+    numbers = {}
+    for column in columns:
+        is_compared = column.role in ("observations", "reward")
+        if not is_compared or column.name in known:
+            continue
+        if column.is_number:
+            values = as_matrix(column)
+            assert values is not None, "numbers"
+            single = values[:, 0]
+        elif column.is_flag and not column.missing:
+            single = set_rows(column).astype(np.float64)
+        else:
+            continue
+        numbers[column.name] = Numbers(column.name, single, is_earlier(column.name))
+    reward = next((column for column in columns if column.role == "reward"), None)
+    reward_numbers = None
+    if reward is not None:
+        reward_numbers = numbers.pop(reward.name, None)
+    words = what_they_tell(
+        list(numbers.values()), reward_numbers, _actions(columns), rows
+    )
+    return [
+        Later(column, f"it tells {words[column.name]} nearly exactly", is_sure=False)
+        for column in columns
+        if column.name in words
+    ]
+
+
+def _actions(columns: Sequence[Profile]) -> np.ndarray | None:
+    """(N, k) actions in the order of the table, texts as codes of their own columns;
+    None if they cannot be compared.
+    """
+    parts = []
+    for column in columns:
+        if column.role != "action":
+            continue
+        values = as_matrix(column)
+        if values is None and column.distinct <= _MOST_VALUES:
+            codes = column.values.rank("dense").fill_null(0).to_numpy().astype(int)
+            values = np.eye(int(codes.max()) + 1)[codes]
+        if values is not None:
+            parts.append(values)
+    if not parts:
+        return None
+    return np.hstack(parts)
 
 
 def _later(
@@ -90,6 +152,9 @@ def _later(
         reason = _to_go(values[:, 0], rewards, steps)
         if reason:
             return Later(column, reason, is_sure=True)
+        if _sums_so_far(values[:, 0], rewards, steps):
+            reason = "the sum of the rewards up to that of its own row"
+            return Later(column, reason, is_sure=False)
     return _outcome(column, values, outcomes, steps)
 
 
@@ -234,14 +299,17 @@ def _to_go(values: np.ndarray, rewards: np.ndarray, steps: Steps) -> str:
     """Why a column (N,) is a sum of the rewards (N,) that follow, or of the rows that
     follow; empty if it is none.
     """
-    amounts_by_name = {"rewards": rewards, "rows": np.ones_like(rewards)}
-    for name, amounts in amounts_by_name.items():
-        if name == "rows" and len(np.unique(steps.lengths)) < 2:
+    amounts_by_words = {
+        "the sum of the rewards that follow": rewards,
+        "the number of rows that follow": np.ones_like(rewards),
+    }
+    for words, amounts in amounts_by_words.items():
+        if amounts is not rewards and len(np.unique(steps.lengths)) < 2:
             # where all episodes are equally long, the rows that are left are known
             continue
         for inclusive in (True, False):
             if _sums_what_follows(values, amounts, steps, inclusive):
-                return f"the sum of the {name} that follow"
+                return words
     return ""
 
 
@@ -274,10 +342,55 @@ def _sums_what_follows(
     discount = float(np.nansum(left * after)) / squares
     if not 0.1 < discount < 1.001:
         return False
-    tolerance = _CLOSE * float(np.abs(spent[active]).mean())
-    fits = np.abs(left - discount * after) <= tolerance
+    tolerance = _tolerance(values, spent[active])
+    error = left - discount * after
+    fits = np.abs(error) <= tolerance
     ends = np.abs(values[last] - final) <= tolerance
-    return bool(fits[active].mean() >= _NEARLY_ALL and ends.mean() >= _NEARLY_ALL)
+    if min(fits[active].mean(), ends.mean()) < _NEARLY_ALL:
+        return False
+    # Where a column is rounded to whole numbers, small rewards would always fit.
+    scale = float(np.mean(spent[active] ** 2))
+    return float(np.nanmean(error[active] ** 2)) <= _ROUNDED * scale
+
+
+def _sums_so_far(values: np.ndarray, rewards: np.ndarray, steps: Steps) -> bool:
+    """Whether values (N,) are the sums of the rewards (N,) of their episode up to and
+    with that of their own row.
+    """
+    rows, following = steps.pairs
+    gained = rewards[following]
+    active = np.flatnonzero(gained != 0.0)
+    if len(active) < _FEWEST_PAIRS:
+        return False
+    firsts = steps.order[steps.firsts]
+    tolerance = _tolerance(values, gained[active])
+    error = values[following] - values[rows] - gained
+    fits = np.abs(error) <= tolerance
+    begins = np.abs(values[firsts] - rewards[firsts]) <= tolerance
+    if min(fits[active].mean(), begins.mean()) < _NEARLY_ALL:
+        return False
+    scale = float(np.mean(gained[active] ** 2))
+    return float(np.nanmean(error[active] ** 2)) <= _ROUNDED * scale
+
+
+def _tolerance(values: np.ndarray, amounts: np.ndarray) -> float:
+    """How far two values and an amount (M,) may be apart: a little of the size of the
+    amounts, and at least what values (N,) were rounded by.
+    """
+    close = _CLOSE * float(np.abs(amounts).mean())
+    return max(close, 1.01 * _rounding(values))
+
+
+def _rounding(values: np.ndarray) -> float:
+    """The step to which all values (N,) were rounded, 0.01 for two decimals; 0 if they
+    have more than six.
+    """
+    present = values[np.isfinite(values)]
+    for decimals in range(7):
+        scaled = present * 10.0**decimals
+        if np.abs(scaled - scaled.round()).max(initial=0.0) < 1e-6:
+            return float(10.0**-decimals)
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -288,6 +401,31 @@ class _Outcome:
 
     name: str
     values: np.ndarray
+    is_final: bool = True  # else an extreme of an observation, which may be a bound
+
+
+def _by_episode(column: Profile, coded: np.ndarray, steps: Steps) -> np.ndarray | None:
+    """(E, d) values of a column that is constant in every episode, or the means of one
+    that is so but for noise; None if it is not. coded: (N, d).
+    """
+    rows, following = steps.pairs
+    # A few rows first: most columns change there already.
+    is_constant = all(
+        np.array_equal(coded[rows[probed]], coded[following[probed]], equal_nan=True)
+        for probed in (slice(_PROBED), slice(None))
+    )
+    if is_constant:
+        return coded[steps.order[steps.firsts]]
+    if not column.is_number or column.width is not None:
+        return None
+    ordered = coded[steps.order]
+    if not np.isfinite(ordered).all():
+        return None
+    means = np.add.reduceat(ordered, steps.firsts) / steps.lengths.reshape(-1, 1)
+    noise = ordered - means[steps.episodes]
+    if noise.var() > _NOISE * ordered.var():
+        return None
+    return means
 
 
 def _outcome(
@@ -299,14 +437,9 @@ def _outcome(
     lengths = steps.lengths
     if len(lengths) < _FEWEST_EPISODES or lengths.mean() < 2.0:
         return None
-    rows, following = steps.pairs
-    # A few rows first: most columns change there already.
-    for probed in (slice(_PROBED), slice(None)):
-        now = coded[rows[probed]]
-        later = coded[following[probed]]
-        if not np.array_equal(now, later, equal_nan=True):
-            return None
-    values = coded[steps.order[steps.firsts]]
+    values = _by_episode(column, coded, steps)
+    if values is None:
+        return None
     n_values = len(np.unique(values, axis=0))
     if n_values < 2:
         return None
@@ -316,7 +449,9 @@ def _outcome(
             is_same = np.isclose(values[:, 0], known, rtol=1e-3, atol=1e-6)
             if is_same.mean() >= _NEARLY_ALL:
                 reason = f"in every episode it is {outcome.name}"
-                return Later(column, reason, is_sure=True)
+                return Later(column, reason, is_sure=outcome.is_final)
+        if not outcome.is_final:
+            continue
         if n_values <= _MOST_VALUES and _separates(values, known):
             reason = f"it goes with {outcome.name}: known only at the end?"
             return Later(column, reason, is_sure=False)
@@ -345,6 +480,7 @@ def _outcomes(columns: Sequence[Profile], steps: Steps) -> Iterator[_Outcome]:
         for discount in _DISCOUNTS:
             returns = np.add.reduceat(ordered * discount**age, firsts)
             outcomes.append(_Outcome(f"its return (γ = {discount})", returns))
+    outcomes += _extremes(columns, steps)
     flag = next((column for column in columns if column.role == "terminal"), None)
     if flag is not None:
         last = set_rows(flag)[steps.order[steps.is_last]]
@@ -352,6 +488,27 @@ def _outcomes(columns: Sequence[Profile], steps: Steps) -> Iterator[_Outcome]:
     for outcome in outcomes:
         if np.isfinite(outcome.values).all() and np.ptp(outcome.values) > 0.0:
             yield outcome
+
+
+def _extremes(columns: Sequence[Profile], steps: Steps) -> Iterator[_Outcome]:
+    """Yield the largest and the smallest value of each observation in each episode, if
+    the first rows do not have it already.
+    """
+    numbers = [
+        column
+        for column in columns
+        if column.role == "observations" and column.is_number
+    ]
+    for column in numbers[:_MOST_OUTCOMES]:
+        values = as_matrix(column)
+        assert values is not None, "numbers"
+        ordered = values[steps.order, 0]
+        first = ordered[steps.firsts]
+        for word, extreme in (("largest", np.maximum), ("smallest", np.minimum)):
+            reached = extreme.reduceat(ordered, steps.firsts)
+            if np.mean(reached == first) < 0.5:
+                name = f"the {word} {column.name} in it"
+                yield _Outcome(name, reached, is_final=False)
 
 
 def _separates(values: np.ndarray, outcomes: np.ndarray) -> bool:

@@ -170,6 +170,9 @@ def earlier_name(name: str, names: Collection[str]) -> str | None:
     else:
         base = name.lower()
         candidates = list(_SHORT_NEXT.get(base, ()))
+        if is_numbered(base) and _has_other_numbers(base, other_names):
+            # s0, s1, s2 or s1, s2, s3 are numbers of one state
+            candidates = []
     for candidate in candidates:
         if candidate in other_names:
             return candidate
@@ -179,6 +182,23 @@ def earlier_name(name: str, names: Collection[str]) -> str | None:
     if len(states) == 1:
         return states[0]
     return None
+
+
+def is_numbered(name: str) -> bool:
+    """Whether a name is a word and a number: s2, obs1."""
+    return re.fullmatch(r"[a-z]+\d+", name.lower()) is not None
+
+
+def _has_other_numbers(name: str, names: Collection[str]) -> bool:
+    """Whether names have the same word with a number other than 1 and that of ``name``."""
+    stem = name.rstrip("0123456789")
+    numbers = {"1", name.removeprefix(stem)}
+    return any(
+        is_numbered(other)
+        and other.lower().rstrip("0123456789") == stem
+        and other.lower().removeprefix(stem) not in numbers
+        for other in names
+    )
 
 
 def is_later(name: str) -> bool:

@@ -449,6 +449,7 @@ class TableCounts:
 
     ``left_out``: rows left out because they have no next observation; None if every row
     of the table has one.
+    ``dropped_others``: repeated rows that differ from all that stay.
     ``final_states``: last rows without an action. ``ends_lost``: rows flagged terminal
     that were left out. ``firsts``: number of episodes by their first step.
     """
@@ -458,6 +459,7 @@ class TableCounts:
     ended: int = 0
     ends_lost: int = 0
     final_states: int = 0
+    dropped_others: int = 0
     reordered: bool = False
     left_out: int | None = None
     cut: int = 0
@@ -465,12 +467,22 @@ class TableCounts:
     steps: StepLengths = field(default_factory=StepLengths)
     firsts: Counter[int] = field(default_factory=Counter)
 
+    def _of_repeated_rows(self) -> Iterator[str]:
+        """Yield notes on rows that repeat others."""
+        if self.repeated:
+            yield f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped"
+        if self.dropped_others:
+            rows = counted(self.dropped_others, "row", "was", "were")
+            yield (
+                f"{ORDER}{rows} dropped that stand elsewhere in the table and differ"
+                " from those that stay; where ids begin anew, make them different"
+            )
+
     def sentences(self, is_timed: bool) -> Iterator[str]:
         """Yield notes for people, in the order of the changes. is_timed: whether the
         mapping names a time.
         """
-        if self.repeated:
-            yield f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped"
+        yield from self._of_repeated_rows()
         for (column, method), count in sorted(self.imputed.items()):
             missing = counted(
                 count, "missing value", f"in {column} was", f"in {column} were"
@@ -500,7 +512,7 @@ class TableCounts:
             yield (
                 f"{ORDER}rows of several episodes are mixed; without a time column the"
                 " table's order was taken; name it (--time), or sort the table by"
-                " episode and time"
+                " episode and time; where ids begin anew, make them different first"
             )
         if self.left_out is not None:
             lost = ""
