@@ -64,6 +64,9 @@ KEYS = {
 ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
 REQUIRED = ("observations", "actions", "rewards", "terminated")
 _MASKS = "masks"
+_IS_LAST = "is_last"
+_BESIDE_IS_LAST = ("is_first", "is_terminal")
+_FEWEST_REWARDS = 5  # other than 0: fewer do not show that final states lack them
 # Name of the HDF5 attribute or archive member that holds the text of `describe_log`.
 DESCRIPTION = "koffline"
 _CHUNK_BYTES = 2**18  # bytes of a chunk, which holds whole rows
@@ -99,7 +102,10 @@ def read_flat(
         description = read_description(file.text(DESCRIPTION))
         notes: list[str] = []
         if description is None and not one_step:
-            notes = _apply_masks(file, arrays)
+            notes = [
+                *_apply_masks(file, arrays),
+                *_apply_final_states(file, arrays),
+            ]
         return _aligned(arrays, description, str(path), action_space, one_step, notes)
 
 
@@ -130,6 +136,41 @@ def _apply_masks(file: Any, arrays: dict[str, Any]) -> list[str]:
     return [
         f"{rows} flagged {keys['terminated']} have {_MASKS} 1: they were taken to be"
         " cut, not to have ended by themselves"
+    ]
+
+
+def _apply_final_states(file: Any, arrays: dict[str, Any]) -> list[str]:
+    """Take the rows that RLDS marks as last for final states, whose observation is the
+    next one of the row above, in place; return notes. arrays: of the file, by key.
+
+    Where such rows have rewards, they are steps.
+    """
+    keys = used_keys(arrays)
+    has_flags = _IS_LAST in file and any(key in file for key in _BESIDE_IS_LAST)
+    if "next_observations" in keys or "terminated" not in keys or not has_flags:
+        return []
+    rewards = np.asarray(arrays[keys["rewards"]]).reshape(-1)
+    if file.dataset(_IS_LAST).shape[:1] != rewards.shape:
+        return []
+    is_last: np.ndarray = np.asarray(file.arrays([_IS_LAST])[_IS_LAST]) == 1
+    if is_last.shape != rewards.shape or not is_last[-1]:
+        return []
+    is_paid = rewards != 0.0
+    if (is_paid & is_last).any() or is_paid.sum() < _FEWEST_REWARDS:
+        return []
+    kept = np.flatnonzero(~is_last)
+    terminated = np.asarray(arrays[keys["terminated"]]).reshape(-1) == 1
+    is_end = is_last[kept + 1]
+    ended = is_end & (terminated[kept] | terminated[kept + 1])
+    arrays["next_observations"] = np.asarray(arrays[keys["observations"]])[kept + 1]
+    for key in keys.values():
+        arrays[key] = np.asarray(arrays[key])[kept]
+    arrays[keys["terminated"]] = ended
+    arrays[keys.get("truncated", "timeouts")] = is_end & ~ended
+    rows = counted(int(is_last.sum()), "row")
+    return [
+        f"{rows} marked {_IS_LAST} hold the final state alone, as in RLDS: it is the next"
+        " observation of the row above"
     ]
 
 

@@ -294,3 +294,28 @@ def test_a_code_in_last_rows_alone_is_a_question_of_the_observations(tmp_path):
         {"observations": ["x", "code"]},
     ]
     assert {"terminal": "code == 9"} in inspection.open["last_row"]
+
+
+@pytest.mark.parametrize("has_rewards", [False, True])
+def test_flat_files_with_the_flags_of_rlds(tmp_path, has_rewards):
+    """Keys of koffline beside is_first and is_last; last rows with rewards are steps."""
+    right = episodes()
+    rows = right
+    if not has_rewards:
+        rows = with_final_rows(right, 2, 0.0)
+    flags = as_rlds(rows)
+    path = tmp_path / "log.npz"
+    np.savez(
+        path,
+        observations=rows["x"].to_numpy().reshape(-1, 1),
+        actions=rows["a"].to_numpy(),
+        rewards=rows["r"].to_numpy(),
+        terminals=rows["done"].to_numpy(),
+        is_first=flags["is_first"].to_numpy(),
+        is_last=flags["is_last"].to_numpy(),
+    )
+    log = open_transitions(path)
+    notes = " ".join(log.metadata.notes)
+    assert ("hold the final state alone" in notes) is not has_rewards
+    if not has_rewards:
+        assert_right(log, right)
