@@ -31,6 +31,7 @@ _LARGE_SCORE = 5.0  # standard errors
 _CLEAR_GAIN = 0.03  # share of the variance left by the state that an action explains
 _LITTLE = 0.25  # of that gain: the row's own action explains less
 _CLEAR_REWARD_GAIN = 0.15
+_SMALLER_ERROR = 0.7  # times the other error
 _MOST_STATES = 12
 _COSINES = 32
 _MOST_CROSSED = 32
@@ -93,6 +94,23 @@ def alignment_symptoms(rows: LoggedRows) -> Iterator[Symptom]:
         yield _late_rewards(steps=steps, gain=gain)
         return
     yield from _shifted_episodes(steps)
+
+
+def rewards_fit_their_rows(rows: LoggedRows) -> bool:
+    """Whether a row's state, action and next state clearly explain its own reward
+    better than that of the row below.
+    """
+    inner = _inner_rows(rows)
+    if inner is None:
+        return False
+    errors = _reward_errors(rows=rows, inner=inner, action=rows.actions(inner))
+    if errors is None:
+        return False
+    of_row = errors[:, 0]
+    of_row_below = errors[:, 1]
+    score = _score(of_row_below - of_row, episode=rows.episode[inner])
+    is_smaller = of_row.mean() < _SMALLER_ERROR * of_row_below.mean()
+    return bool(is_smaller) and score > _LARGE_SCORE
 
 
 @dataclass(frozen=True)
@@ -449,6 +467,23 @@ def _reward_gain(
 
     Negative if the own reward is explained better; 0 if the difference is not clear.
     """
+    errors = _reward_errors(rows=rows, inner=inner, action=action)
+    if errors is None:
+        return 0.0
+    difference = errors[:, 0] - errors[:, 1]
+    if abs(_score(difference, episode=rows.episode[inner])) < _LARGE_SCORE:
+        return 0.0
+    return float(difference.mean())
+
+
+def _reward_errors(
+    rows: LoggedRows,
+    inner: Int[np.ndarray, " inner"],
+    action: Float[np.ndarray, "inner action"],
+) -> Float[np.ndarray, "inner 2"] | None:
+    """Squared errors, in variances and at most 9, with which a step on unseen episodes
+    explains the reward of its row and that of the row below; None if one is constant.
+    """
     base = _features(rows, inner)
     following = _features(rows, inner, following=True)
     inputs = _crossed(base, action, beside=np.hstack([base, following]))
@@ -456,13 +491,7 @@ def _reward_gain(
     targets = np.stack([rewards[inner], rewards[inner + 1]], axis=1)
     deviation = targets.std(axis=0)
     if not (deviation > 0.0).all():
-        return 0.0
+        return None
     targets = (targets - targets.mean(axis=0)) / deviation
-    episode = rows.episode[inner]
-    errors = np.minimum(
-        _unseen_errors(inputs, targets=targets, episode=episode), _FAR_ERROR
-    )
-    difference = errors[:, 0] - errors[:, 1]
-    if abs(_score(difference, episode=episode)) < _LARGE_SCORE:
-        return 0.0
-    return float(difference.mean())
+    errors = _unseen_errors(inputs, targets=targets, episode=rows.episode[inner])
+    return np.minimum(errors, _FAR_ERROR)

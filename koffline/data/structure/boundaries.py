@@ -26,11 +26,10 @@ from koffline.data.transitions import Transitions
 from koffline.errors import counted, percent
 
 _LEAST_ROWS = 3
+_ENOUGH_ALIKE = 20  # rows that tell what a state pays
 _LEAST_BOTH = 0.05  # of the cuts, which are flagged terminal too
 _FEW_CUTS = 0.1  # of all truncated rows: more are cuts of a flag of all ends
 _UNLINKED_SHARE = 0.01  # of the rows inside episodes
-_FEWEST_EPISODES = 20
-_FEW_ZEROS = 0.05  # share of the rewards that are no first ones
 _MOSTLY = 0.5
 
 
@@ -118,6 +117,15 @@ def _reset_rows(rows: LoggedRows) -> Iterator[Symptom]:
     second = rows.firsts[np.asarray(log.episode_lengths) > 1] + 1
     other_rewards = np.concatenate([first_rewards[~begins_at_end], rewards[second]])
     zero_rate = (float((other_rewards == 0.0).sum()) + 1.0) / (len(other_rewards) + 2.0)
+    # the states in which episodes end may pay 0 in all rows
+    is_alike = np.isin(
+        rows.observation_keys, rows.observation_keys[rows.firsts[begins_at_end]]
+    )
+    is_alike[rows.firsts] = False
+    n_alike = int(is_alike.sum())
+    if n_alike >= _ENOUGH_ALIKE:
+        n_zeros = float((rewards[is_alike] == 0.0).sum())
+        zero_rate = max(zero_rate, (n_zeros + 1.0) / (n_alike + 2.0))
     p_value = zero_rate**count
     evidence = "with reward 0"
     if not is_clear(count=count, of=len(rows.firsts), p_value=p_value):
@@ -250,30 +258,6 @@ def unlinked_rows(log: Transitions) -> Iterator[Symptom]:
             " those of the row below"
         ),
         remedy="export them anew, or leave next observations out of the log",
-    )
-
-
-def late_first_rewards(log: Transitions) -> Iterator[Symptom]:
-    """Yield a symptom if only the first rewards of episodes are zero."""
-    is_zero = np.asarray(log.rewards) == 0.0
-    starts = log.episode_starts
-    has_enough = _FEWEST_EPISODES <= log.n_episodes < len(log)
-    if not has_enough or not is_zero[starts].all():
-        return
-    zero_share = float(np.delete(is_zero, starts).mean())
-    if zero_share > _FEW_ZEROS:
-        return
-    yield Symptom(
-        test="first rewards",
-        kind="rewards",
-        rows=len(starts),
-        of=len(starts),
-        p_value=(zero_share + 1.0 / len(log)) ** len(starts),
-        statement="the first one of every episode is 0 and hardly any other is",
-        remedy=(
-            "if each row holds the reward of the row before, move rewards up by one"
-            " row, and the actions too if each row holds the action before"
-        ),
     )
 
 

@@ -110,6 +110,9 @@ def _of_one_row(name: str, column: Float[np.ndarray, " row"]) -> Iterator[Sympto
     farthest = int(deviations.argmax())
     total = float(deviations.sum())
     second = float(np.sqrt(np.partition(deviations, -2)[-2]))
+    if second == 0.0:
+        # among equal rewards a prize that was won once is no error
+        second = max(1.0, abs(float(np.median(column)))) / scale
     is_lonely = np.sqrt(deviations[farthest]) > _LONELY * second
     is_far = (
         is_lonely

@@ -15,11 +15,11 @@ from koffline.data.disk.log import AnyLog
 from koffline.data.structure.alignment import alignment_symptoms
 from koffline.data.structure.boundaries import (
     boundary_symptoms,
-    late_first_rewards,
     rows_that_go_on,
     rows_with_both_flags,
     unlinked_rows,
 )
+from koffline.data.structure.first_rewards import first_reward_symptoms
 from koffline.data.structure.jumps import jump_symptoms
 from koffline.data.structure.label_columns import label_symptoms
 from koffline.data.structure.rows import LoggedRows
@@ -108,13 +108,17 @@ def symptoms_of(
             *sentinel_symptoms(log),
         )
     rows = LoggedRows.of(log=log, units=units)
+    boundaries = tuple(boundary_symptoms(rows))
     alignment = tuple(alignment_symptoms(rows))
-    # Rewards that are late with the actions are reported with these.
-    first_rewards = () if alignment else tuple(late_first_rewards(log))
+    first_rewards: tuple[Symptom, ...] = ()
+    # rewards that are late with the actions, and rows of resets, are reported already
+    has_reset_rows = any(symptom.kind == "starts" for symptom in boundaries)
+    if not alignment and not has_reset_rows:
+        first_rewards = tuple(first_reward_symptoms(rows))
     return (
         *unlinked_rows(log),
         *rows_with_both_flags(log),
-        *boundary_symptoms(rows),
+        *boundaries,
         *jump_symptoms(rows),
         *alignment,
         *first_rewards,

@@ -288,6 +288,109 @@ def test_rewards_that_outweigh_all_others_are_named(
     assert (symptom.test, symptom.rows) == (test, rows)
 
 
+def test_a_prize_that_was_won_once_is_no_error() -> None:
+    world, episodes, _ = world_named("corridor with a prize")
+    log = as_log(world, episodes)
+    rewards = np.zeros(len(log))
+    for prize, tests in {1.0: [], 7e9: ["one row outweighs all"]}.items():
+        rewards[1200] = prize
+        symptoms = symptoms_of(log.replace(rewards=rewards))
+        assert [symptom.test for symptom in symptoms] == tests
+
+
+def first_rows_of_zero(kind: str, seed: int = 0) -> Transitions:
+    """Walks on eight places from one of the first two, read without next columns.
+
+    kind: ``late`` rewards, ``dummy`` rows before all episodes but the first, or
+    ``home``: the first place is not met again and pays 0.
+    """
+    generator = np.random.default_rng(seed)
+    pictures = generator.normal(size=(8, 3))
+    episodes = []
+    for number in range(200):
+        places = [int(generator.integers(2))]
+        if kind == "home":
+            places = [0]
+        actions = []
+        rewards = []
+        length = int(generator.geometric(0.08)) + 1
+        for _ in range(min(length, 30)):
+            action = int(generator.integers(3))
+            lowest = int(kind == "home")
+            place = int(np.clip(places[-1] + action - 1, lowest, 7))
+            pay = 0.2 + 0.15 * places[-1] - 0.1 * (action != 1)
+            if kind == "home" and places[-1] == 0:
+                pay = 0.0
+            actions.append(action)
+            rewards.append(pay + 0.02 * generator.normal() * (pay > 0.0))
+            places.append(place)
+        if kind == "late":
+            rewards = [0.0, *rewards[:-1]]
+        if kind == "dummy" and number > 0:
+            places = [int(generator.integers(8)), *places]
+            actions = [int(generator.integers(3)), *actions]
+            rewards = [0.0, *rewards]
+        episodes.append((places, actions, rewards))
+    states = [pictures[places] for places, _, _ in episodes]
+    lengths = np.array([len(rewards) for _, _, rewards in episodes])
+    is_last = np.zeros(lengths.sum(), dtype=np.bool_)
+    is_last[np.cumsum(lengths) - 1] = True
+    return Transitions(
+        observations=np.concatenate([state[:-1] for state in states]),
+        next_observations=np.concatenate([state[1:] for state in states]),
+        actions=np.concatenate([actions for _, actions, _ in episodes]),
+        rewards=np.concatenate([rewards for _, _, rewards in episodes]),
+        terminated=is_last,
+        truncated=np.zeros(len(is_last), dtype=np.bool_),
+        episode_ids=np.repeat(np.arange(200), lengths),
+        action_space=Discrete(3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "test", "statement", "remedy"),
+    [
+        (
+            "dummy",
+            "rows of automatic resets",
+            "the reward of the first row is 0 in 199 of 200 episodes",
+            "leave out these first rows",
+        ),
+        (
+            "late",
+            "first rewards",
+            "the reward of the first row is 0 in all 200 episodes",
+            "move rewards up by one row",
+        ),
+    ],
+)
+def test_first_rows_without_reward_are_named_with_their_remedy(
+    kind: str, test: str, statement: str, remedy: str
+) -> None:
+    log = first_rows_of_zero(kind)
+    symptoms = {symptom.test: symptom for symptom in symptoms_of(log)}
+    if kind == "late" and "alignment of rewards" in symptoms:
+        assert remedy in symptoms["alignment of rewards"].remedy
+        return
+    assert statement in symptoms[test].statement
+    assert remedy in symptoms[test].remedy
+    if kind == "late":
+        return
+    firsts = np.asarray(log.episode_starts)[1:]
+    kept = np.delete(np.arange(len(log)), firsts)
+    columns = {
+        name: np.asarray(column)[kept]
+        for name, column in log.columns.items()
+        if name != "steps"
+    }
+    assert symptoms_of(Transitions(**columns, action_space=log.action_space)) == ()
+
+
+def test_a_first_place_that_pays_nothing_is_no_late_reward() -> None:
+    for seed in range(3):
+        assert symptoms_of(first_rows_of_zero("home", seed)) == ()
+
+
 def test_parts_of_a_log_add_up_and_rare_symptoms_are_left_out() -> None:
     symptom = Symptom(
         "some test",
