@@ -156,3 +156,25 @@ def test_every_public_name_is_there() -> None:
     assert set(koffline.__all__) <= set(dir(koffline))
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = koffline.nonsense
+
+
+@pytest.mark.parametrize(
+    ("room", "other"),
+    [
+        ("koffline.ope.thresholds", "koffline"),
+        ("koffline.ope.importance", "koffline.ope.intervals"),
+        ("koffline.ope.importance", "koffline.ope.networks"),
+        ("koffline.ope.networks", "koffline.ope.importance"),
+    ],
+)
+def test_rooms_of_estimation_stay_apart(room, other) -> None:
+    """Thresholds are a leaf that all may read; importance sampling needs no engine."""
+    files = [file for file in FILES if f"{file}.".startswith(f"{room}.")]
+    imports = [
+        (file, name)
+        for file in files
+        for name in NAMES[file]
+        if f"{name}.".startswith(f"{other}.")
+    ]
+    assert files
+    assert imports == []
