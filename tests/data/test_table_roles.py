@@ -251,7 +251,11 @@ class TestFlagsOfEnds:
             terminal,
             truncated,
         )
-        log = open_transitions(path, mapping=found.mapping)
+        mapping = dict(found.mapping)
+        if "final_state" in found.open:
+            # Last rows with a reward may be steps, in spite of the names of RLDS.
+            mapping["final_state"] = False
+        log = open_transitions(path, mapping=mapping)
         expected = (
             ENDS
             if terminal == "terminal"
@@ -585,7 +589,7 @@ class TestTheFuture:
         assert found.mapping["observations"] == ["x", "y"]
         (problem,) = found.problems
         assert re.match(
-            r"z: the sum of the (rewards|rows) that follow: left out", problem
+            r"z: the (sum of the rewards|number of rows) that follow: left out", problem
         )
 
     @pytest.mark.parametrize(
@@ -736,7 +740,7 @@ class TestOpenKeys:
     @pytest.mark.parametrize(
         ("lengths", "truncated", "expected"),
         [
-            ([20] * 30, None, "cut"),  # a limit
+            ([20] * 30, None, "?"),  # a limit, or a course that was over
             ([5, 9, 7] * 10, None, "?"),
             ([5, 9, 7] * 10, "all", "cut"),
             ([5, 9, 7] * 10, "some", "?"),

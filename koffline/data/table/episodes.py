@@ -19,8 +19,9 @@ from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling
 from koffline.data.table.values import hashed, number_type, read_flags
 from koffline.errors import DataError, counted, listed
 
-# Names that no column has.
+_FEWEST_DOUBLES = 20  # fewer may be corrections
 _MANY_DOUBLES = 0.05  # share of the rows; so many are hardly repeated
+# Names that no column has.
 _NO_ACTION = "koffline: the row has no action"
 _FINAL_STATE = "koffline: the row holds the final state alone"
 
@@ -475,11 +476,8 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     if roles.drop_duplicates is not None and doubles.any():
         is_kept = _without_doubles(frame, doubles, roles)
         is_choice = roles.drop_duplicates != "exact"
-        if (
-            is_choice
-            and counts.reordered
-            and doubles.sum() > _MANY_DOUBLES * len(doubles)
-        ):
+        is_suspect = is_choice and counts.reordered
+        if is_suspect and _are_other_steps(frame, doubles, roles):
             counts.dropped_others += int(
                 (~is_kept & frame.select(roles.needed).is_unique()).sum()
             )
@@ -526,6 +524,17 @@ def _without_doubles(
     return ~doubles.shift(-1, fill_value=False)
 
 
+def _are_other_steps(
+    frame: pl.DataFrame, doubles: pl.Series, roles: TableMapping
+) -> bool:
+    """Whether so many of the doubles (N,) differ from all other rows that they are steps
+    of other episodes with the same id.
+    """
+    differs = doubles & frame.select(roles.needed).is_unique()
+    n_differing = int(differs.sum())
+    return n_differing >= max(_FEWEST_DOUBLES, _MANY_DOUBLES * frame.height)
+
+
 def _problem_of_doubles(
     frame: pl.DataFrame, times: pl.Series, doubles: pl.Series, table: Table
 ) -> str:
@@ -543,7 +552,7 @@ def _problem_of_doubles(
         anew = "where ids begin anew in every file, make them different first"
         if len(table.rows.files) > 1:
             remedy = f"{remedy}; {anew}"
-        elif table.counts.reordered and doubles.sum() > _MANY_DOUBLES * len(doubles):
+        elif table.counts.reordered and _are_other_steps(frame, doubles, roles):
             # So many are steps of other episodes, which would be lost.
             remedy = "where ids begin anew inside the file, make them different first"
             if times.dtype.is_numeric():

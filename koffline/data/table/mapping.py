@@ -171,6 +171,10 @@ def _option(line: str) -> str:
         name, _, value = line.partition(":")
     if isinstance(value, list):
         text = ",".join(map(str, value))
+    elif isinstance(value, bool):
+        text = "no"
+        if value:
+            text = "yes"
     else:
         text = str(value).strip()
     return f"--{str(name).replace('_', '-')} {shlex.quote(text)}"
