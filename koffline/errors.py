@@ -170,3 +170,10 @@ def listed(names: Iterable[object], most: int = 20) -> str:
 def percent(share: float) -> str:
     """A level as text with all its digits: ``95%``, ``99.99%``."""
     return f"{100.0 * share:.10g}%"
+
+
+def chance(p_value: float) -> str:
+    """A p-value as text: ``p = 0.03``, or ``p < 0.0001`` for all that are smaller."""
+    if p_value < 1e-4:
+        return "p < 0.0001"
+    return f"p = {p_value:.1g}"

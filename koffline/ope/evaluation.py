@@ -16,7 +16,7 @@ from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import AnyLog
 from koffline.data.spaces import ACTIONS
 from koffline.data.transitions import Transitions
-from koffline.errors import KofflineError
+from koffline.errors import KofflineError, chance
 from koffline.fitting import Progress
 from koffline.ope import names as known
 from koffline.ope.diagnose.markov import Shift
@@ -101,8 +101,8 @@ def evaluate(
     else:
         before = f"the {shift.rows} rows before are"
     note = (
-        "What happened earlier matters beyond the logged state (p ="
-        f" {shift.p_value:.1g}), so that {before} part of it here"
+        "What happened earlier matters beyond the logged state"
+        f" ({chance(shift.p_value)}), so that {before} part of it here"
         f" (history={shift.rows}); without it the value would be {estimate.value:.4g}."
     )
     return dataclasses.replace(

@@ -14,6 +14,7 @@ from scipy.special import softmax
 import koffline
 from koffline.data.columns import in_natural_order
 from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
+from koffline.errors import chance
 from koffline.ope.diagnose.action_order import find_other_order
 from koffline.policies import DiscretePolicy, save_mlp_policy
 from koffline.policy_specs import as_policy, load_policy
@@ -261,3 +262,12 @@ def test_agreement_is_the_sum_of_covariances_by_hand() -> None:
     assert found.agreement == pytest.approx(6 / 7 * (1 - 1 / 7))
     assert found.stated_agreement == pytest.approx(-6 / 7 / 7)
     assert found.p_value == 0.0 or found.p_value < 1e-100
+    assert "p < 0.0001" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("p_value", "text"),
+    [(0.0, "p < 0.0001"), (3e-7, "p < 0.0001"), (0.00021, "p = 0.0002"), (1, "p = 1")],
+)
+def test_no_chance_is_called_zero(p_value: float, text: str) -> None:
+    assert chance(p_value) == text

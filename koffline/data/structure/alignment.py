@@ -196,7 +196,7 @@ def _late_actions(steps: _Steps, gains: _Gains) -> Symptom:
         p_value=math.erfc(gains.score / math.sqrt(2.0)),
         statement=(
             f"the action of the row below explains {gains.shifted:.0%} of each step,"
-            f" the row's own {gains.unshifted:.0%}"
+            f" the row's own action {gains.unshifted:.0%}"
         ),
         remedy=f"if each row holds what led to its observation, {remedy}",
     )
@@ -212,7 +212,7 @@ def _early_actions(steps: _Steps, gains: _Gains) -> Symptom:
         p_value=math.erfc(gains.score / math.sqrt(2.0)),
         statement=(
             f"the action of the row before explains {gains.shifted:.0%} of each step,"
-            f" the row's own {gains.unshifted:.0%}"
+            f" the row's own action {gains.unshifted:.0%}"
         ),
         remedy=(
             "if each row holds the action of the row below, move actions down by one"

@@ -28,7 +28,7 @@ from scipy import special
 from scipy.optimize import linear_sum_assignment
 
 from koffline.data.columns import in_natural_order
-from koffline.errors import listed
+from koffline.errors import chance, listed
 
 _FEWEST_MOVED = 6
 _CLEAR = 1e-6  # p-value of agreement under the other order, times the number of orders
@@ -55,17 +55,12 @@ class OtherOrder:
     p_value: float
 
     def __str__(self) -> str:
-        shares = (
-            f"agreement {self.agreement:.2g}, as stated {self.stated_agreement:.2g}"
-        )
-        remedy = (
-            "if they are, list that order as action_names, or return a table with named"
-            " columns"
-        )
         return (
             "the policy resembles the logged actions if its columns are in"
-            f" {self.order} ({listed(self.names, 4)}; {shares},"
-            f" p = {self.p_value:.1g}); {remedy}"
+            f" {self.order} ({listed(self.names, 4)}; its agreement with them is then"
+            f" {self.agreement:.2g}, in the stated order {self.stated_agreement:.2g},"
+            f" {chance(self.p_value)}); if they are, list that order as action_names, or"
+            " return a table with named columns"
         )
 
 
