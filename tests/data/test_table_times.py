@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from koffline.data.sources import open_transitions
+from koffline.data.table.inspection import inspect_table
 from koffline.data.table.reading import TableStream
 from koffline.errors import DataError
 from tests.data.table_rows import MAPPING, walk, write
@@ -167,3 +168,11 @@ def test_types_are_ordered_by_the_same_rule(tmp_path, kind, is_naive):
     found, notes = rewards(write(columns, tmp_path / "log.parquet"), False)
     assert found == [2.0, 3.0, 1.0]
     assert (NAIVE in notes) == is_naive
+
+
+def test_a_missing_time_of_a_first_row_is_a_problem_of_the_table(tmp_path) -> None:
+    path = tmp_path / "log.csv"
+    lines = ["patient,t,x,action,reward,done", "0,,0.5,0,0.1,0", "0,1,0.6,1,0.2,1"]
+    lines += [f"{p},{t},{p + t / 7},{t % 2},0.{p},{t}" for p in (1, 2) for t in (0, 1)]
+    path.write_text("\n".join(lines) + "\n")
+    assert any("t: 1 value is missing" in text for text in inspect_table(path).problems)

@@ -489,7 +489,7 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     counts_steps = keys["time"].dtype.is_integer() and not table.is_dated
     if roles.episode is not None and counts_steps:
         is_new = pl.col("first").diff().fill_null(1) != 0
-        counts.firsts.update(keys.filter(is_new)["time"].to_list())
+        counts.firsts.update(keys.filter(is_new)["time"].drop_nulls().to_list())
     if doubles.any():
         table.problems.add(_problem_of_doubles(frame, keys["time"], doubles, table))
     return frame

@@ -364,7 +364,7 @@ def _check_lists(
                 f"column {lists[0]} is {types[lists[0]]}, beside {len(columns) - 1}"
                 " other columns; name one list, or columns of single numbers"
             )
-        for name in roles.impute.keys() & lists:
+        for name in sorted(roles.impute.keys() & lists):
             problems.add(
                 f"column {name} holds lists, which cannot be imputed; drop those rows"
             )

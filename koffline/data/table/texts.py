@@ -53,7 +53,8 @@ def doubtful_spellings(
     groups = _by_key(
         value for value in values if value not in meant and value not in declared
     )
-    return [sorted(texts) for texts in groups.values() if len(texts) > 1]
+    doubtful = [sorted(texts) for texts in groups.values() if len(texts) > 1]
+    return sorted(doubtful)
 
 
 def _by_key(values: Iterable[object]) -> dict[str, set[str]]:
