@@ -1,7 +1,7 @@
 """How often the tests of a log's structure are right: false alarms on right logs,
 detection of faults.
 
-    python -m scripts.bench.structure --draws 9 --fault-draws 2 --seed 11 --out docs/results/structure.json
+    python -m scripts.bench.structure --draws 9 --fault-draws 1 --seed 11 --out docs/results/structure.json
 
 Each draw simulates one log of every world in ``structure_worlds`` and runs all tests on
 it; the first draws also on copies with each fault in 1 %, 10 % and all of the places
