@@ -267,7 +267,12 @@ def test_agreement_is_the_sum_of_covariances_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("p_value", "text"),
-    [(0.0, "p < 0.0001"), (3e-7, "p < 0.0001"), (0.00021, "p = 0.0002"), (1, "p = 1")],
+    [
+        (0.0, "p < 0.0001"),
+        (3e-7, "p < 0.0001"),
+        (0.00021, "p = 0.0002"),
+        (1.0, "p = 1"),
+    ],
 )
 def test_no_chance_is_called_zero(p_value: float, text: str) -> None:
     assert chance(p_value) == text
