@@ -41,9 +41,8 @@ _T = TypeVar("_T")
 _LONGEST = 300.0  # seconds for one command on a busy machine
 _EARLIER = "earlier"
 _IN_A_ROW = 3
-_BY_CHANGES = (
-    0.6  # share of the kills that wait for a change on the disk, not for a time
-)
+# share of the kills that wait for a change on the disk, not for a time
+_BY_CHANGES = 0.6
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,8 @@ class LinearCase:
     behavior: LinearGaussian
     target: LinearGaussian
     gamma: float
-    time_limit: int | None = (
-        20  # None: independent tuples, states as the world's starts
-    )
+    # None: independent tuples, states as the world's starts
+    time_limit: int | None = 20
 
     def __call__(self, seed: int = 0, n_rows: int = 2000) -> ExactProblem:
         log = log_episodes(

@@ -17,9 +17,8 @@ from koffline.store.files import atomic_file
 
 _DRAWS = 2000
 _LEVEL = 0.025
-_LEVEL_SCORES = (
-    5.0  # a pair whose scores differ by less is level whatever its interval says
-)
+# a pair whose scores differ by less is level whatever its interval says
+_LEVEL_SCORES = 5.0
 _INTERVAL = ", 95 % bootstrap interval over seeds, which is too narrow for so few."
 _BY_RULE = (
     "Logs of 100,000 rows, such as `koffline build control --env {env} --kind medium"

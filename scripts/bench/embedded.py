@@ -29,9 +29,8 @@ class EmbeddedMDP:
 
     mdp: FiniteMDP
     coordinates: np.ndarray  # (S, d)
-    jitter: float = (
-        0.0  # observations lie within ± jitter of the state's point, per coordinate
-    )
+    # observations lie within ± jitter of the state's point, per coordinate
+    jitter: float = 0.0
 
     bounds: None = None
 

@@ -17,9 +17,8 @@ from koffline.ope.names import AVERAGED, ESTIMATORS
 
 AUTO = "auto"
 PEERS = ("d3rlpy", "scope-rl", "plain")
-FEWEST_RANKED = (
-    3  # policies that a method must have answered about to be asked for a ranking
-)
+# policies that a method must have answered about to be asked for a ranking
+FEWEST_RANKED = 3
 
 
 @dataclass(frozen=True)

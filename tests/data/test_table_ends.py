@@ -47,9 +47,8 @@ def test_rows_that_are_all_done_where_they_are_cut_are_cut(tmp_path):
     log = read(table, tmp_path, truncated="cut")
     np.testing.assert_array_equal(np.flatnonzero(log.terminated), [4, 6])
     assert "all 3 rows flagged cut are flagged done too" in " ".join(log.metadata.notes)
-    table["cut"][5] = (
-        False  # two may be chance: the world ended where recording stopped
-    )
+    # two may be chance: the world ended where recording stopped
+    table["cut"][5] = False
     assert read(table, tmp_path, truncated="cut").terminated.sum() == 5
 
 

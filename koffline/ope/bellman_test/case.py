@@ -19,9 +19,8 @@ from koffline.ope.log.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 
-_MEDIAN_ROWS = (
-    1500  # rows for the median distance, evenly spaced: enough for an error of 1 %
-)
+# rows for the median distance, evenly spaced: enough for an error of 1 %
+_MEDIAN_ROWS = 1500
 _FEW_SIGNS = 30
 _LARGEST = 1e50  # largest residual whose fourth power is finite
 _ULPS = 4.0  # residuals smaller than this many rounding errors of their terms are zero

@@ -31,9 +31,8 @@ FROM_LOG = "log"
 ESTIMATED = "estimate"
 AUTO = "auto"
 _DEVIATIONS = 5.0
-_AT_BOUNDS = (
-    0.01  # share of actions on the bounds above which densities need point masses there
-)
+# share of actions on the bounds above which densities need point masses there
+_AT_BOUNDS = 0.01
 _FREQUENCIES = 40
 # an infinite penalty ignores the observation
 _PENALTIES = (

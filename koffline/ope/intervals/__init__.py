@@ -42,9 +42,8 @@ _ASSUMPTIONS = (
     " class, residuals without memory (any log of single steps), reward and next state"
     " as the environment draws them. It does not know what the class cannot express."
 )
-_MOST_PRODUCTS = (
-    3e10  # multiplications in the sums of one bootstrap: some seconds on one core
-)
+# multiplications in the sums of one bootstrap: some seconds on one core
+_MOST_PRODUCTS = 3e10
 _MOST_NUMBERS = 5e7  # numbers in the matrices of all draws: 400 MB
 _FEW_UNITS = 30
 _PIVOT_ASSUMPTIONS = (

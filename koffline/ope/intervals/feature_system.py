@@ -70,9 +70,8 @@ class FeatureSystem:
     start_draws: int = 1
     clusters: np.ndarray | None = None
     kind: str = "episodes"
-    constants: int = (
-        0  # number of last parameters that are constants, which no ridge penalises
-    )
+    # number of last parameters that are constants, which no ridge penalises
+    constants: int = 0
 
     def __len__(self) -> int:
         return len(self.rewards)
