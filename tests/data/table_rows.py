@@ -23,6 +23,11 @@ MAPPING = {
     "time": "t",
     "terminal": "done",
 }
+# MAPPING as options of a command.
+OPTIONS = (
+    *("--observations", "x_*", "--action", "a", "--reward", "r"),
+    *("--episode", "id", "--time", "t", "--terminal", "done"),
+)
 COLUMNS = (
     "observations",
     "actions",

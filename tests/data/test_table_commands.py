@@ -15,7 +15,7 @@ from koffline.data.table.roles import resolved
 from koffline.data.table.values import Problems
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError
-from tests.data.table_rows import shuffled, walk, write, write_text
+from tests.data.table_rows import OPTIONS, shuffled, walk, write, write_text
 from tests.refusals import assert_refused, one_line, run_cli, succeed
 
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
@@ -86,21 +86,6 @@ def test_a_pattern_takes_no_column_with_another_role():
 def test_mistakes(changes, words):
     with one_line(DataError, match=words):
         roles(**changes)
-
-
-OPTIONS = [
-    "--observations",
-    "x_*",
-    "--action",
-    "a",
-    "--reward",
-    "r",
-    "--episode",
-    "id",
-    "--time",
-    "t",
-]
-OPTIONS += ["--terminal", "done"]
 
 
 @pytest.fixture

@@ -10,7 +10,15 @@ import pytest
 
 from koffline.data.sources import open_transitions
 from koffline.errors import DataError
-from tests.data.table_rows import MAPPING, read, refusal, shuffled, walk, write
+from tests.data.table_rows import (
+    MAPPING,
+    OPTIONS,
+    read,
+    refusal,
+    shuffled,
+    walk,
+    write,
+)
 from tests.refusals import assert_refused, one_line, run_cli, succeed
 
 OUTCOMES = {"impute": {"a": "cut"}}
@@ -50,19 +58,7 @@ def test_a_reward_without_an_action_is_added_to_the_row_whose_action_earned_it(
 
 def test_it_is_asked_and_both_answers_that_the_message_names_are_right(tmp_path):
     path = write(stays(), tmp_path / "log.csv")
-    options = [
-        "--observations",
-        "x_*",
-        "--action",
-        "a",
-        "--reward",
-        "r",
-        "--episode",
-        "id",
-        "--time",
-        "t",
-    ]
-    options += ["--terminal", "done", "--impute", "a=cut"]
+    options = [*OPTIONS, "--impute", "a=cut"]
     for command in (
         ("data", "info", path),
         ("data", "convert", path, tmp_path / "s", "--shard-rows", 30),

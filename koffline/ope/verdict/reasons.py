@@ -43,7 +43,9 @@ def why_not_answerable(
         return Reason("interval", f"there is no interval{because}")
     if 0.5 * estimate.interval.width > thresholds.TOO_WIDE * scale:
         return Reason(
-            "size", "the interval is wider than the returns; log more episodes"
+            "size",
+            "the interval reaches more than the rms return either way; log more"
+            " episodes",
         )
     return None
 
@@ -128,8 +130,8 @@ def doubts_of_width(
     ):
         yield Reason(
             "size",
-            "the interval reaches half of the mean |return| either way: few returns"
-            " make up the value",
+            f"the interval reaches {half_width / usual_return:.0%} of the mean |return|"
+            " either way: few returns make up the value",
         )
 
 
