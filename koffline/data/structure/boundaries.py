@@ -8,9 +8,10 @@ such equalities between episodes that have nothing to do with each other.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from koffline.data.flat import rows_are_linked
 from koffline.data.structure.chances import (
@@ -31,6 +32,24 @@ _LEAST_BOTH = 0.05  # of the cuts, which are flagged terminal too
 _FEW_CUTS = 0.1  # of all truncated rows: more are cuts of a flag of all ends
 _UNLINKED_SHARE = 0.01  # of the rows inside episodes
 _MOSTLY = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class _Equalities:
+    """Rows that cut an episode, whether each one's next observation is some start, and
+    how often that happens by chance.
+    """
+
+    cuts: Int[np.ndarray, " cut"]
+    is_equal: Bool[np.ndarray, " cut"]
+    rate: float
+
+    @property
+    def p_value(self) -> float:
+        """Chance of so many equalities."""
+        return chance_of_count(
+            count=int(self.is_equal.sum()), trials=len(self.cuts), rate=self.rate
+        )
 
 
 def boundary_symptoms(rows: LoggedRows) -> Iterator[Symptom]:
@@ -155,20 +174,39 @@ def _reset_rows(rows: LoggedRows) -> Iterator[Symptom]:
 def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
     """Cut rows whose next observation is a start of another episode, which the dynamics
     do not lead to.
+
+    Where few states exist, steps inside episodes reach starts as well. Then only the
+    equality with the very next episode's first observation tells.
     """
     log = rows.log
-    cut = rows.lasts[~np.asarray(log.terminated)[rows.lasts]]
-    if len(cut) < _LEAST_ROWS:
-        return
+    is_terminated = np.asarray(log.terminated)
     starts = rows.observation_keys[rows.firsts]
-    is_start = np.isin(rows.next_keys[cut], starts)
     inside = np.flatnonzero(~rows.is_last)
     inside_rate = (float(np.isin(rows.next_keys[inside], starts).sum()) + 1.0) / (
         len(inside) + 2.0
     )
+    all_cuts = rows.lasts[~is_terminated[rows.lasts]]
+    of_any_start = _Equalities(
+        cuts=all_cuts,
+        is_equal=np.isin(rows.next_keys[all_cuts], starts),
+        rate=inside_rate,
+    )
+    lasts, firsts = rows.meetings
+    is_cut = ~is_terminated[lasts]
+    joined_cuts = lasts[is_cut]
+    of_next_start = _Equalities(
+        cuts=joined_cuts,
+        is_equal=rows.next_keys[joined_cuts] == rows.observation_keys[firsts[is_cut]],
+        rate=coincidence_rate(ends=rows.next_keys[joined_cuts], starts=starts),
+    )
+    equalities = min(of_any_start, of_next_start, key=lambda pair: pair.p_value)
+    cut = equalities.cuts
+    is_start = equalities.is_equal
     count = int(is_start.sum())
-    p_value = chance_of_count(count=count, trials=len(cut), rate=inside_rate)
-    if not is_clear(count=count, of=len(cut), p_value=p_value):
+    p_value = equalities.p_value
+    if len(cut) < _LEAST_ROWS or not is_clear(
+        count=count, of=len(cut), p_value=p_value
+    ):
         return
     places = PlacesOfEpisodes.of(rows)
     if places.p_value_of_unlike(cut[is_start]) >= SIGNIFICANT:
