@@ -11,8 +11,8 @@ import yaml
 
 from koffline.data.sources import open_transitions
 from koffline.data.table.mapping import TableMapping
+from koffline.data.table.problems import Problems
 from koffline.data.table.roles import resolved
-from koffline.data.table.values import Problems
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError
 from tests.data.table_rows import OPTIONS, shuffled, walk, write, write_text

@@ -8,7 +8,7 @@ import pytest
 
 from koffline.data.sources import open_raw, open_transitions
 from koffline.data.table.inspection import inspect_table
-from koffline.data.table.values import MISSING_WORDS
+from koffline.data.table.missing import MISSING_WORDS
 from koffline.errors import DataError
 from tests.data.table_rows import assert_same_in_pieces
 from tests.refusals import one_line

@@ -4,6 +4,7 @@ table.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import polars as pl
 
 from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.spaces import Discrete
+from koffline.data.table.flag_values import read_flags
 from koffline.data.table.mapping import CUT, TableMapping
 from koffline.data.table.names import Flag, flag_of
+from koffline.data.table.numbers import hashed_ids, number_type
 from koffline.data.table.rewards import lacks_action, move_rewards, reward_values
 from koffline.data.table.survey import Table, links_of
 from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling_note
-from koffline.data.table.values import hashed, number_type, read_flags
 from koffline.errors import DataError, counted, listed
 
 _FEWEST_DOUBLES = 20  # fewer may be corrections
@@ -149,7 +151,7 @@ def _episode_ids(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> np.
 def _cluster_ids(column: pl.Series) -> np.ndarray:
     """Ids (N,) of the rows' clusters as 64-bit integers; other types are hashed."""
     if not column.dtype.is_integer():
-        column = hashed(column)
+        column = hashed_ids(column)
     return column.cast(pl.Int64, wrap_numerical=True).to_numpy()
 
 
@@ -321,30 +323,29 @@ def _cut(
         if frame[name].dtype.is_float()
     )
     may_stay = not roles.next_observations and not table.stands_alone
-    marks = _marks_of_cuts(frame, episodes, cut_columns, roles, may_stay)
-    is_gone = marks["gone"].to_numpy()
-    stays = marks["kept"].to_numpy()
-    left_out = is_gone & ~stays & ~frame[_NO_ACTION].to_numpy()
+    cuts = _cuts_of_episodes(frame, episodes, cut_columns, roles, may_stay)
+    is_last = _last(episodes)
+    is_kept = ~cuts.is_beyond | cuts.is_state_alone
+    left_out = ~is_kept & ~frame[_NO_ACTION].to_numpy()
     table.lost_rewards.add(
         reward_values(frame, roles)[left_out], np.ones(int(left_out.sum()), np.bool_)
     )
-    is_final_state = is_gone & stays & _last(episodes)
+    is_final_state = cuts.is_state_alone & is_last
     table.counts.final_states += int(is_final_state.sum())
-    table.counts.ended += int((is_gone & ~is_final_state).sum())
-    if is_gone.all():
+    table.counts.ended += int((cuts.is_beyond & ~is_final_state).sum())
+    if cuts.is_beyond.all():
         return frame.clear(), episodes[:0]
     terminated = columns["terminated"]
     # Of a terminal row without its action or reward only the state is there: the step
     # above led to it, and is the terminal one.
-    ends_above = np.append((terminated & marks["final"].to_numpy())[1:], False)
-    ends_above &= ~_last(episodes)
+    ends_below = np.append((terminated & cuts.has_state)[1:], False)
+    is_new_end = ends_below & ~is_last
     if not table.stands_alone:
-        n_ends_lost = int((terminated & is_gone).sum() - ends_above.sum())
+        n_ends_lost = int((terminated & cuts.is_beyond).sum() - is_new_end.sum())
         table.counts.ends_lost += n_ends_lost
-    columns["terminated"] = (terminated | ends_above) & ~is_gone
-    columns["truncated"] = columns["truncated"] & ~is_gone
-    columns["truncated"] |= marks["shortened"].to_numpy()
-    is_kept = ~is_gone | stays
+    columns["terminated"] = (terminated | is_new_end) & ~cuts.is_beyond
+    was_cut = columns["truncated"] & ~cuts.is_beyond
+    columns["truncated"] = was_cut | cuts.is_new_last
     for flag, rows in columns.items():
         columns[flag] = rows[is_kept]
     # What stands in for missing values goes away with its row.
@@ -355,39 +356,56 @@ def _cut(
     return frame, _numbered(pl.Series(episodes[is_kept]))
 
 
-def _marks_of_cuts(
+@dataclass(frozen=True)
+class _Cuts:
+    """Where episodes are cut, by their first row with a missing value; flags (N,) of
+    the rows.
+
+    is_beyond: that row and all below it in its episode. is_state_alone: that row, where
+    it stays for the sake of its observation. is_new_last: the last row that stays.
+    has_state: that row, if it has its observation.
+    """
+
+    is_beyond: np.ndarray
+    is_state_alone: np.ndarray
+    is_new_last: np.ndarray
+    has_state: np.ndarray
+
+
+def _cuts_of_episodes(
     frame: pl.DataFrame,
     episodes: np.ndarray,
     cut_columns: list[str],
     roles: TableMapping,
     may_stay: bool,
-) -> pl.DataFrame:
-    """Which rows (N,) an episode loses, by its first row with a missing value.
+) -> _Cuts:
+    """Where the ordered rows (N,) are cut: at the first row of an episode with a value
+    missing in ``cut_columns``, or at its final state.
 
-    gone: from that row on. kept: that row, if it has its observation and ``may_stay``.
-    shortened: the new last row. final: that row, if it has its observation and none is
-    missing above it.
+    episodes: (N,) the number of each row's episode. may_stay: whether a row with its
+    observation stays as the last one.
     """
     observed = [name for name in cut_columns if name in roles.observations]
-    is_final = pl.lit(False)
+    is_final_state = pl.lit(False)
     if roles.final_state:
-        is_final = pl.lit(pl.Series(_last(episodes)))
+        is_final_state = pl.lit(pl.Series(_last(episodes)))
     rows = frame.select(
-        missing=pl.any_horizontal(is_final, pl.col(cut_columns).is_null()),
-        unseen=pl.any_horizontal(pl.lit(False), pl.col(observed).is_null()),
+        lacks=pl.any_horizontal(is_final_state, pl.col(cut_columns).is_null()),
+        has_state=~pl.any_horizontal(pl.lit(False), pl.col(observed).is_null()),
     ).with_columns(episode=pl.Series(episodes))
-    count = pl.col("missing").cum_sum().over("episode")
-    count_above = count.shift(fill_value=0).over("episode")
-    is_first = pl.col("missing") & (count == 1)
-    is_kept = is_first & ~pl.col("unseen") & may_stay
-    # above the first row that goes
-    ends = (is_first & ~is_kept).shift(-1, fill_value=False).over("episode")
-    return rows.select(
-        gone=count > 0,
-        kept=is_kept,
-        shortened=is_kept | ends,
-        final=is_first & ~pl.col("unseen") & (count_above == 0),
+    # rows of the episode with a missing value, down to this one
+    n_lacking = pl.col("lacks").cum_sum().over("episode")
+    is_first = pl.col("lacks") & (n_lacking == 1)
+    has_state = is_first & pl.col("has_state")
+    is_state_alone = has_state & may_stay
+    goes_below = (is_first & ~is_state_alone).shift(-1, fill_value=False)
+    flags = rows.select(
+        is_beyond=n_lacking > 0,
+        is_state_alone=is_state_alone,
+        is_new_last=is_state_alone | goes_below.over("episode"),
+        has_state=has_state,
     )
+    return _Cuts(**{name: flags[name].to_numpy() for name in flags.columns})
 
 
 def _without_next(
@@ -457,39 +475,44 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     roles = table.roles
     counts = table.counts
     keys = _sort_keys(frame, table)
-    same = pl.col("first").diff() == 0
-    later = pl.col("time") >= pl.col("time").shift()
-    begins = (pl.col("start").diff() > 0) | (
-        (pl.col("start").diff() == 0) & (pl.col("first").diff() > 0)
+    start = pl.col("start")
+    place = pl.col("place")
+    time = pl.col("time")
+    # Rows of one episode have the same place.
+    continues = place.diff() == 0
+    is_in_order = (
+        (continues & (time >= time.shift()))
+        | (start.diff() > 0)
+        | ((start.diff() == 0) & (place.diff() > 0))
     )
-    if not keys.select((begins | (same & later)).all()).item():
+    if not keys.select(is_in_order.all()).item():
         order = keys.select(
-            pl.arg_sort_by("start", "first", "time", maintain_order=True)
+            pl.arg_sort_by("start", "place", "time", maintain_order=True)
         ).to_series()
         keys = keys[order]
         counts.reordered = True
         frame = pl.DataFrame([column.rechunk().gather(order) for column in frame])
     if roles.time is None:
         return frame
-    repeats = (same & (pl.col("time") == pl.col("time").shift())).fill_null(False)
-    doubles = keys.select(repeats).to_series()
+    repeats_time = (continues & (time == time.shift())).fill_null(False)
+    doubles = keys.select(repeats_time).to_series()
     if roles.drop_duplicates is not None and doubles.any():
         is_kept = _without_doubles(frame, doubles, roles)
         is_choice = roles.drop_duplicates != "exact"
         is_suspect = is_choice and counts.reordered
         if is_suspect and _are_other_steps(frame, doubles, roles):
-            counts.dropped_others += int(
-                (~is_kept & frame.select(roles.needed).is_unique()).sum()
-            )
+            is_other = ~is_kept & frame.select(roles.needed).is_unique()
+            counts.dropped_others += int(is_other.sum())
         counts.repeated += int((~is_kept).sum())
         frame = frame.filter(is_kept)
         keys = keys.filter(is_kept)
-        doubles = keys.select(repeats).to_series()
-    counts.steps.add(keys["time"], keys.select(same.fill_null(False)).to_series())
-    counts_steps = keys["time"].dtype.is_integer() and not table.is_dated
-    if roles.episode is not None and counts_steps:
-        is_new = pl.col("first").diff().fill_null(1) != 0
-        counts.firsts.update(keys.filter(is_new)["time"].drop_nulls().to_list())
+        doubles = keys.select(repeats_time).to_series()
+    inside = keys.select(continues.fill_null(False)).to_series()
+    counts.steps.add(keys["time"], inside)
+    times_are_numbers_of_steps = keys["time"].dtype.is_integer() and not table.is_dated
+    if roles.episode is not None and times_are_numbers_of_steps:
+        first_times = keys.filter(~inside)["time"].drop_nulls()
+        counts.firsts.update(first_times.to_list())
     if doubles.any():
         table.problems.add(_problem_of_doubles(frame, keys["time"], doubles, table))
     return frame
@@ -497,18 +520,18 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
 
 def _sort_keys(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     """What rows (N,) are sorted by: ``start``, the first date of the episode (0 if
-    times are no dates), ``first``, the place of its first step, and ``time``.
+    times are no dates), ``place``, the number of the row with its first step, and
+    ``time``, or the number of the row in tables without times.
     """
     row = pl.int_range(pl.len(), dtype=pl.Int64)
     keys = frame.select(
-        id=table.roles.episode or pl.lit(0), first=row, time=table.roles.time or row
+        id=table.roles.episode or pl.lit(0), row=row, time=table.roles.time or row
     )
+    start = pl.lit(0)
     if table.is_dated:
         start = pl.col("time").to_physical().min().over("id")
-    else:
-        start = pl.lit(0)
-    first = pl.col("first").get(pl.col("time").arg_min()).over("id")
-    return keys.select(first, "time", start=start)
+    place = pl.col("row").get(pl.col("time").arg_min()).over("id")
+    return keys.select("time", place=place, start=start)
 
 
 def _without_doubles(

@@ -12,8 +12,10 @@ import numpy as np
 import polars as pl
 
 from koffline.data.ends import rows_are_linked
+from koffline.data.table.flag_values import FALSE
 from koffline.data.table.flags import ENDS, Ends, find_ends, meaning, set_rows
 from koffline.data.table.names import (
+    ID_NAME,
     STATE_WORDS,
     Flag,
     earlier_name,
@@ -21,12 +23,12 @@ from koffline.data.table.names import (
     is_earlier,
     is_later,
     is_numbered,
+    is_pattern,
     joined,
     parts,
 )
 from koffline.data.table.profiles import IGNORED, Profile
 from koffline.data.table.steps import Steps
-from koffline.data.table.values import FALSE, ID_NAME, is_pattern
 from koffline.errors import counted
 
 MOST_ONE_HOT = 50  # at most so many categories become features by default

@@ -21,6 +21,7 @@ from koffline.data.structure import symptoms_of
 from koffline.data.table import profiles
 from koffline.data.table.arrow_frames import UnreadableColumn
 from koffline.data.table.episodes import assemble
+from koffline.data.table.flag_values import TRUE
 from koffline.data.table.guesses import Guess, guess_roles, the_list
 from koffline.data.table.last_rows import find_final_states, find_no_action
 from koffline.data.table.later import find_later
@@ -32,14 +33,14 @@ from koffline.data.table.mapping import (
     as_question,
     own_mapping,
 )
-from koffline.data.table.names import parts, says_cut
+from koffline.data.table.names import is_pattern, parts, says_cut
+from koffline.data.table.problems import Problems
 from koffline.data.table.profiles import IGNORED, Profile
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.steps import Steps
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.texts import doubtful_spellings, one_spelling
-from koffline.data.table.values import TRUE, Problems, is_pattern
 from koffline.errors import DataError, counted, listed, printable
 from koffline.store.files import Location
 
@@ -717,7 +718,7 @@ def _survey(inspection: Inspection, rows: int) -> None:
                 if not inspection.open:
                     signs = [symptom.text for symptom in symptoms_of(log)]
         # Each of them alone, not the sentence with all that was raised.
-        problems.found = table.problems.found or problems.found
+        problems.sentences = table.problems.sentences or problems.sentences
         if table.unearned.question and mapping.reward_row is None:
             inspection.mapping["reward_row"] = PREVIOUS
             _survey(inspection, rows)
@@ -731,7 +732,7 @@ def _survey(inspection: Inspection, rows: int) -> None:
         ]
     cautions = (ORDER, SHARED)
     inspection.notes += [note for note in notes if not note.startswith(cautions)]
-    inspection.problems += problems.found
+    inspection.problems += problems.sentences
     inspection.problems += [note for note in notes if note.startswith(cautions)]
     inspection.problems += signs
 

@@ -45,6 +45,12 @@ _ABOUT_ACTIONS = _set(
     "prob probs probability probabilities logit logits log logp mask masks legal valid"
     " possible available allowed num count n space dim"
 )
+# A name that ends in a word for an id: user_id, userId, customer.
+ID_NAME = re.compile(
+    r"(?:^|[_. -])"
+    r"(?i:id|uid|guid|uuid|user|customer|patient|client|visitor|subscriber)$"
+    r"|[a-z]I[dD]$"
+)
 
 
 class Flag(enum.Enum):
@@ -216,3 +222,10 @@ def is_about_actions(name: str) -> bool:
     probabilities, a mask.
     """
     return bool(_ABOUT_ACTIONS.intersection(parts(name)))
+
+
+def is_pattern(name: str) -> bool:
+    """Whether polars reads a column's name as a pattern of names; such columns get no
+    role.
+    """
+    return name == "*" or (name.startswith("^") and name.endswith("$"))

@@ -9,14 +9,13 @@ from typing import Any
 
 import polars as pl
 
-from koffline.data.table.values import (
+from koffline.data.table.flag_values import FALSE, TRUE
+from koffline.data.table.missing import is_missing_word
+from koffline.data.table.text_ways import (
     DECIMAL_COMMAS,
-    FALSE,
     FLAGS_OR_IDS,
     TEXT_WAYS,
-    TRUE,
     as_read,
-    is_missing_word,
     unread,
 )
 from koffline.errors import printable

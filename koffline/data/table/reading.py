@@ -20,13 +20,14 @@ from koffline.data.flat import flat_arrays
 from koffline.data.late_ends import without_late_ends
 from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
+from koffline.data.table.counts import TableCounts
 from koffline.data.table.episodes import assemble, begins_episode
 from koffline.data.table.mapping import MappingRequest
+from koffline.data.table.numbers import hashed_ids
 from koffline.data.table.readers import faults
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
 from koffline.data.table.rows import check_room, frame_bytes
 from koffline.data.table.survey import SHAPE_KEY, Table, prepare_table
-from koffline.data.table.values import TableCounts, hashed
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import Location, atomic_file
@@ -140,37 +141,41 @@ def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     episode begins.
     """
     waiting = pl.DataFrame(schema=table.rows.schema)
-    cut = 0  # the last row of `waiting` at which an episode begins
-    taken = 0  # bytes
+    cut = 0  # the last place in `waiting` at which an episode may begin
+    n_bytes = 0
     for frame in table.rows.frames(again=True):
-        above = max(waiting.height - 1, 0)
-        taken += frame_bytes(frame, table.rows.itemsize)
-        check_room(taken, _SPLIT)
+        # The last waiting row shows whether its episode goes on in the new rows.
+        last = max(waiting.height - 1, 0)
+        n_bytes += frame_bytes(frame, table.rows.itemsize)
+        check_room(n_bytes, _SPLIT)
         waiting = waiting.vstack(frame)
-        starts = _starts(waiting[above:], table)
-        if len(starts):
-            cut = above + int(starts[-1])
+        places = _places_to_cut(waiting[last:], table)
+        if len(places):
+            cut = last + int(places[-1])
         if waiting.height >= piece_rows and cut:
             yield waiting[:cut]
             waiting = waiting[cut:]
             cut = 0
-            taken = frame_bytes(waiting, table.rows.itemsize)
+            n_bytes = frame_bytes(waiting, table.rows.itemsize)
     if waiting.height:
         yield waiting
 
 
-def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
-    """Numbers of the rows, except the first, at which an episode begins.
+def _places_to_cut(frame: pl.DataFrame, table: Table) -> np.ndarray:
+    """Numbers of the rows, in rising order, above which rows (N,) may be cut because an
+    episode begins there; never 0, for what is above the first row is not known.
 
-    Without an episode column, raises DataError if rows are not in time order, because
-    then nothing tells which rows belong together.
+    Where every row stands alone, only N, below the last row. Without an episode column,
+    raises DataError if rows are not in time order, because then nothing tells which
+    rows belong together.
     """
     roles = table.roles
     if table.stands_alone:
         return np.asarray([frame.height])
     if roles.episode is not None:
-        column = frame[roles.episode]
-        return np.flatnonzero((column != column.shift()).fill_null(False).to_numpy())
+        ids = frame[roles.episode]
+        is_new = (ids != ids.shift()).fill_null(False)
+        return np.flatnonzero(is_new.to_numpy())
     if roles.time is not None:
         times = frame[roles.time]
         if (times <= times.shift()).any():
@@ -240,7 +245,7 @@ def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
             stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths
         ]
         for frame in table.rows.frames(again=True):
-            ids = pl.DataFrame([hashed(frame[table.roles.episode or ""])])
+            ids = pl.DataFrame([hashed_ids(frame[table.roles.episode or ""])])
             numbered = ids.join(parts, on="id", how="left", maintain_order="left")
             by_part = frame.with_columns(numbered["part"].alias(_PART)).partition_by(
                 _PART, include_key=False, as_dict=True

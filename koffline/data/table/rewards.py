@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.table.mapping import PREVIOUS, TableMapping
-from koffline.data.table.values import number_type
+from koffline.data.table.numbers import number_type
 from koffline.errors import counted
 
 _FEWEST = 3  # fewer rewards of another size may be chance

@@ -16,18 +16,18 @@ from koffline.data.columns import in_natural_order, natural_key
 from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
+from koffline.data.table.names import is_pattern
+from koffline.data.table.problems import Problems
 from koffline.data.table.rows import TableRows
-from koffline.data.table.texts import doubtful_spellings, one_spelling
-from koffline.data.table.values import (
+from koffline.data.table.text_ways import (
     DECIMAL_COMMAS,
     FLAGS_OR_IDS,
     NUMBERS,
     TEXT_WAYS,
     WHOLE,
-    Problems,
-    is_pattern,
     unread,
 )
+from koffline.data.table.texts import doubtful_spellings, one_spelling
 from koffline.errors import DataError, listed
 
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula

@@ -17,14 +17,10 @@ from koffline.data import remote
 from koffline.data.kinds import NPZ
 from koffline.data.raw import SHARED
 from koffline.data.table.arrow_frames import check_times
+from koffline.data.table.missing import is_missing_word
+from koffline.data.table.names import ID_NAME
 from koffline.data.table.readers import Reader, table_reader, unpacked_bytes, width_of
-from koffline.data.table.values import (
-    DECIMAL_COMMAS,
-    ID_NAME,
-    NUMBERS,
-    as_read,
-    is_missing_word,
-)
+from koffline.data.table.text_ways import DECIMAL_COMMAS, NUMBERS, as_read
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import (
     EXPANSION,

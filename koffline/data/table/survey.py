@@ -24,9 +24,13 @@ from koffline.data.spaces import (
 )
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
-from koffline.data.table import values
+from koffline.data.table.counts import TableCounts
+from koffline.data.table.flag_values import read_flags
 from koffline.data.table.last_rows import rlds_flag
 from koffline.data.table.mapping import Formula, TableMapping
+from koffline.data.table.missing import without_values
+from koffline.data.table.numbers import category_features, hashed_ids, number_type
+from koffline.data.table.problems import Problems
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
 from koffline.data.table.rows import (
@@ -36,8 +40,8 @@ from koffline.data.table.rows import (
     shared_ids,
     split_ids,
 )
+from koffline.data.table.text_ways import LOCAL, as_read
 from koffline.data.table.texts import TextCensus, spelling_note
-from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
 
@@ -268,7 +272,7 @@ def _observation_type(roles: TableMapping, types: Mapping[str, Any]) -> Any:
         for column in (*roles.observations, *roles.next_observations)
     ]
     # imputed means are not whole numbers
-    return values.number_type(kinds, bytes_stay=not roles.impute)
+    return number_type(kinds, bytes_stay=not roles.impute)
 
 
 def _computed_columns(
@@ -286,13 +290,13 @@ def _computed_columns(
             continue
         column = pl.col(name)
         if name in table.texts:
-            column = values.as_read(name, table.texts[name])
+            column = as_read(name, table.texts[name])
         if name in table.roles.action and table.roles.no_action:
-            column = values.without(column, table.roles.no_action).alias(name)
+            column = without_values(column, table.roles.no_action).alias(name)
         columns.append(column)
     columns += [formula.value for formula in table.formulas]
     for name, encoding in table.encodings.items():
-        columns += values.features(name, encoding, spelled[name])
+        columns += category_features(name, encoding, spelled[name])
     return columns
 
 
@@ -439,7 +443,7 @@ def _open_questions(table: Table) -> list[str]:
 def _has_local_times(table: Table) -> bool:
     """Whether times are given without a UTC offset."""
     time = table.roles.time or ""
-    if table.texts.get(time) == values.LOCAL:
+    if table.texts.get(time) == LOCAL:
         return True
     kind = table.rows.schema.get(time)
     return isinstance(kind, pl.Datetime) and kind.time_zone is None
@@ -531,7 +535,7 @@ def _runs_of_ids(frame: pl.DataFrame, episode: str, time: str | None) -> pl.Data
         start = frame[time].to_physical()
     else:
         start = pl.repeat(0, frame.height, eager=True)
-    keys = pl.DataFrame([values.hashed(frame[episode]), start.alias("start")])
+    keys = pl.DataFrame([hashed_ids(frame[episode]), start.alias("start")])
     by_run = keys.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
     return by_run.agg(pl.first("id"), pl.len().alias("rows"), pl.min("start"))
 
@@ -655,7 +659,7 @@ def _check_counts(table: Table) -> None:
     if table.is_own:
         return
     _check_episodes(table)
-    if not table.problems.found:
+    if not table.problems.sentences:
         _check_formulas_of_flags(table)
     for sentence in table.census.problems(table.roles):
         table.problems.add(sentence)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from koffline.data.table.mapping import Formula, TableMapping, equals_text
-from koffline.data.table.values import is_missing_word
+from koffline.data.table.missing import is_missing_word
 from koffline.errors import counted, listed
 
 _FLAGS = ("true", "false")
