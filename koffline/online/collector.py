@@ -1,36 +1,23 @@
-"""Acting and data collection for K runs, in iterations of equal length, cut into paths;
-the trust region.
-
-The trust region sets the divergence coefficient from the returns of the last episodes.
-(Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019,
-sec:exp_detail)
+"""Acting and data collection for K runs, in iterations of equal length, cut into
+paths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float
 
 from koffline.envs.make import Copies
 from koffline.online.config import WINDOW, OnlineConfig
 from koffline.online.networks import AgentStack, Shape
 from koffline.online.paths import Generators, Paths
+from koffline.online.trust_region import Episodes
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
-PerRun = Float[np.ndarray, " run"]
-Coefficients = Float[np.ndarray, " *run"]
 _FIRST_LENGTH = 64
-LARGEST = 1000.0
-_AT_ONCE = (5, 5, 4)  # 14 halvings in three steps, of 31, 31 and 15 points
-FEWEST_EPISODES = 8
-BEFORE = 500.0  # coefficient with at most FEWEST_EPISODES episodes
-SMOOTHING = 0.99
-# return in the environment's units and length of ended ones, in order
-Episodes = list[tuple[float, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,87 +284,3 @@ class Collector:
 def vectors(observations: np.ndarray) -> np.ndarray:
     """Observations of any shape as (n, d) in double precision."""
     return observations.reshape(len(observations), -1).astype(np.float64)
-
-
-def divergence(
-    returns: Float[np.ndarray, "*run episode"], coefficient: Coefficients
-) -> Coefficients:
-    """D(λ) = E_w[G/λ] − log mean exp(G/λ), w ∝ exp(G/λ): KL from uniform weights to w;
-    falls with λ.
-    """
-    scaled = returns / np.asarray(coefficient)[..., None]
-    shifted = scaled - scaled.max(axis=-1, keepdims=True)
-    weights = np.exp(shifted)
-    total = weights.sum(axis=-1)
-    mean = (weights * shifted).sum(axis=-1) / total
-    return np.asarray(mean - np.log(total / returns.shape[-1]))
-
-
-def solve_coefficients(
-    returns: Float[np.ndarray, "run episode"], allowed: PerRun
-) -> PerRun:
-    """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 bisections: exact to
-    0.03.
-
-    returns: of each run's last episodes; allowed: nats. With at most 8 episodes λ is
-    500.
-    """
-    if returns.shape[1] <= FEWEST_EPISODES:
-        return np.full(len(returns), BEFORE)
-    # D falls with λ, so that several halvings are one evaluation at equidistant points.
-    low = np.zeros(len(returns))
-    width = LARGEST
-    for halvings in _AT_ONCE:
-        width /= 2.0**halvings
-        points = low[:, None] + width * np.arange(1, 2**halvings)
-        repeated = np.broadcast_to(returns[:, None], (*points.shape, returns.shape[1]))
-        low = low + width * np.count_nonzero(
-            divergence(repeated, points) > allowed[:, None], axis=1
-        )
-    return low + 0.5 * width
-
-
-class TrustRegion:
-    """Divergence coefficient of each run, which slowly follows the solution for its
-    last episodes.
-
-    A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): more divergence
-    is allowed than weighted episodes can have (the log of their number); the
-    coefficient then falls to kl_coef.
-    """
-
-    kept = ("kl_coef", "wanted")
-
-    def __init__(self, configs: Sequence[OnlineConfig]) -> None:
-        self._is_on = np.array([c.max_divergence is not None for c in configs])
-        self._least = np.array([c.kl_coef for c in configs])
-        self.kl_coef = np.where(
-            self._is_on, [c.kl_coef_initial for c in configs], self._least
-        )
-        self.wanted = np.where(self._is_on, BEFORE, self._least)
-        self.is_inert = np.zeros(len(configs), dtype=bool)
-        self._reward_scale = np.array([c.reward_scale for c in configs])
-        self._max_divergence = np.array([c.max_divergence or 0.0 for c in configs])
-        self._is_per_step = np.array([c.divergence_per == "step" for c in configs])
-
-    def update(self, recent: Sequence[Episodes], changed: np.ndarray) -> None:
-        """Update after an iteration. recent: each run's last episodes; changed (K,):
-        where one ended.
-        """
-        by_count: dict[int, list[int]] = {}
-        for run in np.flatnonzero(changed & self._is_on).tolist():
-            by_count.setdefault(len(recent[run]), []).append(run)
-        for runs in by_count.values():
-            returns, lengths = np.array(
-                [recent[run] for run in runs], dtype=float
-            ).transpose(2, 0, 1)
-            length = np.where(self._is_per_step[runs], lengths.mean(axis=1), 1.0)
-            allowed = self._max_divergence[runs] * length
-            self.is_inert[runs] = allowed >= np.log(returns.shape[1])
-            self.wanted[runs] = solve_coefficients(
-                returns * self._reward_scale[runs][:, None], allowed
-            )
-        moved = np.maximum(
-            SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least
-        )
-        self.kl_coef = np.where(self._is_on, moved, self._least)

@@ -52,9 +52,9 @@ class Learner:
             [c.kernel_inputs == "state_action" for c in configs]
         )
         self._rows_of = _rows_by([c.critic.removesuffix("_slow") for c in configs])
-        self._slow = _rows_by([c.critic in ("fvi", "kloss_slow") for c in configs]).get(
-            True
-        )
+        # The runs whose windows end in values of the slow copies; None without any.
+        has_slow_end = [c.critic in ("fvi", "kloss_slow") for c in configs]
+        self._slow = _rows_by(has_slow_end).get(True)
         self._through_end = self._column(
             [c.critic in ("rg", "kloss", "memory") for c in configs]
         )
@@ -99,11 +99,9 @@ class Learner:
             self.diverged |= broken.squeeze(1).numpy()
             # permanently, because Adam's momentum would go on
             self._rates.masked_fill_(broken, 0.0)
-        gradient.mul_(
-            (self._largest_norm / whole.clamp(min=1e-30))
-            .clamp_(max=1.0)
-            .nan_to_num_(nan=1.0)
-        )
+        # Gradients longer than the largest norm are shortened to it.
+        factor = (self._largest_norm / whole.clamp(min=1e-30)).clamp_(max=1.0)
+        gradient.mul_(factor.nan_to_num_(nan=1.0))
         self._adam.update(self.online.flat, gradient, self._rates)
         return {name: part.double() for name, part in {**diagnostics, **norms}.items()}
 
@@ -145,36 +143,48 @@ class Learner:
     def _critic(
         self, evaluated: critics.Residual, batch: Minibatch, coefficients: Tensor
     ) -> CriticGradient:
-        """Gradient of each run by its own critic."""
-        residual = evaluated.windows
-        valid = evaluated.values.valid
-        parts: list[tuple[Rows, CriticGradient]] = []
+        """Loss (K,) and slope (K, M) in the residuals of M windows, of each run by its
+        own critic: the kernel loss, the remembered kernel loss, else the squared error.
+
+        coefficients (2, K, 1): τ and λ.
+        """
+        by_kernel: list[tuple[Rows, CriticGradient]] = []
         rows = self._rows_of.get("kloss")
         if rows is not None:
-            inputs = self._kernel_inputs(batch, rows)
-            kept = valid[rows]
-            gram = critics.gaussian_gram(inputs, kept, self._bandwidth_scale[rows])
-            gradient = critics.kernel_gradient(
-                residual[rows], kept, gram, self._diag_weight[rows]
-            )
-            parts.append((rows, gradient))
+            by_kernel.append((rows, self._kernel_gradient(evaluated, batch, rows)))
         rows = self._rows_of.get("memory")
         if rows is not None and self._remembered is not None:
-            inputs = self._kernel_inputs(batch, rows)
-            gradient = self._remembered.gradient(
-                residual[rows],
+            remembered = self._remembered.gradient(
+                evaluated.windows[rows],
                 batch.of(rows),
-                inputs,
+                self._kernel_inputs(batch, rows),
                 now=self.networks.of(rows),
                 coefficients=coefficients[:, rows],
             )
-            parts.append((rows, gradient))
-        if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
-            return parts[0][1]
-        whole = critics.squared_error_gradient(residual, valid)
-        for rows, part in parts:
-            whole.loss[rows], whole.slope[rows] = part
-        return whole
+            by_kernel.append((rows, remembered))
+        if len(by_kernel) == 1:
+            _, gradient = by_kernel[0]
+            if len(gradient.loss) == len(evaluated.windows):  # of all runs
+                return gradient
+        of_all_runs = critics.squared_error_gradient(
+            evaluated.windows, evaluated.values.valid
+        )
+        for rows, gradient in by_kernel:
+            of_all_runs.loss[rows] = gradient.loss
+            of_all_runs.slope[rows] = gradient.slope
+        return of_all_runs
+
+    def _kernel_gradient(
+        self, evaluated: critics.Residual, batch: Minibatch, rows: Rows
+    ) -> CriticGradient:
+        """Loss (R,) and slope (R, M) of the kernel loss of the runs ``rows``."""
+        valid = evaluated.values.valid[rows]
+        gram = critics.gaussian_gram(
+            self._kernel_inputs(batch, rows), valid, self._bandwidth_scale[rows]
+        )
+        return critics.kernel_gradient(
+            evaluated.windows[rows], valid, gram, self._diag_weight[rows]
+        )
 
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
         """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete

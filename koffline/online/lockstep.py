@@ -25,11 +25,12 @@ from torch import Tensor
 
 from koffline.checkpoints import restored, state_of
 from koffline.envs.make import Copies
-from koffline.online.collector import Actor, Collector, TrustRegion, vectors
+from koffline.online.collector import Actor, Collector, vectors
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.learner import Exploration, Learner
 from koffline.online.networks import Agent, AgentStack, InputMoments, Networks, Shape
 from koffline.online.paths import PathReplay, Paths
+from koffline.online.trust_region import TrustRegion
 
 # iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 _DECAY_ITERATIONS = 2500

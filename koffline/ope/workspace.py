@@ -422,9 +422,8 @@ def open_workspace(
         states = log.sample.transitions.observations[:_STATES_TO_ANSWER]
         answers = _checked_answers(policy, states)
         if stream.partial is not None and not log.is_whole:
-            log = dataclasses.replace(
-                log, answers=policy.name.encode() + answers.tobytes()
-            )
+            identity = policy.name.encode() + answers.tobytes()
+            log = dataclasses.replace(log, policy_identity=identity)
         yield Workspace(log, policy, settings, initial_observations)
 
 

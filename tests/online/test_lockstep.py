@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.online.collector import TrustRegion, solve_coefficients
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.paths import replay_transitions
+from koffline.online.trust_region import TrustRegion, solve_coefficients
 from tests.online import lockstep_runs
 from tests.online import reference_trust_pcl as reference
 from tests.online.lockstep_runs import ENVIRONMENTS, SMALL, iterate, make_runs, playing

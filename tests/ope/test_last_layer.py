@@ -27,7 +27,7 @@ from koffline.ope.networks.resampling import (
     Resampling,
     cut_shares,
     make_table,
-    stops_at,
+    stop_probabilities,
 )
 from koffline.ope.networks.systems import accumulate_systems, logged_of_part
 from koffline.ope.workspace import open_workspace
@@ -97,11 +97,11 @@ def test_minimiser_solves_the_ridged_least_squares_problem(
     problem, network, table, instruments, weights = asked(kind, critics)
     weights[:, ::7] = 0.0
     resampling = Resampling.draw(problem, 1, 1, seed=0)
-    stops = cut_shares(problem)
+    cuts_by_step = cut_shares(problem)
     steps = problem.steps
     unit = np.repeat(np.arange(len(problem.lengths)), problem.lengths)
-    logged = logged_of_part(network, resampling, 0.9, stops, problem)
-    stopped = stops_at(problem, stops)
+    logged = logged_of_part(network, resampling, 0.9, cuts_by_step, problem)
+    stopped = stop_probabilities(problem, cuts_by_step)
     system = accumulate_systems(network, table, instruments, weights)
     solved = last_layer(minimise_kernel_loss(network, system, 1e-2)).numpy()
     psi = instruments(table.kernel_inputs).numpy()

@@ -64,30 +64,19 @@ class BlockSampler:
         self._seed = seed
         self._part = part
         sizes = [shard.rows for shard in log.shards]
-        # compromise: many blocks per pool mix well, large blocks are read fast
-        wanted = min(
-            _MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, pool_rows // _WANTED_BLOCKS)
-        )
-        size = min(
-            block_rows or max(1, min(wanted, pool_rows // _LEAST_BLOCKS)),
-            max(sizes),
-            pool_rows,
-        )
+        wanted = block_rows or _usual_block_rows(pool_rows)
+        size = min(wanted, max(sizes), pool_rows)
         self._blocks = [
             (shard, start, min(start + size, count))
             for shard, count in enumerate(sizes)
             for start in range(0, count, size)
         ]
-        self._in_pool = min(max(1, pool_rows // size), len(self._blocks))
+        self._blocks_of_pool = min(max(1, pool_rows // size), len(self._blocks))
         self.block_rows = size
-        self.pool_rows = self._in_pool * size
-        self._identity = [
-            len(log),
-            size,
-            self._in_pool,
-            seed,
-            None if part is None else repr(part),
-        ]
+        self.pool_rows = self._blocks_of_pool * size
+        part_text = None if part is None else repr(part)
+        # what a state must agree with to be restored
+        self._identity = [len(log), size, self._blocks_of_pool, seed, part_text]
         self._columns: dict[str, np.ndarray] = {}
         # number of the pool, and of its rows drawn so far
         self._pool = -1
@@ -101,21 +90,22 @@ class BlockSampler:
         ``next_actions`` (B, ...): actions of the next row in the same episode, else the
         row's own.
         """
+        # A batch of several pieces begins in one pool and ends in another.
         pieces: list[dict[str, np.ndarray]] = []
-        while count:
-            # a pool may have no row of the part; the log has some
+        n_missing = count
+        while n_missing:
+            # a pool may have no row of the part; the log has at least one
             while self._drawn == len(self._order):
                 self._pool += 1
                 self._fill()
-            rows = self._order[self._drawn : self._drawn + count]
-            pieces.append(
-                {
-                    name: column.take(rows, axis=0)
-                    for name, column in self._columns.items()
-                }
-            )
+            rows = self._order[self._drawn : self._drawn + n_missing]
+            piece = {
+                name: column.take(rows, axis=0)
+                for name, column in self._columns.items()
+            }
+            pieces.append(piece)
             self._drawn += len(rows)
-            count -= len(rows)
+            n_missing -= len(rows)
         if len(pieces) == 1:
             return pieces[0]
         return {
@@ -147,52 +137,70 @@ class BlockSampler:
 
     def _fill(self) -> None:
         """Read the blocks of the pool and shuffle its rows."""
-        epoch, first = divmod(self._pool * self._in_pool, len(self._blocks))
+        n_blocks = self._blocks_of_pool
+        epoch, first = divmod(self._pool * n_blocks, len(self._blocks))
         # a pool may begin in one epoch and end in the next
         order = np.concatenate([self._order_in(epoch), self._order_in(epoch + 1)])
-        # each file is opened once
-        chosen = np.sort(order[first : first + self._in_pool])
+        # in the order of the shards, so that each file is opened once
+        numbers = np.sort(order[first : first + n_blocks])
         generator = np.random.default_rng((self._seed, _ROWS, self._pool))
         turns = []
-        count = 0
-        blocks = (self._blocks[block] for block in chosen)
+        n_rows = 0
+        blocks = (self._blocks[number] for number in numbers)
         for shard, ranges in itertools.groupby(blocks, lambda block: block[0]):
             with self._log.open_shard(shard) as opened:
                 for _, start, stop in ranges:
-                    columns = self._read(opened, shard, start, stop)
+                    columns = self._read_block(opened, shard, start, stop)
+                    self._put(columns, n_rows)
                     size = len(columns["rewards"])
-                    for name, values in columns.items():
-                        if name not in self._columns:
-                            self._columns[name] = np.empty(
-                                (self.pool_rows, *values.shape[1:]), values.dtype
-                            )
-                        self._columns[name][count : count + size] = values
-                    # every stretch of the pool has about one row of each block, in
-                    # random order
+                    n_rows += size
+                    # A row's turn in (0, 1): every stretch of the pool has about one
+                    # row of each block, in random order.
                     places = generator.permutation(size) + generator.random(size)
                     turns.append(places / max(size, 1))
-                    count += size
         self._order = np.argsort(np.concatenate(turns))
         self._drawn = 0
+
+    def _put(self, columns: dict[str, np.ndarray], place: int) -> None:
+        """Copy a block's columns into the pool from row ``place`` on."""
+        for name, values in columns.items():
+            if name not in self._columns:
+                shape = (self.pool_rows, *values.shape[1:])
+                self._columns[name] = np.empty(shape, values.dtype)
+            self._columns[name][place : place + len(values)] = values
 
     def _order_in(self, epoch: int) -> np.ndarray:
         """Numbers of all blocks in the random order of an epoch."""
         generator = np.random.default_rng((self._seed, _ORDER, epoch))
         return generator.permutation(len(self._blocks))
 
-    def _read(
+    def _read_block(
         self, opened: OpenShard, shard: int, start: int, stop: int
     ) -> dict[str, np.ndarray]:
-        """Columns of those rows of a block that belong to the part."""
-        count = stop - start
-        below = int(stop < self._log.shards[shard].rows)
-        block = opened.block(start, stop + below)
-        rows = np.arange(count)
+        """Columns, `DRAWN` and ``next_actions``, of those rows of a block that belong
+        to the part.
+
+        The block is the rows from start to stop of the shard with this number.
+        """
+        n_rows = stop - start
+        # With the row below, for the next action of the last row.
+        last = min(stop + 1, self._log.shards[shard].rows)
+        rows_read = opened.block(start, last)
+        rows = np.arange(n_rows)
         if self._part is not None:
-            rows = np.flatnonzero(self._part.holds(shard, block.units[:count]))
-        columns = {name: getattr(block, name).take(rows, axis=0) for name in DRAWN}
-        goes_on = ~last_rows(block.columns)
-        return {
-            **columns,
-            "next_actions": block.actions.take(rows + goes_on[rows], axis=0),
-        }
+            rows = np.flatnonzero(self._part.holds(shard, rows_read.units[:n_rows]))
+        columns = {name: getattr(rows_read, name).take(rows, axis=0) for name in DRAWN}
+        # the next row in the same episode, else the row itself
+        goes_on = ~last_rows(rows_read.columns)
+        next_rows = rows + goes_on[rows]
+        columns["next_actions"] = rows_read.actions.take(next_rows, axis=0)
+        return columns
+
+
+def _usual_block_rows(pool_rows: int) -> int:
+    """Rows of a block by default, a compromise: many blocks per pool mix well, large
+    blocks are read fast.
+    """
+    wanted = pool_rows // _WANTED_BLOCKS
+    wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, wanted))
+    return max(1, min(wanted, pool_rows // _LEAST_BLOCKS))

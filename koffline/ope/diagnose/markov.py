@@ -261,11 +261,19 @@ def drift_shift(
 
     The drift is linear in the episode's number. values: as in `memory_shift`.
     """
-    # of variance one
-    place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))[:, None]
+    # The drift at each episode: from the first to the last one a line of mean zero and
+    # variance one.
+    drift = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))
     rows = _tested_rows(problem)
-    of_rows = np.repeat(place, problem.lengths, axis=0)[rows]
-    memory = _Memory(of_rows, of_rows, first=place[-1:], of_both=False)
+    drift_of_rows = np.repeat(drift, problem.lengths)[rows, None]
+    # The next row belongs to the same episode, and the value is that of an episode
+    # begun where the log ends.
+    memory = _Memory(
+        before=drift_of_rows,
+        after=drift_of_rows,
+        first=drift[-1:, None],
+        of_both=False,
+    )
     return _shift(problem, values, seed, rows, memory)
 
 
@@ -284,8 +292,10 @@ def group_shift(
     wrong value for one that does.
     """
     rows = _tested_rows(problem)
-    of_rows = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
-    memory = _Memory(of_rows, of_rows, first=np.ones((1, 1)), of_both=False)
+    is_member = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
+    memory = _Memory(
+        before=is_member, after=is_member, first=np.ones((1, 1)), of_both=False
+    )
     shift = _shift(problem, values, seed, rows, memory)
     if shift is None:
         return None
@@ -310,101 +320,206 @@ def _shift(
     rows: Int[np.ndarray, " row"],
     memory: _Memory,
 ) -> Shift | None:
-    """Shift by h, from these rows and the memory at them; None for few episodes."""
+    """Shift by h, from these rows and the memory at them; None for few clusters.
+
+    values, seed: as in `memory_shift`.
+    """
     unit = np.searchsorted(problem.episode_starts, rows, side="right") - 1
-    clusters, place = np.unique(problem.clusters[unit], return_inverse=True)
-    units = len(clusters)
-    if units < _LEAST_UNITS:
+    clusters, cluster_of_row = np.unique(problem.clusters[unit], return_inverse=True)
+    n_clusters = len(clusters)
+    if n_clusters < _LEAST_UNITS:
         return None
-    omega = _weights(problem, rows, memory, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    omega = _centred_ratios(problem, rows, memory, generator)
     rewards = problem.rewards[rows] * problem.reward_scale
     discounts = problem.discounts[rows]
     weights = problem.row_weights[rows]
     residual = rewards + discounts * values.later[rows] - values.now[rows]
-    by_unit = np.bincount(place, weights=weights * omega * residual)
-    error = math.sqrt(units) * float(by_unit.std(ddof=1)) / float(weights.sum())
-    return Shift(float(by_unit.sum() / weights.sum()), error, units)
+    sums = np.bincount(cluster_of_row, weights=weights * omega * residual)
+    total_weight = weights.sum()
+    error = math.sqrt(n_clusters) * float(sums.std(ddof=1)) / float(total_weight)
+    return Shift(
+        value=float(sums.sum() / total_weight), standard_error=error, units=n_clusters
+    )
 
 
-def _weights(
+def _centred_ratios(
     problem: EvaluationProblem,
     rows: Int[np.ndarray, " row"],
     memory: _Memory,
     generator: torch.Generator,
 ) -> Float[np.ndarray, " row"]:
-    """ω̃ of rows: the part of LSTD-Q's dual, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that
-    depends on (x, h).
+    """ω̃ of rows: the part of LSTD-Q's dual αᵀf(x, h) that depends on h given x.
 
-    f: φ(x) and η(x, h) side by side. φ are random features of x, x itself and a one.
+    α solves αᵀ E[f (f − discount f')ᵀ] = E f(x0), f' being the mean over the policy's
+    actions in the next state.
     """
+    features = _draw_features_of_rows(problem.kernel_inputs[rows], memory, generator)
+    second, system = _sums_over_rows(problem, rows, memory, features, generator)
+    start = torch.zeros(())
+    for b in blocks(len(problem.start_weights), _BLOCK):
+        chosen = _policy_rows(
+            problem.start_inputs, problem.start_probabilities, b, generator
+        )
+        weights = torch.as_tensor(problem.start_weights[b])
+        start = start + weights @ features.expected(chosen, memory.first)
+    total = problem.row_weights[rows].sum()
+    alpha = _dual_beyond_x(
+        second=second / total,
+        system=system / total,
+        start=start / problem.start_weights.sum(),
+        n_phi=features.n_phi,
+    )
     inputs = problem.kernel_inputs[rows]
-    of_row = _draw_features(inputs, generator)
-    if memory.of_both:
-        of_both = _draw_features(np.hstack([inputs, memory.before]), generator)
-    else:
-        of_both = None
+    ratios = [
+        features.at(inputs[b], memory.before[b]) @ alpha
+        for b in blocks(len(rows), _BLOCK)
+    ]
+    return torch.cat(ratios).numpy()
 
-    def features(places: Any, memories: Any) -> Float[Tensor, "*m feature"]:
-        """f(x, h) at places x (..., d) with memories h (..., k)."""
-        x = torch.as_tensor(places)
-        h = torch.as_tensor(memories)
-        phi = torch.cat((of_row(x), x, torch.ones_like(x[..., :1])), dim=-1)
-        if of_both is None:
-            eta = h * phi
-        else:
-            eta = of_both(torch.cat((x, h), dim=-1))
-        return torch.cat((phi, eta), dim=-1)
 
-    def expected(acted: _ActedRows, memories: np.ndarray) -> Float[Tensor, "m feature"]:
-        """Mean of f over the policy's actions; memories (M, h), or one of all (1, h)."""
-        count, draws = acted.shares.shape
-        h = torch.as_tensor(memories).unsqueeze(1).expand(count, draws, -1)
-        parts = []
-        for b in blocks(count, _AT_ONCE):
-            of_draws = features(acted.rows[b], h[b])
-            parts.append((of_draws * acted.shares[b].unsqueeze(-1)).sum(dim=1))
-        return torch.cat(parts)
-
+def _sums_over_rows(
+    problem: EvaluationProblem,
+    rows: Int[np.ndarray, " row"],
+    memory: _Memory,
+    features: _Features,
+    generator: torch.Generator,
+) -> tuple[Float[Tensor, "feature feature"], Float[Tensor, "feature feature"]]:
+    """Σ w f fᵀ and Σ w f (f − discount f')ᵀ over rows, with their weights w."""
+    inputs = problem.kernel_inputs[rows]
     second = torch.zeros(())
     system = torch.zeros(())
     for b in blocks(len(rows), _BLOCK):
-        now = features(inputs[b], memory.before[b])
-        acted = _act(
+        now = features.at(inputs[b], memory.before[b])
+        chosen = _policy_rows(
             problem.next_inputs, problem.next_probabilities, rows[b], generator
         )
-        later = expected(acted, memory.after[b])
+        later = features.expected(chosen, memory.after[b])
         weighted = now.mT * torch.as_tensor(problem.row_weights[rows[b]])
         discounts = torch.as_tensor(problem.discounts[rows[b]])
         second = second + weighted @ now
         system = system + weighted @ (now - discounts[:, None] * later)
-    start = torch.zeros(())
-    for b in blocks(len(problem.start_weights), _BLOCK):
-        acted = _act(problem.start_inputs, problem.start_probabilities, b, generator)
-        weights = torch.as_tensor(problem.start_weights[b])
-        start = start + weights @ expected(acted, memory.first)
-    total = problem.row_weights[rows].sum()
-    count = _FEATURES + inputs.shape[1] + 1  # features φ
-    second = second / total
-    system = system / total
-    start = start / problem.start_weights.sum()
+    return second, system
 
-    centred = torch.eye(len(start), dtype=torch.float64)  # f @ centred: φ, η − E[η | x]
-    of_phi = second[:count, :count]
-    ridge = _CENTRING_RIDGE * of_phi.diagonal().mean() * torch.eye(count)
-    centred[:count, count:] = -torch.linalg.solve(
-        of_phi + ridge, second[:count, count:]
+
+def _dual_beyond_x(
+    second: Float[Tensor, "feature feature"],
+    system: Float[Tensor, "feature feature"],
+    start: Float[Tensor, " feature"],
+    n_phi: int,
+) -> Float[Tensor, " feature"]:
+    """Coefficients α of ω̃ in the features f: the dual's part in η − E[η | x].
+
+    second: E f fᵀ. system: E f (f − discount f')ᵀ. start: E f(x0). n_phi: number of the
+    features φ(x), which come first.
+    """
+    # f @ centred: φ, and η less its ridge regression on φ
+    centred = torch.eye(len(start), dtype=torch.float64)
+    of_phi = second[:n_phi, :n_phi]
+    ridge = _CENTRING_RIDGE * of_phi.diagonal().mean() * torch.eye(n_phi)
+    centred[:n_phi, n_phi:] = -torch.linalg.solve(
+        of_phi + ridge, second[:n_phi, n_phi:]
     )
     system = centred.mT @ system @ centred
     system = system + _RIDGE * second.diagonal().clamp_min(1e-12).diag()
     dual = torch.linalg.solve(system.mT, centred.mT @ start)
-    dual[:count] = 0.0
-    alpha = centred @ dual
-    return torch.cat(
-        [
-            features(inputs[b], memory.before[b]) @ alpha
-            for b in blocks(len(rows), _BLOCK)
-        ]
-    ).numpy()
+    # What depends on x alone is left out.
+    dual[:n_phi] = 0.0
+    return centred @ dual
+
+
+@dataclass(frozen=True, eq=False)
+class _PolicyRows:
+    """``rows`` (b, m, x): (s, a) with m of the policy's actions a in each of b states;
+    ``probabilities`` (b, m): of each, with sum one.
+    """
+
+    rows: Float[Tensor, "block draw x"]
+    probabilities: Float[Tensor, "block draw"]
+
+
+def _policy_rows(
+    inputs: np.ndarray,
+    probabilities: np.ndarray | None,
+    block: np.ndarray | slice,
+    generator: torch.Generator,
+) -> _PolicyRows:
+    """The policy's actions in a block of the N next or start states.
+
+    inputs: (N, m, x) states beside m draws of continuous actions, of which 8 at most
+    are used; (N, 1, s) states alone if actions are discrete. probabilities (N, n): of
+    the n discrete actions, None for continuous ones. Of more than 8 discrete actions, 8
+    are drawn.
+    """
+    states = torch.as_tensor(inputs[block][:, :_MOST_DRAWS])
+    if probabilities is None:
+        draws = states.shape[1]
+        equal = torch.full(states.shape[:2], 1.0 / draws, dtype=torch.float64)
+        return _PolicyRows(states, equal)
+    shares = torch.as_tensor(probabilities[block])
+    n = shares.shape[1]
+    one_hot = torch.eye(n, dtype=torch.float64)
+    if n <= _MOST_DRAWS:
+        actions = one_hot.expand(len(states), -1, -1)
+    else:
+        drawn = torch.multinomial(
+            shares, _MOST_DRAWS, replacement=True, generator=generator
+        )
+        actions = one_hot[drawn]
+        shares = torch.full(drawn.shape, 1.0 / _MOST_DRAWS, dtype=torch.float64)
+    states_of_actions = states.expand(-1, actions.shape[1], -1)
+    return _PolicyRows(torch.cat((states_of_actions, actions), dim=2), shares)
+
+
+@dataclass(frozen=True, eq=False)
+class _Features:
+    """Features f(x, h) = (φ(x), η(x, h)), side by side.
+
+    φ are random features of x (``of_x``), x itself and a one: ``n_phi`` numbers. η are
+    random features of (x, h) (``of_x_and_h``), or h φ(x) where that is None.
+    """
+
+    of_x: Callable[[Tensor], Tensor]
+    of_x_and_h: Callable[[Tensor], Tensor] | None
+    n_phi: int
+
+    def at(self, places: Any, memories: Any) -> Float[Tensor, "*m feature"]:
+        """f(x, h) at places x (..., d) with memories h (..., k)."""
+        x = torch.as_tensor(places)
+        h = torch.as_tensor(memories)
+        phi = torch.cat((self.of_x(x), x, torch.ones_like(x[..., :1])), dim=-1)
+        if self.of_x_and_h is None:
+            eta = h * phi
+        else:
+            eta = self.of_x_and_h(torch.cat((x, h), dim=-1))
+        return torch.cat((phi, eta), dim=-1)
+
+    def expected(
+        self, chosen: _PolicyRows, memories: np.ndarray
+    ) -> Float[Tensor, "state feature"]:
+        """Mean of f over the policy's actions in M states; memories (M, h), or one for
+        all (1, h).
+        """
+        count, draws = chosen.probabilities.shape
+        h = torch.as_tensor(memories).unsqueeze(1).expand(count, draws, -1)
+        parts = []
+        for b in blocks(count, _AT_ONCE):
+            of_draws = self.at(chosen.rows[b], h[b])
+            probabilities = chosen.probabilities[b].unsqueeze(-1)
+            parts.append((of_draws * probabilities).sum(dim=1))
+        return torch.cat(parts)
+
+
+def _draw_features_of_rows(
+    inputs: Float[np.ndarray, "row d"], memory: _Memory, generator: torch.Generator
+) -> _Features:
+    """Draw the features for rows x and the memory at them."""
+    of_x = _draw_features(inputs, generator)
+    of_x_and_h = None
+    if memory.of_both:
+        both = np.hstack([inputs, memory.before])
+        of_x_and_h = _draw_features(both, generator)
+    return _Features(of_x, of_x_and_h, n_phi=_FEATURES + inputs.shape[1] + 1)
 
 
 def _draw_features(
@@ -417,44 +532,3 @@ def _draw_features(
     kernel = Gaussian(math.sqrt(2.0) * distance)
     features = random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
     return lambda places: math.sqrt(_FEATURES / 2) * features(places)
-
-
-@dataclass(frozen=True, eq=False)
-class _ActedRows:
-    """``rows`` (b, m, x): (s, a) with m of the policy's actions a in each state;
-    ``shares`` (b, m): probability of each.
-    """
-
-    rows: Float[Tensor, "block draw x"]
-    shares: Float[Tensor, "block draw"]
-
-
-def _act(
-    inputs: np.ndarray,
-    probabilities: np.ndarray | None,
-    block: np.ndarray | slice,
-    generator: torch.Generator,
-) -> _ActedRows:
-    """The policy's actions in a block of next or start states.
-
-    inputs (N, m, d): of the states, with draws of continuous actions. probabilities (N,
-    n): of discrete actions; None for continuous ones. Of many discrete actions, a few
-    are drawn.
-    """
-    states = torch.as_tensor(inputs[block][:, :_MOST_DRAWS])
-    if probabilities is None:
-        draws = states.shape[1]
-        equal = torch.full(states.shape[:2], 1.0 / draws, dtype=torch.float64)
-        return _ActedRows(states, equal)
-    shares = torch.as_tensor(probabilities[block])
-    n = shares.shape[1]
-    if n > _MOST_DRAWS:
-        drawn = torch.multinomial(
-            shares, _MOST_DRAWS, replacement=True, generator=generator
-        )
-        actions = torch.eye(n, dtype=torch.float64)[drawn]
-        shares = torch.full(drawn.shape, 1.0 / _MOST_DRAWS, dtype=torch.float64)
-    else:
-        actions = torch.eye(n, dtype=torch.float64).expand(len(states), -1, -1)
-    rows = torch.cat((states.expand(-1, actions.shape[1], -1), actions), dim=2)
-    return _ActedRows(rows, shares)

@@ -99,16 +99,16 @@ class Columns(Sums):
 class WorkingLog:
     """A log with some rows in memory: all of them (``is_whole``), or a sample of units.
 
-    ``answers``: bytes that identify the policy, so that a pass of a killed run can be
-    resumed. ``stops``: from `stop_shares`; late ends are already removed from the
-    sample.
+    ``policy_identity``: the policy's name and its answers in some states, by which the
+    saved sums of a killed run's pass are found again; empty if none are saved.
+    ``stops``: from `stop_shares`; late ends are already removed from the sample.
     """
 
     log: AnyLog
     sample: UnitSample
     stream: StreamSettings
     progress: Progress | None = None
-    answers: bytes = b""
+    policy_identity: bytes = b""
     stops: np.ndarray | None = None
 
     @property
@@ -217,7 +217,7 @@ class WorkingLog:
                 return None
             files = []
         rows = (log.metadata.sha256, names, files, items, plan.rows)
-        everything = (rows, self.answers, plan.summarise)
+        everything = (rows, self.policy_identity, plan.summarise)
         digest = hashlib.sha256(pickled(everything)).hexdigest()
         return Path(self.stream.partial) / f"{digest[:32]}{SAVED}"
 
@@ -296,30 +296,34 @@ class _DrawsOfPart:
     def _draw(
         self, states: np.ndarray, lengths: np.ndarray, longest: int, stream: int
     ) -> np.ndarray:
-        """Actions (N, count, k), drawn for a group of units at once.
+        """Actions (N, count, k) in states (N, ...), drawn for a group of units at once.
 
-        Which units form a group depends on their numbers in the log alone, and every
-        group has a generator of its own. The policy is asked about a batch of fixed
-        layout with ``longest`` places for each unit of the group, so that a state is
-        always in the same place; places without a state repeat some state of the group.
+        A policy draws an action from the noise of its place in the batch, and products
+        of matrices round by the batch's size. So that an action depends on the state's
+        place in the log alone, not on the part that is being read, the units whose
+        numbers in the log lie in one range form a group with a generator of its own,
+        and the policy is asked about a batch of the group's full size: ``longest``
+        places for each unit. Places that hold no state of this part are padded with a
+        state of the group, and what is drawn there is dropped.
 
         lengths (U,): states of each unit. longest: places of a unit. stream: number of
         the random stream.
         """
-        units = self.part.units
         units_of_group = max(1, _TOGETHER // longest)
         firsts = np.cumsum(lengths) - lengths
         steps = np.arange(len(states)) - np.repeat(firsts, lengths)
-        groups, slots = np.divmod(np.repeat(units, lengths), units_of_group)
+        unit_of_state = np.repeat(self.part.units, lengths)
+        groups, place_in_group = np.divmod(unit_of_state, units_of_group)
         group_starts = np.flatnonzero(np.diff(groups)) + 1
-        drawn = []
+        actions_of_groups = []
         for rows in np.split(np.arange(len(states)), group_starts):
             if units_of_group > 1:
                 size = units_of_group * longest
             else:
-                size = len(rows)
-            places = slots[rows] * longest + steps[rows]
-            batch = np.repeat(states[rows[:1]], size, axis=0)
+                size = len(rows)  # a unit of many rows; it is never divided
+            places = place_in_group[rows] * longest + steps[rows]
+            padding = states[rows[:1]]
+            batch = np.repeat(padding, size, axis=0)
             batch[places] = states[rows]
             generator = np.random.default_rng(
                 [self.seed, _DRAWS, stream, groups[rows[0]]]
@@ -327,8 +331,8 @@ class _DrawsOfPart:
             repeated = np.concatenate([batch] * self.count)
             actions = self.policy.sample(repeated, generator)
             by_draw = actions.reshape(self.count, size, -1)[:, places]
-            drawn.append(by_draw.swapaxes(0, 1))
-        return np.concatenate(drawn)
+            actions_of_groups.append(by_draw.swapaxes(0, 1))
+        return np.concatenate(actions_of_groups)
 
 
 def hold(

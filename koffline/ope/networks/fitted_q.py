@@ -289,11 +289,11 @@ def fit_value_functions(
 
     if fold is None:
         fold = partial(_apply, problem)
-    stops = None
+    cuts_by_step = None
     if is_cut and not problem.fixed_starts:
-        stops = cut_shares(problem)
+        cuts_by_step = cut_shares(problem)
     of_part = partial(
-        systems_of_part, network, instruments, resampling, settings.gamma, stops
+        systems_of_part, network, instruments, resampling, settings.gamma, cuts_by_step
     )
     systems: LinearSystems = fold(of_part)
     if problem.fixed_starts:  # start states of a part are meaningless then
@@ -305,7 +305,7 @@ def fit_value_functions(
         settings=settings,
         heads=_heads(network, systems, settings.ridge),
         systems=systems,
-        stops=stops,
+        cuts_by_step=cuts_by_step,
         bandwidth=bandwidth,
         instruments=instruments,
         record=record,

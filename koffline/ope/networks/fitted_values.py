@@ -78,7 +78,7 @@ class FittedValues:
 
     ``problem``: the rows that networks were trained on. ``fold`` sums over the whole
     log, whose effective number of units is ``units``. ``systems``: such sums.
-    ``stops``: as by `cut_shares`; None: no cuts.
+    ``cuts_by_step``: as by `cut_shares`; None: no cuts.
     """
 
     problem: EvaluationProblem
@@ -86,7 +86,7 @@ class FittedValues:
     settings: EvaluationSettings
     heads: dict[str, StackedMLP]
     systems: LinearSystems
-    stops: np.ndarray | None
+    cuts_by_step: np.ndarray | None
     bandwidth: float
     instruments: FourierFeatures
     record: FitRecord
@@ -155,15 +155,17 @@ class FittedValues:
         returns = self.systems.returns
         if returns is None:
             return None
-        if self.stops is not None:
+        if self.cuts_by_step is not None:
             groups = groups_of(self.record.network)
-            after_cuts = [self._after_cuts(group, self.stops) for group in groups]
+            after_cuts = [
+                self._after_cuts(group, self.cuts_by_step) for group in groups
+            ]
             returns = returns + torch.cat(after_cuts)
         values = returns / self.systems.starts.weights[..., 0]
         return np.asarray(values.numpy() * self.problem.reward_scale)
 
     def _after_cuts(
-        self, group: slice, stops: np.ndarray
+        self, group: slice, cuts_by_step: np.ndarray
     ) -> Float[Tensor, "replica 2"]:
         """Values after cuts by a group of replicas."""
         replicas = range(self.record.network.replicas)[group]
@@ -173,7 +175,7 @@ class FittedValues:
             resampling = self.resampling.select(replicas)
             gamma = self.settings.gamma
             logged = self.fold(
-                partial(logged_of_part, network, resampling, gamma, stops)
+                partial(logged_of_part, network, resampling, gamma, cuts_by_step)
             )
         theta = last_layer(
             minimise_kernel_loss(network, logged.system, self.settings.ridge)

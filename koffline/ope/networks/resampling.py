@@ -220,16 +220,16 @@ def cut_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
     return np.asarray(cut / np.where(total > 0.0, total, 1.0))
 
 
-def stops_at(
-    problem: EvaluationProblem, stops: np.ndarray
+def stop_probabilities(
+    problem: EvaluationProblem, cuts_by_step: np.ndarray
 ) -> Float[np.ndarray, " row"]:
     """Probability that recording stopped after the row, had the world gone on.
 
     1 at cuts, 0 at rows that another row follows. After a termination it is not known
-    and is taken from ``stops`` (T,) at the row's step: with 0, terminations would be
-    too frequent among rows before a stop.
+    and is taken from ``cuts_by_step`` (T,), as by `cut_shares`, at the row's step: with
+    0, terminations would be too frequent among rows before a stop.
     """
-    # a part of the log may have longer episodes than the rows that gave `stops`
-    steps = np.minimum(problem.steps, len(stops))
-    after_termination = np.append(stops, 0.0)[steps]
+    # a part of the log may have longer episodes than the rows that gave the shares
+    steps = np.minimum(problem.steps, len(cuts_by_step))
+    after_termination = np.append(cuts_by_step, 0.0)[steps]
     return np.where(problem.discounts > 0.0, _is_cut(problem), after_termination)

@@ -34,7 +34,7 @@ from koffline.ope.networks.resampling import (
     Resampling,
     make_table,
     row_blocks,
-    stops_at,
+    stop_probabilities,
 )
 from koffline.replicas import StackedMLP
 
@@ -49,7 +49,7 @@ class LoggedSystems(Sums):
     """Sums over rows for the behavior policy, with q the probability that recording
     stopped after a row.
 
-    q as by `stops_at`; 1 at cuts. ``system (R, p, p + 1)``: φᵀW [Z r] with the log's
+    q as by `stop_probabilities`; 1 at cuts. ``system (R, p, p + 1)``: φᵀW [Z r] with the log's
     next rows and weights (1 − q) w. ``cuts (R, 2, p)``: Σ q γ^t w φ, with weights of
     the episodes as in `StartSums`.
     """
@@ -270,12 +270,12 @@ def systems_of_part(
     critics: FourierFeatures | None,
     resampling: Resampling,
     gamma: float,
-    stops: Float[np.ndarray, " step"] | None,
+    cuts_by_step: Float[np.ndarray, " step"] | None,
     problem: EvaluationProblem,
 ) -> LinearSystems:
     """Last-layer sums of a part of the log.
 
-    critics: as in `accumulate_systems`. stops (T,): as by `cut_shares`, None where no
+    critics: as in `accumulate_systems`. cuts_by_step (T,): as by `cut_shares`, None where no
     episode is cut.
     """
     weights = resampling.row_weights(problem).to(network.flat.device)
@@ -285,12 +285,12 @@ def systems_of_part(
     returns = None
     if not problem.fixed_starts:
         discounted = problem.rewards * gamma**problem.steps
-        if stops is not None:
-            discounted = discounted * (1.0 - stops_at(problem, stops))
+        if cuts_by_step is not None:
+            discounted = discounted * (1.0 - stop_probabilities(problem, cuts_by_step))
         by_unit = torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
         returns = resampling.start_weights(problem) @ by_unit
-    if stops is not None and len(list(groups_of(network))) == 1:
-        logged = logged_of_part(network, resampling, gamma, stops, problem)
+    if cuts_by_step is not None and len(list(groups_of(network))) == 1:
+        logged = logged_of_part(network, resampling, gamma, cuts_by_step, problem)
     starts = sum_starts(network, resampling, None, problem)
     return LinearSystems(
         system=system,
@@ -313,29 +313,43 @@ def logged_of_part(
     network: StackedMLP,
     resampling: Resampling,
     gamma: float,
-    stops: np.ndarray,
+    cuts_by_step: Float[np.ndarray, " step"],
     problem: EvaluationProblem,
 ) -> LoggedSystems:
-    """Sums of a part of the log for the behavior policy. stops (T,): as by
-    `cut_shares`.
+    """Sums of a part of the log from which last layers for the behavior policy's value
+    are solved.
+
+    network: R networks. resampling: how often each counts an episode. gamma: discount
+    of the rows before a cut. cuts_by_step (T,): as by `cut_shares`.
     """
     table = make_table(problem, str(network.flat.device))
-    stopped = stops_at(problem, stops)
-    # the behavior policy's next action is the next row's; cuts have weight zero
-    next_readout = None if table.readout is None else table.readout.roll(-1, 0)
+    stop_probability = stop_probabilities(problem, cuts_by_step)  # (N,)
+    # The behavior policy's next action is the action of the next row. After a cut there
+    # is none, but such rows have weight zero.
+    readout = table.readout
+    next_readout = None
+    if readout is not None:
+        next_readout = readout.roll(-1, 0)
     next_inputs = table.inputs.roll(-1, 0)
     table = replace(table, next_inputs=next_inputs, next_readout=next_readout)
-    weights = resampling.row_weights(problem) * torch.as_tensor(1.0 - stopped)
-    cut = np.union1d(0, np.flatnonzero(stopped))  # never empty
-    unit = np.searchsorted(problem.episode_starts, cut, side="right") - 1
+    goes_on = torch.as_tensor(1.0 - stop_probability)
+    system = accumulate_systems(
+        network,
+        table,
+        critics=None,
+        row_weights=(resampling.row_weights(problem) * goes_on).to(table.inputs.device),
+    )
+    # Rows after which recording may have stopped; with row 0, so that there is one.
+    rows = np.union1d(0, np.flatnonzero(stop_probability))
+    unit = np.searchsorted(problem.episode_starts, rows, side="right") - 1
+    discounted = (stop_probability * gamma**problem.steps)[rows]
+    if readout is not None:
+        readout = readout[rows]
     cuts = sum_features(
         network,
-        inputs=table.inputs[cut].unsqueeze(1),
-        readout=None if table.readout is None else table.readout[cut],
+        inputs=table.inputs[rows].unsqueeze(1),
+        readout=readout,
         weights=resampling.start_weights(problem)[..., unit],
-        shares=torch.as_tensor((stopped * gamma**problem.steps)[cut, None]),
-    )
-    system = accumulate_systems(
-        network, table, critics=None, row_weights=weights.to(table.inputs.device)
+        shares=torch.as_tensor(discounted[:, None]),
     )
     return LoggedSystems(system=system, cuts=cuts[:, :, 0])

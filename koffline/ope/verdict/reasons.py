@@ -191,8 +191,8 @@ def training_rows(workspace: Workspace) -> Iterator[Reason]:
     if trained is None:
         return
     share, _, is_clear = share_seen(trained.fingerprints, workspace.transitions)
-    # of a world that repeats itself, whose rows are no evidence
-    if trained.sha256 == workspace.log.log.sha256 and not is_clear:
+    # In a world that repeats itself equal rows are no evidence, but an equal file is.
+    if not is_clear and trained.sha256 == workspace.log.log.sha256:
         share = 1.0
         is_clear = True
     if is_clear and share > thresholds.FEW_SEEN:
@@ -257,28 +257,29 @@ def failed_assumptions(
 def _reason_of_memory(
     value: float, shift: Shift, history: int, log: Transitions
 ) -> Reason:
-    """Reason that names what the state lacks, and the remedy.
+    """Reason that names what the state lacks (the step, sums over earlier rows, or
+    those rows), the value with it as part of the state, and the remedy.
 
-    history: number of previous rows that are part of the state already.
+    value: the doubly robust estimate. history: number of previous rows that are part of
+    the state already.
     """
-    rows = shift.rows + history
-    if shift.of_step:
-        missing = "the step"
-        remedy = "add the step to it, or flag ends truncated that are limits of time"
-    elif shift.rows == 0:
-        missing = "sums over the rows before"
-        remedy = "add to it what adds up (a sum, a count, the step)"
-    else:
-        missing = "the row before" if rows == 1 else f"{rows} rows before"
-        remedy = f"try --set history={rows}"
-    consequence = (
-        f"with {missing} as part of it the value would be about"
-        f" {value + shift.value:.4g}"
-    )
+    with_it = f"as part of it the value would be about {value + shift.value:.4g}"
     if shift.of_step and _share_cut_at_last_step(log) > thresholds.MANY_CUT:
-        # a value with the step would extrapolate to unseen later steps
+        # A value with the step as part of the state would extrapolate to later steps,
+        # which no episode reached.
         consequence = "the step does"
         remedy = "log what changes with it (a phase, the day of the week)"
+    elif shift.of_step:
+        consequence = f"with the step {with_it}"
+        remedy = "add the step to it, or flag ends truncated that are limits of time"
+    elif shift.rows == 0:
+        consequence = f"with sums over the rows before {with_it}"
+        remedy = "add to it what adds up (a sum, a count, the step)"
+    else:
+        n_rows = shift.rows + history
+        rows = "the row before" if n_rows == 1 else f"{n_rows} rows before"
+        consequence = f"with {rows} {with_it}"
+        remedy = f"try --set history={n_rows}"
     return Reason(
         "state",
         "what happened earlier matters beyond the logged state;"
