@@ -22,7 +22,7 @@ from torch import Tensor
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import Gaussian, Kernel
 from koffline.objectives import MemoryLoss
-from koffline.replicas import ReplicaPlan, Workspace
+from koffline.replicas import ReplicaPlan, StepBuffers
 
 _MIX = (1 << 63) - 1
 _DRAW_BLOCK = 64  # number of steps whose continuations are drawn together
@@ -221,7 +221,7 @@ class BatchSource:
         self._schedule = schedule
         self._kernel = kernel
         self._draws = table.draws
-        self._workspace = Workspace()
+        self._workspace = StepBuffers()
         self._wide = False
         self._continuations = table.next_inputs.flatten(0, 1)
         parts = {

@@ -49,7 +49,7 @@ class StackedMLP:
         self.flat = flat
         self.activation = activation
         self._views = self.layers(flat)
-        self._workspace = Workspace()
+        self._workspace = StepBuffers()
         self._gradient_buffer: tuple[Tensor, Layers] | None = None
 
     @classmethod
@@ -284,7 +284,7 @@ class ReplicaPlan:
         )
 
 
-class Workspace:
+class StepBuffers:
     """Buffers reused in every step, because first access to new memory costs more than
     the arithmetic.
     """

@@ -167,7 +167,7 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
         build.
         """
         episodes = np.arange(number * self._batch_size, self.episodes_until(number))
-        actor = _Actor(self, self._settings, episodes.tolist())
+        actor = _PolicyMixture(self, self._settings, episodes.tolist())
         seeds = [
             environment_seed(self._settings.seed, episode)
             for episode in episodes.tolist()
@@ -236,7 +236,7 @@ def world_metadata(
     )
 
 
-class _Actor:
+class _PolicyMixture:
     """Policies that play a batch of episodes: one per episode, drawn by weight.
 
     Each episode has its own random stream: its first number selects the policy, the

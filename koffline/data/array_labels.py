@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.columns import as_array, as_float
-from koffline.data.labels import MOST_LABELS, Part, make_layout
+from koffline.data.labels import MOST_LABELS, ObservationPart, make_layout
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ONE_HOT, Features
 from koffline.errors import DataError, nearest_name
@@ -57,7 +57,7 @@ def with_labels(log: RawLog, encode: Mapping[str, Any], source: str) -> RawLog:
             place = names.index(name)
             both = np.concatenate([flat[:, place], flat_following[:, place]])
             labels[name] = _labels(name, both, declared, source)
-    parts = [Part(name, labels=labels.get(name)) for name in names]
+    parts = [ObservationPart(name, labels=labels.get(name)) for name in names]
     layout = make_layout(parts, observations.shape[1:], source)
     if layout is None:
         return log

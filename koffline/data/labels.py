@@ -32,7 +32,7 @@ _CODE_SEED = 20_190_515  # codes are the same in every log and version
 
 
 @dataclass(frozen=True)
-class Part:
+class ObservationPart:
     """Consecutive columns of an observation as the file holds it.
 
     ``size``: number of columns, 1 for a label. ``labels``: the values of a label in the
@@ -134,7 +134,7 @@ class Layout:
     ``shape``: of one observation in the file.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ObservationPart, ...]
     shape: tuple[int, ...]
 
     @property
@@ -242,7 +242,7 @@ class Layout:
         return None
 
 
-def _described(part: Part) -> dict[str, Any]:
+def _described(part: ObservationPart) -> dict[str, Any]:
     """A part as plain values; consecutive labels by the first and their number."""
     if part.labels is None:
         return {"name": part.name, "size": part.size}
@@ -257,7 +257,7 @@ def _described(part: Part) -> dict[str, Any]:
     return described
 
 
-def _part(described: Mapping[str, Any]) -> Part:
+def _part(described: Mapping[str, Any]) -> ObservationPart:
     """Inverse of `_described`.
 
     Raises KeyError, TypeError or ValueError for anything else.
@@ -265,17 +265,19 @@ def _part(described: Mapping[str, Any]) -> Part:
     name = str(described["name"])
     is_coded = bool(described.get("coded", False))
     if "size" in described:
-        return Part(name, _number(described["size"], 0))
+        return ObservationPart(name, _number(described["size"], 0))
     if "count" in described:
         first = _number(described["first"], -(2**53))
         count = _number(described["count"], 1)
         if count > MOST_LABELS:
             raise ValueError(f"{count} labels")
-        return Part(name, labels=range(first, first + count), is_coded=is_coded)
+        return ObservationPart(
+            name, labels=range(first, first + count), is_coded=is_coded
+        )
     labels = tuple(_number(label, -(2**53)) for label in described["labels"])
     if not labels or any(after <= before for before, after in pairwise(labels)):
         raise ValueError("labels are not in order")
-    return Part(name, labels=labels, is_coded=is_coded)
+    return ObservationPart(name, labels=labels, is_coded=is_coded)
 
 
 def _number(value: Any, least: int) -> int:
@@ -287,7 +289,7 @@ def _number(value: Any, least: int) -> int:
 
 
 def make_layout(
-    parts: Iterable[Part], shape: tuple[int, ...], source: str
+    parts: Iterable[ObservationPart], shape: tuple[int, ...], source: str
 ) -> Layout | None:
     """The layout of these parts, large ones coded if there are many labels; None if
     none holds labels.

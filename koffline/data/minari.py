@@ -21,7 +21,7 @@ import numpy as np
 
 from koffline.data import raw
 from koffline.data.kinds import METADATA, OWN_FILES, data_folder
-from koffline.data.labels import MOST_LABELS, Layout, Part, make_layout
+from koffline.data.labels import MOST_LABELS, Layout, ObservationPart, make_layout
 from koffline.data.spaces import (
     ActionSpace,
     Continuous,
@@ -187,7 +187,7 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
     return parts
 
 
-def _columns_of(parts: dict[str, tuple[str, Any]]) -> Iterator[Part]:
+def _columns_of(parts: dict[str, tuple[str, Any]]) -> Iterator[ObservationPart]:
     """The columns of an observation; those of Discrete and MultiDiscrete spaces hold
     labels.
 
@@ -198,16 +198,20 @@ def _columns_of(parts: dict[str, tuple[str, Any]]) -> Iterator[Part]:
     for key, space in parts.values():
         name = key or "observation"
         if isinstance(space, spaces.Discrete):
-            yield Part(name, labels=_labels(name, int(space.start), int(space.n)))
+            yield ObservationPart(
+                name, labels=_labels(name, int(space.start), int(space.n))
+            )
         elif isinstance(space, spaces.MultiDiscrete):
             counts = np.ravel(space.nvec)
             starts = np.ravel(getattr(space, "start", 0 * space.nvec))
             for i, (start, count) in enumerate(
                 zip(starts.tolist(), counts.tolist(), strict=True)
             ):
-                yield Part(f"{name}[{i}]", labels=_labels(name, start, count))
+                yield ObservationPart(
+                    f"{name}[{i}]", labels=_labels(name, start, count)
+                )
         else:
-            yield Part(name, size=math.prod(space.shape))
+            yield ObservationPart(name, size=math.prod(space.shape))
 
 
 def _labels(name: str, start: int, count: int) -> range:

@@ -26,8 +26,8 @@ from koffline import objectives
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
 from koffline.experiments.evaluation import OBJECTIVES, rows_of
-from koffline.experiments.results import Curves, Results, Row, grouped
-from koffline.experiments.statistics import Interval
+from koffline.experiments.results import Curves, ErrorRow, Results, grouped
+from koffline.experiments.statistics import SeedInterval
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
 from koffline.objectives import GradientTD2, KernelLoss, MemoryLoss
@@ -227,7 +227,7 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
     return figure
 
 
-def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
+def _draw_group(axes: Axes, rows: Sequence[ErrorRow], names: Sequence[str]) -> None:
     """Draw errors (shares of Var V) with intervals, one line per variant of ``names``.
 
     Open markers: diverged, or beyond the edge. Without rows the panel is empty.
@@ -320,12 +320,12 @@ def ablation_tables(results: Results) -> Iterator[str]:
         yield style.section(f"## {title.capitalize()}", note, header, lines)
 
 
-def _share_cell(row: Row, rivals: Sequence[Row]) -> str:
+def _share_cell(row: ErrorRow, rivals: Sequence[ErrorRow]) -> str:
     """MSE / Var V with its interval, in bold if it is the smallest of the rivals'."""
     share = row.shares[0]
     if share is None:
         return f"diverged ({row.diverged}/{row.seeds})"
-    text = style.interval_text(Interval(*row.shares))
+    text = style.interval_text(SeedInterval(*row.shares))
     shares = [rival.shares[0] for rival in rivals]
     if share == min(other for other in shares if other is not None):
         return f"**{text}**"

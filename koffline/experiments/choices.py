@@ -87,7 +87,7 @@ ScalingName = Literal["unit", "z"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class PaperReading:
     """One reading of what the paper leaves open, in one world.
 
     temperature: of the target policy, infinite for the random one. noise: the world's.
@@ -150,7 +150,7 @@ def temperatures_of(world: str) -> list[float]:
     return [float(f"{TEMPERATURES[world] * factor:.4g}") for factor in _TEMPERATURES]
 
 
-def settings_of(chapter: Chapter) -> list[Setting]:
+def settings_of(chapter: Chapter) -> list[PaperReading]:
     """The settings of a chapter; the three stages of a world share none, and together
     are its factorial.
     """
@@ -161,7 +161,7 @@ def settings_of(chapter: Chapter) -> list[Setting]:
     ]
 
 
-def _factorial(world: str) -> list[Setting]:
+def _factorial(world: str) -> list[PaperReading]:
     """All settings of a world, by temperature; the first of each factor is the
     published one.
     """
@@ -178,10 +178,10 @@ def _factorial(world: str) -> list[Setting]:
     factors = itertools.product(
         temperatures_of(world), noises, scalings, divisors, boxes
     )
-    return [Setting(world, *factor) for factor in factors]
+    return [PaperReading(world, *factor) for factor in factors]
 
 
-def _stage_of(setting: Setting) -> str:
+def _stage_of(setting: PaperReading) -> str:
     usual = _factorial(setting.world)[0]
     changed = {
         name
@@ -285,12 +285,12 @@ class ChoiceResult:
 class Finished(NamedTuple):
     """A finished cell with its setting."""
 
-    setting: Setting
+    setting: PaperReading
     cell: ChoiceCell
     result: ChoiceResult
 
 
-def problems_of(scale: Scale, setting: Setting) -> tuple[SoftmaxProblem, ...]:
+def problems_of(scale: Scale, setting: PaperReading) -> tuple[SoftmaxProblem, ...]:
     """The setting's problems, one per log; they do not depend on the scalings of inputs
     and rewards.
     """
@@ -314,7 +314,7 @@ def problems_of(scale: Scale, setting: Setting) -> tuple[SoftmaxProblem, ...]:
     return tuple(replace(first, seed=usual.seed + log) for log in range(logs))
 
 
-def training_of(scale: Scale, setting: Setting) -> ChoiceTraining:
+def training_of(scale: Scale, setting: PaperReading) -> ChoiceTraining:
     """The setting's training: the figures' epochs, or half of them outside Puddle World
     if so asked.
     """
@@ -338,7 +338,7 @@ def training_of(scale: Scale, setting: Setting) -> ChoiceTraining:
     )
 
 
-def cell_of(scale: Scale, setting: Setting, method: str) -> ChoiceCell:
+def cell_of(scale: Scale, setting: PaperReading, method: str) -> ChoiceCell:
     """The cell of a method in a setting."""
     problems = problems_of(scale, setting)
     objective = OBJECTIVES.get(method) or KernelLoss(
@@ -347,7 +347,7 @@ def cell_of(scale: Scale, setting: Setting, method: str) -> ChoiceCell:
     return ChoiceCell(problems, method, objective, training_of(scale, setting))
 
 
-def traits_of(scale: Scale, setting: Setting) -> TraitsCell:
+def traits_of(scale: Scale, setting: PaperReading) -> TraitsCell:
     """What is measured of the setting's problems themselves."""
     return TraitsCell(problems_of(scale, setting), setting.scaling)
 
@@ -382,10 +382,10 @@ def train_choices(run: Run) -> None:
 
 def finished_choices(
     run: Run,
-) -> tuple[list[Finished], dict[Setting, TraitsResult], list[str]]:
+) -> tuple[list[Finished], dict[PaperReading, TraitsResult], list[str]]:
     """Finished cells and traits of all chapters, and what is missing, in words."""
     finished: list[Finished] = []
-    traits: dict[Setting, TraitsResult] = {}
+    traits: dict[PaperReading, TraitsResult] = {}
     missing: list[str] = []
     for setting in itertools.chain.from_iterable(map(settings_of, CHAPTERS)):
         path = run.path(traits_of(run.scale, setting))

@@ -23,8 +23,8 @@ from koffline.experiments.results import (
     Claim,
     Correlation,
     Curves,
+    ErrorRow,
     Results,
-    Row,
     grouped,
     read_results,
 )
@@ -33,7 +33,7 @@ from koffline.experiments.statistics import (
     HOLDS,
     NO_NUMBER,
     UNDECIDED,
-    Interval,
+    SeedInterval,
     ratio_of_means,
 )
 
@@ -121,12 +121,12 @@ def evaluation_claims(
         "Abstract, Section 1",
         "all worlds",
         f"diverged runs of {total}",
-        Interval(float(count)),
+        SeedInterval(float(count)),
         _verdict(count == 0),
     )
 
 
-def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
+def toy_claims(toy: Sequence[ErrorRow], extra: Mapping[str, Any]) -> Iterator[Claim]:
     """Claims of Section 5.1 on the chain, from the rows of figure-toy."""
     rows = {row.method: row for row in toy}
     noise = extra["lstd_weight_error"]
@@ -149,7 +149,7 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
             f"Section 5.1, {where} (b, c)",
             "chain",
             "share of seeds whose weights pass 1e7",
-            Interval(share),
+            SeedInterval(share),
             _verdict(share == 1.0),
         )
     yield Claim(
@@ -294,7 +294,7 @@ def _instability(cells: Cells) -> Iterator[Claim]:
             f"share of {result.held_out.size} runs of {style.LABELS[method]} whose"
             f" error in the last fifth exceeds {UNSTABLE:g} times its smallest (K-loss:"
             f" {ours:.2g}); {diverged} diverged",
-            Interval(share),
+            SeedInterval(share),
             _verdict(share > max(0.5, ours)),
         )
 

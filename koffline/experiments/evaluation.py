@@ -23,8 +23,8 @@ from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, 
 from koffline.experiments.results import (
     Correlation,
     Curves,
+    ErrorRow,
     Results,
-    Row,
     grouped,
     steps_or_none,
 )
@@ -110,7 +110,7 @@ def parts_of(finished: Finished) -> dict[str, Any]:
     }
 
 
-def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
+def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[ErrorRow]:
     """One row per learning rate and truth. ablated: group and variant in an
     ablation.
     """
@@ -121,7 +121,7 @@ def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
         errors = result.final(curve)
         by_truth = result.best_by_truth(truth)
         for index, rate in enumerate(result.learning_rates.tolist()):
-            yield Row(
+            yield ErrorRow(
                 world=cell.problem.world,
                 method=cell.method,
                 learning_rate=rate,
@@ -351,7 +351,7 @@ def evaluation_tables(results: Results) -> Iterator[str]:
     yield style.section("## What the losses tell about the errors", "", header, lines)
 
 
-def _method_cells(method: str, rows: Sequence[Row]) -> list[str]:
+def _method_cells(method: str, rows: Sequence[ErrorRow]) -> list[str]:
     by_truth = grouped(rows, "truth")
     mine = by_truth["monte_carlo"]
     best = next(row for row in mine if row.best_by_truth)

@@ -26,10 +26,14 @@ from scipy import stats
 
 from koffline.experiments import choices, style
 from koffline.experiments.cells import LAST_RECORDS, TRUTHS, Run
-from koffline.experiments.choices import ChoiceResult, Finished, Setting
+from koffline.experiments.choices import ChoiceResult, Finished, PaperReading
 from koffline.experiments.choices_traits import TraitsResult
 from koffline.experiments.results import ChoiceRow, Curves, Results, SettingRow, grouped
-from koffline.experiments.statistics import Interval, mean_over_seeds, ratio_of_means
+from koffline.experiments.statistics import (
+    SeedInterval,
+    mean_over_seeds,
+    ratio_of_means,
+)
 
 CHOICES = ("world", "temperature", "noise", "scaling", "reward_divisor", "fastest")
 OTHERS = ("td0", "fvi", "rg", "gtd2", "sbeed")  # the methods without a kernel
@@ -57,14 +61,14 @@ _SETTING_HEADER = "T | noise | inputs | rewards / | box"
 Key = tuple[Any, ...]  # the values of CHOICES
 
 
-class Comparison(NamedTuple):
+class ErrorRatio(NamedTuple):
     """The K-loss against the best method without a kernel, in one setting: ratio of
     their errors.
     """
 
     key: Key
     rival: str
-    ratio: Interval
+    ratio: SeedInterval
     smallest: float  # the smaller of the two errors, a share of Var V
 
     @property
@@ -95,7 +99,7 @@ def collect_choices(run: Run) -> tuple[dict[str, Any], Curves]:
     return parts, dict(_curves(finished))
 
 
-def _choices_of(setting: Setting) -> dict[str, Any]:
+def _choices_of(setting: PaperReading) -> dict[str, Any]:
     """The setting's fields as stored: JSON has no infinity, so None is the random
     policy's temperature.
     """
@@ -157,7 +161,7 @@ def _worst(result: ChoiceResult, rate: int) -> float:
     return float((late.max(axis=0) / result.value_variance[:, None]).mean())
 
 
-def _setting_row(setting: Setting, traits: TraitsResult) -> SettingRow:
+def _setting_row(setting: PaperReading, traits: TraitsResult) -> SettingRow:
     return SettingRow(
         **_choices_of(setting),
         logs=len(traits.value_variance),
@@ -183,9 +187,9 @@ def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
     return tuple(_number(float(value)) for value in values)
 
 
-def _interval(values: np.ndarray) -> Interval:
+def _interval(values: np.ndarray) -> SeedInterval:
     """Mean over logs with Student's interval."""
-    return Interval(*(_number(float(end)) for end in mean_over_seeds(values)))
+    return SeedInterval(*(_number(float(end)) for end in mean_over_seeds(values)))
 
 
 def _curves(
@@ -194,7 +198,7 @@ def _curves(
     """Errors by epoch, as shares of Var V (T, logs), for the settings that differ in
     temperature alone.
     """
-    published: set[Setting] = set()
+    published: set[PaperReading] = set()
     for world in choices.WORLDS:
         chapter = choices.Chapter(world, "temperature")
         published.update(choices.settings_of(chapter))
@@ -218,7 +222,7 @@ def _temperature_text(temperature: float | None) -> str:
     return f"T {temperature:.3g}"
 
 
-def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Comparison]:
+def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[ErrorRatio]:
     """The K-loss against the best other method, for each setting in which all six
     methods are finished.
     """
@@ -231,7 +235,7 @@ def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Comp
         rival = min(means, key=lambda method: means[method])
         ratio = ratio_of_means(errors["kloss"], errors[rival])
         smallest = min(means[rival], _mean(errors["kloss"]))
-        comparisons.append(Comparison(key, rival, ratio, smallest))
+        comparisons.append(ErrorRatio(key, rival, ratio, smallest))
     return comparisons
 
 
@@ -316,7 +320,7 @@ def _lines_of(world: str) -> list[Key]:
 
 
 def _draw_map(
-    axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping[Key, Comparison]
+    axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping[Key, ErrorRatio]
 ) -> None:
     """Cells of one world.
 
@@ -630,7 +634,7 @@ def _measured(results: Results) -> dict[str, list[tuple[str, float, float]]]:
 
 def _trait(row: SettingRow, name: str) -> float | None:
     value = getattr(row, name)
-    if isinstance(value, Interval):
+    if isinstance(value, SeedInterval):
         return value.value
     return value
 

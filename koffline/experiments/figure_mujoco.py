@@ -26,7 +26,7 @@ from koffline.experiments.statistics import (
     FAILS,
     HOLDS,
     UNDECIDED,
-    Interval,
+    SeedInterval,
     difference,
 )
 from koffline.online.config import OnlineConfig
@@ -185,7 +185,7 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     # (Feng et al. 2019, Training Details)
     best = np.sort(scores["final"])[min(1, len(learned.returns) - 1) :]
     spreads: Any = {
-        name: Interval(*map(_six_digits, astuple(spread_of(s))))
+        name: SeedInterval(*map(_six_digits, astuple(spread_of(s))))
         for name, s in scores.items()
     }
     return ReturnRow(
@@ -317,7 +317,7 @@ def _consistently(claims: Sequence[Claim], name: str, grid: str) -> Claim:
         _WHERE,
         "MuJoCo",
         f"comparisons of {len(claims)} that hold ({environments} environments, {grid})",
-        Interval(float(holds)),
+        SeedInterval(float(holds)),
         verdict,
         f"{fails} go the other way",
     )
@@ -400,7 +400,12 @@ def mujoco_tables(results: Results) -> Iterator[str]:
                 noise = f", noise {first.noise:g} per step on every velocity"
             about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
             for row in rows:
-                returns = (row.final, Interval(row.final_best), row.sampled, row.area)
+                returns = (
+                    row.final,
+                    SeedInterval(row.final_best),
+                    row.sampled,
+                    row.area,
+                )
                 numbers = [style.interval_text(score, _text) for score in returns]
                 when = "–"
                 if row.reached is not None:

@@ -23,8 +23,8 @@ from koffline import objectives
 from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
-from koffline.experiments.results import Curves, Results, Row, steps_or_none
-from koffline.experiments.statistics import Interval, mean_over_seeds
+from koffline.experiments.results import Curves, ErrorRow, Results, steps_or_none
+from koffline.experiments.statistics import SeedInterval, mean_over_seeds
 from koffline.kernel_loss import discount, feature_v_statistic, state_value_residual
 
 DIVERGED = 1e7  # descent stops at this ‖w‖; the largest true value is 1
@@ -155,13 +155,15 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
     return {"rows": rows, "extra": extra}, curves
 
 
-def _row(method: str, descent: Mapping[str, np.ndarray], settings: ToySettings) -> Row:
+def _row(
+    method: str, descent: Mapping[str, np.ndarray], settings: ToySettings
+) -> ErrorRow:
     """Results row at the last iteration; the truth is exact.
 
     descent: what `descend` returned for the method.
     """
     steps = steps_or_none(descent["diverged_at"])
-    return Row(
+    return ErrorRow(
         world="chain",
         method=method,
         learning_rate=settings.learning_rate,
@@ -311,7 +313,7 @@ def draw_toy(results: Results, curves: Curves) -> Figure:
 
 def toy_tables(results: Results) -> Iterator[str]:
     """Table of the methods at their last iteration."""
-    rows: Sequence[Row] = results.select(world="chain")
+    rows: Sequence[ErrorRow] = results.select(world="chain")
     extra = results.extra
     first = rows[0]
     cells = []
@@ -319,7 +321,7 @@ def toy_tables(results: Results) -> Iterator[str]:
         f"Plain gradient descent, {first.epochs} iterations at learning rate"
         f" {first.learning_rate:g}, {first.seeds} draws of the tuples. The LSTD"
         " solution of the same tuples is"
-        f" {style.interval_text(Interval(*extra['lstd_interval']))} away from w*: that"
+        f" {style.interval_text(SeedInterval(*extra['lstd_interval']))} away from w*: that"
         " much is sampling error."
     )
     for row in rows:

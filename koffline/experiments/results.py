@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from koffline.errors import ConfigError
-from koffline.experiments.statistics import NO_NUMBER, Interval
+from koffline.experiments.statistics import NO_NUMBER, SeedInterval
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, now
 from koffline.untrusted.arrays import open_npz, read_arrays
@@ -31,7 +31,7 @@ Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
-class Row:
+class ErrorRow:
     """Errors with intervals of one method, learning rate and world, against one truth.
 
     Errors are mean squares in native reward units; not finite if a seed diverged.
@@ -45,8 +45,8 @@ class Row:
     learning_rate: float
     seeds: int
     truth: str
-    mse: Interval
-    bellman_error: Interval = NO_NUMBER
+    mse: SeedInterval
+    bellman_error: SeedInterval = NO_NUMBER
     diverged: int = 0
     diverged_at: tuple[int | None, ...] = ()
     best_by_truth: bool = False
@@ -54,7 +54,7 @@ class Row:
     held_out_loss: float | None = None
     value_variance: float | None = None
     epochs: int | None = None
-    weight_error: Interval = NO_NUMBER
+    weight_error: SeedInterval = NO_NUMBER
     group: str | None = None  # group and variant of an ablation
     variant: str | None = None
 
@@ -92,7 +92,7 @@ class Correlation:
     loss: str  # "kloss" or "l2"
     error: str  # "mse" or "bellman_error"
     networks: str
-    spearman: Interval
+    spearman: SeedInterval
     points: int
 
 
@@ -106,7 +106,7 @@ class Claim:
     where: str
     world: str
     measured: str
-    number: Interval
+    number: SeedInterval
     verdict: str
     reason: str = ""
 
@@ -129,10 +129,10 @@ class ReturnRow:
     setting: str
     seeds: int
     steps: int
-    final: Interval
+    final: SeedInterval
     final_best: float | None
-    sampled: Interval
-    area: Interval
+    sampled: SeedInterval
+    area: SeedInterval
     reached: float | None = None
     reached_seeds: int = 0
     diverged: int = 0
@@ -166,15 +166,15 @@ class ChoiceRow:
     hours: float
     learning_rate: float
     by_log: tuple[float | None, ...]
-    error: Interval
-    bellman_error: Interval
+    error: SeedInterval
+    bellman_error: SeedInterval
     worst: float | None
-    leading: Interval
+    leading: SeedInterval
     diverged: int
     diverged_any: int
     learning_rate_by_paper: float
     by_log_by_paper: tuple[float | None, ...]
-    error_by_paper: Interval
+    error_by_paper: SeedInterval
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,10 @@ class SettingRow:
     reward_divisor: float
     fastest: float | None
     logs: int
-    value_variance: Interval
-    transition_share: Interval
-    backup_share: Interval
-    grid_share: Interval
+    value_variance: SeedInterval
+    transition_share: SeedInterval
+    backup_share: SeedInterval
+    grid_share: SeedInterval
     kernel_spread: float | None
     squared_spread: float | None
     kernel_depth: float | None
@@ -208,7 +208,7 @@ class Results:
     command: str
     versions: Mapping[str, str]
     settings: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[ErrorRow, ...]
     correlations: tuple[Correlation, ...] = ()
     claims: tuple[Claim, ...] = ()
     returns: tuple[ReturnRow, ...] = ()
@@ -217,7 +217,7 @@ class Results:
     extra: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = math.nan  # in NAME.run.json
 
-    def select(self, **wanted: Any) -> list[Row]:
+    def select(self, **wanted: Any) -> list[ErrorRow]:
         """Rows whose fields equal the given ones."""
         return [
             row

@@ -32,7 +32,7 @@ PerSeed = Shaped[np.ndarray, " seed"]
 Points = Shaped[np.ndarray, "point seed"]
 
 
-class Interval(NamedTuple):
+class SeedInterval(NamedTuple):
     """An estimate with its 95 % interval over seeds: numbers, or arrays (T,) for a
     curve. None: no number.
     """
@@ -67,10 +67,10 @@ class Interval(NamedTuple):
         return f"about {times:.2g} times the seeds would decide it if the number stays"
 
 
-NO_NUMBER = Interval()
+NO_NUMBER = SeedInterval()
 
 
-def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:
+def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> SeedInterval:
     """Mean and t-interval: NaN if a seed is not finite, infinite ends for a single
     seed.
     """
@@ -83,22 +83,22 @@ def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:
         half = np.inf
     else:
         half = _quantile(count) * kept.std(axis=-1, ddof=1) / np.sqrt(count)
-    return Interval(mean, mean - half, mean + half)
+    return SeedInterval(mean, mean - half, mean + half)
 
 
 def _quantile(count: int) -> float:
     return float(stats.t.ppf(0.5 + LEVEL / 2.0, count - 1))
 
 
-def ratio_of_means(first: PerSeed, second: PerSeed) -> Interval:
+def ratio_of_means(first: PerSeed, second: PerSeed) -> SeedInterval:
     """Ratio mean(first) / mean(second) with a jackknife interval over paired seeds.
 
     Infinite if the first is not finite for all seeds, zero if the second is not.
     """
     if not np.all(np.isfinite(first)):
-        return Interval(np.inf, np.inf, np.inf)
+        return SeedInterval(np.inf, np.inf, np.inf)
     if not np.all(np.isfinite(second)):
-        return Interval(0.0, 0.0, 0.0)
+        return SeedInterval(0.0, 0.0, 0.0)
 
     def log_ratio(seeds: np.ndarray) -> float:
         above = max(float(first[seeds].mean()), _LEAST)
@@ -108,7 +108,7 @@ def ratio_of_means(first: PerSeed, second: PerSeed) -> Interval:
     return _jackknife(log_ratio, len(first), np.exp)
 
 
-def spearman_over_seeds(first: Points, second: Points) -> Interval:
+def spearman_over_seeds(first: Points, second: Points) -> SeedInterval:
     """Rank correlation over all points finite in both; jackknife interval over
     seeds.
     """
@@ -127,7 +127,7 @@ def spearman_over_seeds(first: Points, second: Points) -> Interval:
 
 def _jackknife(
     statistic: Callable[[np.ndarray], float], seeds: int, back: Callable[..., float]
-) -> Interval:
+) -> SeedInterval:
     """Statistic of all seeds with its jackknife t-interval, both transformed by
     ``back``.
     """
@@ -139,17 +139,19 @@ def _jackknife(
         half = _quantile(seeds) * np.sqrt(
             (seeds - 1) / seeds * np.sum((without - without.mean()) ** 2)
         )
-    return Interval(*(float(back(end)) for end in (value, value - half, value + half)))
+    return SeedInterval(
+        *(float(back(end)) for end in (value, value - half, value + half))
+    )
 
 
-def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval:
+def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> SeedInterval:
     """Interquartile mean of the first minus the second's; infinite interval for fewer
     than 5 runs.
     """
     value = float(interquartile_mean(first) - interquartile_mean(second))
     count = min(len(first), len(second))
     if count < _FEWEST:
-        return Interval(value, -math.inf, math.inf)
+        return SeedInterval(value, -math.inf, math.inf)
     generator = np.random.default_rng(0)
     drawn = [
         interquartile_mean(
@@ -162,18 +164,20 @@ def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval
     ]
     tail = tail_share(count)
     low, high = np.quantile(drawn[0] - drawn[1], [tail, 1.0 - tail])
-    return Interval(value, float(low), float(high))
+    return SeedInterval(value, float(low), float(high))
 
 
-def band(curves: Shaped[np.ndarray, "run time"]) -> Interval:
+def band(curves: Shaped[np.ndarray, "run time"]) -> SeedInterval:
     """Interquartile mean over runs at each time, with bootstrap intervals (same
     resamples at all times).
     """
     runs = len(curves)
     mean = interquartile_mean(curves, axis=0)
     if runs < 2:
-        return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
+        return SeedInterval(
+            mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+        )
     rows = np.random.default_rng(0).integers(runs, size=(_BAND_DRAWS, runs))
     drawn = interquartile_mean(curves[rows], axis=1)  # (draw, time)
     tail = tail_share(runs)
-    return Interval(mean, *np.quantile(drawn, [tail, 1.0 - tail], axis=0))
+    return SeedInterval(mean, *np.quantile(drawn, [tail, 1.0 - tail], axis=0))

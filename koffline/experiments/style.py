@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from koffline.experiments.statistics import Interval, band, mean_over_seeds
+from koffline.experiments.statistics import SeedInterval, band, mean_over_seeds
 from koffline.report.plots import INK, STYLE
 
 Numbers = Shaped[np.ndarray, "time seed"]
@@ -277,7 +277,9 @@ def number_text(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def interval_text(interval: Interval, text: Callable[[Any], str] = number_text) -> str:
+def interval_text(
+    interval: SeedInterval, text: Callable[[Any], str] = number_text
+) -> str:
     """Text "0.12 [0.1, 0.14]"; only the number without finite ends; 'not finite' after
     a divergence.
     """

@@ -86,7 +86,7 @@ def train_group(
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
     runs = [OnlineRun(config, seed) for seed in seeds]
     with quiet, threads(1), contextlib.closing(LockStep(runs)) as stack:
-        training = _Training(stack, path)
+        training = _StackOutputs(stack, path)
         on_step(stack.steps)
         while not training.is_over:
             before = stack.steps
@@ -106,7 +106,7 @@ def _passes(before: int, now: int, interval: int) -> bool:
     return now // interval > before // interval
 
 
-class _Training:
+class _StackOutputs:
     """Outputs of the loop over a stack: logs, checkpoints, models, replays."""
 
     def __init__(self, stack: LockStep, path: Path) -> None:

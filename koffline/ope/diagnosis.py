@@ -16,7 +16,12 @@ from koffline.data.late_ends import without_late_ends
 from koffline.data.structure import symptoms_of
 from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.bellman_test import BellmanTest, bellman_test
-from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
+from koffline.ope.bellman_test.witness import (
+    Region,
+    ResidualProfile,
+    WitnessMap,
+    make_profile,
+)
 from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.log.coverage import Coverage, describe_coverage, measure_coverage
 from koffline.ope.log.problem import prepare_problem
@@ -56,8 +61,8 @@ class Diagnosis(LogResult):
     value: float
     logged_return: float | None
     coverage: Coverage = field(repr=False)
-    by_value: Profile = field(metadata={"key": "residual_by_value"})
-    by_step: Profile | None = field(metadata={"key": "residual_by_step"})
+    by_value: ResidualProfile = field(metadata={"key": "residual_by_value"})
+    by_step: ResidualProfile | None = field(metadata={"key": "residual_by_step"})
     regions: tuple[Region, ...]
     maps: tuple[WitnessMap, ...] = field(repr=False)
     shown: str | None

@@ -12,7 +12,7 @@ import numpy as np
 
 from koffline.errors import printable
 from koffline.figures import drawing
-from koffline.ope.bellman_test.witness import Profile, Region
+from koffline.ope.bellman_test.witness import Region, ResidualProfile
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
 from koffline.report import Report, plots, print_table
 from koffline.report.plots import ACCENT, INK, SOFT
@@ -227,7 +227,7 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
     return figure
 
 
-def _plot_profile(profile: Profile, label: str) -> Figure:
+def _plot_profile(profile: ResidualProfile, label: str) -> Figure:
     """Mean residual ± 2 standard errors in bins; the band holds 80 % of the
     residuals.
     """

@@ -49,7 +49,7 @@ _OURS = (f"runs/*-{'[0-9a-f]' * 10}", "summary.md", "summary.json", "best.yaml",
 
 
 @dataclass(frozen=True)
-class Row(Spread):
+class SettingScores(Spread):
     """Scores of a setting, one per finished seed; ``diverged`` of them are infinite.
     missing: other seeds.
     """
@@ -67,11 +67,11 @@ class SweepSummary:
     """
 
     plan: SweepPlan
-    rows: tuple[Row, ...]
+    rows: tuple[SettingScores, ...]
     failures: Mapping[str, KofflineError]
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> SettingScores | None:
         """The first setting, if it has all seeds and a finite score; else None."""
         first = self.rows[0]
         if first.missing or not math.isfinite(first.iqm):
@@ -283,7 +283,7 @@ def summarise(
                     score = sign * math.inf
                 scores.append(score)
         rows.append(
-            Row(
+            SettingScores(
                 **vars(spread_of(np.array(scores))),
                 setting=setting,
                 scores=tuple(scores),

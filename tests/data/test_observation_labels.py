@@ -12,7 +12,13 @@ import torch
 from gymnasium import spaces
 
 import koffline
-from koffline.data.labels import CODE_WIDTH, LAYOUT, Layout, Part, make_layout
+from koffline.data.labels import (
+    CODE_WIDTH,
+    LAYOUT,
+    Layout,
+    ObservationPart,
+    make_layout,
+)
 from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
 from koffline.data.spaces import Features
 from koffline.errors import DataError, PolicyError
@@ -304,7 +310,7 @@ def test_a_mixture_and_a_wrong_network_are_read_like_their_parts(
 
 
 def test_a_continuous_policy_draws_from_labels_and_has_its_density(tmp_path) -> None:
-    layout = make_layout([Part("kind", labels=range(4))], (1,), "x")
+    layout = make_layout([ObservationPart("kind", labels=range(4))], (1,), "x")
     features = Features.of_layout(layout)
 
     def drawn(states, generator):
@@ -362,7 +368,9 @@ def test_models_train_on_the_encoded_columns_and_are_evaluated_on_the_log(log) -
 class TestManyLabels:
     def test_they_are_coded_and_found_again(self):
         layout = make_layout(
-            [Part("s", labels=range(5, 5005)), Part("x", size=2)], (3,), "x"
+            [ObservationPart("s", labels=range(5, 5005)), ObservationPart("x", size=2)],
+            (3,),
+            "x",
         )
         assert layout.width == CODE_WIDTH + 2
         logged = np.column_stack(
@@ -376,7 +384,8 @@ class TestManyLabels:
 
     def test_codes_are_about_equally_far_apart_and_do_not_depend_on_their_number(self):
         few, many = (
-            make_layout([Part("s", labels=range(n))], (1,), "x") for n in (2000, 4000)
+            make_layout([ObservationPart("s", labels=range(n))], (1,), "x")
+            for n in (2000, 4000)
         )
         signs = few.encode(np.arange(2000)[:, None])
         np.testing.assert_array_equal(signs, many.encode(np.arange(2000)[:, None]))
@@ -387,14 +396,21 @@ class TestManyLabels:
 
     def test_small_parts_stay_one_hot(self):
         layout = make_layout(
-            [Part("s", labels=range(1500)), Part("t", labels=range(60))], (2,), "x"
+            [
+                ObservationPart("s", labels=range(1500)),
+                ObservationPart("t", labels=range(60)),
+            ],
+            (2,),
+            "x",
         )
         assert [part.is_coded for part in layout.parts] == [True, False]
 
     def test_too_many_columns_are_refused(self):
         with one_line(DataError, "5000 labels", "as a Box"):
             make_layout(
-                [Part(f"p{i}", labels=range(3)) for i in range(5000)], (5000,), "x"
+                [ObservationPart(f"p{i}", labels=range(3)) for i in range(5000)],
+                (5000,),
+                "x",
             )
 
     def test_a_space_that_no_memory_holds_is_refused(self, tmp_path):

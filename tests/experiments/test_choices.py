@@ -22,7 +22,7 @@ from koffline.experiments.choices import (
     Chapter,
     ChoiceCell,
     ChoiceTraining,
-    Setting,
+    PaperReading,
     settings_of,
     train_on_logs,
 )
@@ -45,7 +45,7 @@ from koffline.experiments.problem import (
     scaling_of,
 )
 from koffline.experiments.results import ChoiceRow, read_results
-from koffline.experiments.statistics import Interval
+from koffline.experiments.statistics import SeedInterval
 from koffline.kernels import Gaussian
 from koffline.replicas import StackedMLP
 from tests.experiments.shrunk import blank_figures, shrink_experiments
@@ -125,7 +125,7 @@ def test_the_settings_are_those_of_the_issue() -> None:
 
 
 def test_a_setting_reaches_problem_and_training() -> None:
-    setting = Setting("gymnasium_pole", 0.01, 10.0, "z", 1.0, 6.0)
+    setting = PaperReading("gymnasium_pole", 0.01, 10.0, "z", 1.0, 6.0)
     scale = Scale(half_epochs=True, seed=3)
     problems = choices.problems_of(scale, setting)
     assert [problem.seed for problem in problems] == [3, 4, 5, 6, 7]
@@ -134,7 +134,7 @@ def test_a_setting_reaches_problem_and_training() -> None:
     assert problems[0].target_policy().temperature == 0.01
     training = choices.training_of(scale, setting)
     assert (training.scaling, training.epochs, training.seeds) == ("z", 1000, 2)
-    puddle = Setting("puddle_world", 3.0, 0.01, "unit", 1.0, None)
+    puddle = PaperReading("puddle_world", 3.0, 0.01, "unit", 1.0, None)
     unscaled = choices.training_of(scale, puddle)
     assert unscaled.epochs == 2000
     assert unscaled.reward_factor * make_world("puddle_world").reward_scale == 1.0
@@ -327,7 +327,7 @@ def test_traits_of_a_deterministic_world_have_no_transition_noise() -> None:
 def row_of(
     method: str, by_log: tuple[float | None, ...], **changes: object
 ) -> ChoiceRow:
-    level = Interval(1.0, 0.9, 1.1)
+    level = SeedInterval(1.0, 0.9, 1.1)
     row = ChoiceRow(
         "puddle_world",
         3.0,

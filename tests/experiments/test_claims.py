@@ -5,8 +5,8 @@ import pytest
 
 from koffline.experiments import claims
 from koffline.experiments.cells import CellResult
-from koffline.experiments.results import Correlation, Row
-from koffline.experiments.statistics import Interval
+from koffline.experiments.results import Correlation, ErrorRow
+from koffline.experiments.statistics import SeedInterval
 
 SEEDS = 10
 
@@ -115,7 +115,12 @@ def test_divergence_of_the_kernel_loss_is_counted():
 )
 def test_proxies_are_judged_by_the_interval(loss, low, high, verdict):
     correlation = Correlation(
-        "puddle_world", loss, "mse", "own", Interval((low + high) / 2, low, high), 99
+        "puddle_world",
+        loss,
+        "mse",
+        "own",
+        SeedInterval((low + high) / 2, low, high),
+        99,
     )
     judged = [
         c
@@ -126,14 +131,18 @@ def test_proxies_are_judged_by_the_interval(loss, low, high, verdict):
 
 
 def toy_row(method, error, diverged=0):
-    ends = Interval() if error is None else Interval(error, 0.9 * error, 1.1 * error)
-    return Row(
+    ends = (
+        SeedInterval()
+        if error is None
+        else SeedInterval(error, 0.9 * error, 1.1 * error)
+    )
+    return ErrorRow(
         "chain",
         method,
         0.5,
         10,
         "exact",
-        Interval(),
+        SeedInterval(),
         diverged=diverged,
         weight_error=ends,
     )

@@ -46,7 +46,7 @@ Errors = Float[np.ndarray, "row target"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Steps:
+class _InnerRows:
     """Rows with a row before and a row below in their episode, and what may explain
     their steps.
     """
@@ -58,7 +58,7 @@ class _Steps:
     step: Float[np.ndarray, "row target"]
 
     @classmethod
-    def of(cls, rows: LoggedRows) -> _Steps | None:
+    def of(cls, rows: LoggedRows) -> _InnerRows | None:
         """Up to 4000 such rows; None if there are too few."""
         inner = _inner_rows(rows)
         if inner is None:
@@ -78,7 +78,7 @@ class _Steps:
 
 def alignment_symptoms(rows: LoggedRows) -> Iterator[Symptom]:
     """Yield a symptom if actions, rewards or both are one row late or early."""
-    steps = _Steps.of(rows)
+    steps = _InnerRows.of(rows)
     if steps is None:
         return
     below = _compare_actions(steps, shift="below")
@@ -125,7 +125,7 @@ class _Gains:
     score: float
 
 
-def _compare_actions(steps: _Steps, shift: Shift) -> _Gains | None:
+def _compare_actions(steps: _InnerRows, shift: Shift) -> _Gains | None:
     """Gains of the shifted action where it explains steps and the row's own action does
     not; else None.
     """
@@ -175,7 +175,7 @@ def _compare_actions(steps: _Steps, shift: Shift) -> _Gains | None:
     return gains
 
 
-def _late_actions(steps: _Steps, gains: _Gains) -> Symptom:
+def _late_actions(steps: _InnerRows, gains: _Gains) -> Symptom:
     """The symptom of actions that stand one row late; the remedy names rewards as far
     as they tell.
     """
@@ -202,7 +202,7 @@ def _late_actions(steps: _Steps, gains: _Gains) -> Symptom:
     )
 
 
-def _early_actions(steps: _Steps, gains: _Gains) -> Symptom:
+def _early_actions(steps: _InnerRows, gains: _Gains) -> Symptom:
     """The symptom of actions that stand one row early, or act one step late."""
     return Symptom(
         test="alignment of actions",
@@ -222,7 +222,7 @@ def _early_actions(steps: _Steps, gains: _Gains) -> Symptom:
     )
 
 
-def _late_rewards(steps: _Steps, gain: float) -> Symptom:
+def _late_rewards(steps: _InnerRows, gain: float) -> Symptom:
     """The symptom of rewards that stand one row late."""
     return Symptom(
         test="alignment of rewards",
@@ -240,7 +240,7 @@ def _late_rewards(steps: _Steps, gain: float) -> Symptom:
     )
 
 
-def _shifted_episodes(steps: _Steps) -> Iterator[Symptom]:
+def _shifted_episodes(steps: _InnerRows) -> Iterator[Symptom]:
     """Yield a symptom if the model of all episodes says that some of them are one row
     late.
     """
@@ -436,7 +436,9 @@ def _score(
     return 0.0
 
 
-def _tells_of_the_step(steps: _Steps, action: Float[np.ndarray, "row action"]) -> bool:
+def _tells_of_the_step(
+    steps: _InnerRows, action: Float[np.ndarray, "row action"]
+) -> bool:
     """Whether the step that led to a state predicts the action of that state's row,
     beyond the state.
 

@@ -45,7 +45,7 @@ def jump_symptoms(rows: LoggedRows) -> Iterator[Symptom]:
     leads_to_start = _StartStates(rows).hold(rows.states(inside, following=True))
     places = PlacesOfEpisodes.of(rows)
     is_jump = _jumps(inside=inside, places=places)
-    evidence = _Evidence(
+    evidence = _Jumps(
         rows=rows,
         inside=inside,
         leads_to_start=leads_to_start,
@@ -122,7 +122,7 @@ def _nearest(
 
 
 @dataclass(frozen=True, eq=False)
-class _Evidence:
+class _Jumps:
     """Rows inside episodes: which lead to where episodes begin, and which jump."""
 
     rows: LoggedRows

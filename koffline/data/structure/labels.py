@@ -109,7 +109,7 @@ class _Measure:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _SampledRows:
     """The rows that are looked at.
 
     units: the number (N,) of the episode or cluster of each row; rows of different
@@ -220,7 +220,7 @@ def find_labels(
         labels = [f"observations[{number}]" for number in range(count)]
     else:
         labels = ["observations"]
-    rows = _Rows(
+    rows = _SampledRows(
         units=np.asarray(units)[chosen],
         goes_on=goes_on[chosen],
         rewards=np.asarray(rewards[chosen], dtype=np.float64),
@@ -287,7 +287,7 @@ def _judge(
     values: Shaped[np.ndarray, " row"],
     following: Shaped[np.ndarray, " row"],
     beside: _OtherColumns,
-    rows: _Rows,
+    rows: _SampledRows,
 ) -> _Judgement | None:
     """What a column shows if it looks like labels, else None."""
     if not _are_whole(values):
@@ -450,7 +450,7 @@ def _of_profiles(
     values: Int[np.ndarray, " row"],
     is_kept: Bool[np.ndarray, " row"],
     beside: _OtherColumns,
-    rows: _Rows,
+    rows: _SampledRows,
     count: int,
     generator: np.random.Generator,
 ) -> Iterator[_Measure]:

@@ -17,7 +17,7 @@ from koffline.data.table.mapping import CUT, TableMapping
 from koffline.data.table.names import Flag, flag_of
 from koffline.data.table.numbers import hashed_ids, number_type
 from koffline.data.table.rewards import lacks_action, move_rewards, reward_values
-from koffline.data.table.survey import Table, links_of
+from koffline.data.table.survey import SurveyedTable, links_of
 from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling_note
 from koffline.errors import DataError, counted, listed
 
@@ -28,7 +28,7 @@ _NO_ACTION = "koffline: the row has no action"
 _FINAL_STATE = "koffline: the row holds the final state alone"
 
 
-def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
+def assemble(frame: pl.DataFrame, table: SurveyedTable) -> RawLog | None:
     """Aligned columns of a piece with whole episodes; None if no row is left.
 
     Episodes and rows are in the order of `_ordered`; ``table.counts`` records what was
@@ -79,7 +79,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
 
 
 def _with_earned_rewards(
-    frame: pl.DataFrame, episodes: np.ndarray, table: Table
+    frame: pl.DataFrame, episodes: np.ndarray, table: SurveyedTable
 ) -> pl.DataFrame:
     """The rows (N,) of ordered episodes with a column `_NO_ACTION`, and each reward in
     the row of the action that earned it, if the mapping asks for that.
@@ -101,7 +101,7 @@ def _with_earned_rewards(
 
 
 def _flag_last_rows(
-    columns: dict[str, np.ndarray], is_last: np.ndarray, table: Table
+    columns: dict[str, np.ndarray], is_last: np.ndarray, table: SurveyedTable
 ) -> None:
     """Flag the last rows (N,) of episodes that no flag marks as the mapping's
     ``last_row`` says; changes ``columns``.
@@ -114,7 +114,7 @@ def _flag_last_rows(
 
 
 def _add_values(
-    columns: dict[str, np.ndarray], frame: pl.DataFrame, table: Table
+    columns: dict[str, np.ndarray], frame: pl.DataFrame, table: SurveyedTable
 ) -> None:
     """Add observations (N, d), actions (N,) or (N, k), rewards (N,), and weights and
     log-probabilities (N,) if the mapping names them; changes ``columns``.
@@ -135,7 +135,9 @@ def _add_values(
     columns["behavior_log_probabilities"] = behavior
 
 
-def _episode_ids(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> np.ndarray:
+def _episode_ids(
+    frame: pl.DataFrame, episodes: np.ndarray, table: SurveyedTable
+) -> np.ndarray:
     """Ids (N,) of the rows' episodes: the table's own if they are numbers of 64 bits,
     else numbers that go on from those of the pieces before.
     """
@@ -159,7 +161,7 @@ def _with_next_observations(
     columns: dict[str, np.ndarray],
     frame: pl.DataFrame,
     is_last: np.ndarray,
-    table: Table,
+    table: SurveyedTable,
 ) -> dict[str, np.ndarray]:
     """The columns with next observations (N, d): the table's, else those of the rows
     that follow; rows without one are then left out.
@@ -189,7 +191,7 @@ def _with_next_observations(
     return columns
 
 
-def _check_numbers(columns: dict[str, np.ndarray], table: Table) -> None:
+def _check_numbers(columns: dict[str, np.ndarray], table: SurveyedTable) -> None:
     """Add problems for numbers that no log may hold, with the table's names for the
     columns.
     """
@@ -220,7 +222,7 @@ def _check_numbers(columns: dict[str, np.ndarray], table: Table) -> None:
 
 
 def _flags(
-    frame: pl.DataFrame, table: Table
+    frame: pl.DataFrame, table: SurveyedTable
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Flags ``terminated`` and ``truncated`` (N,) of the rows, and the number (N,) of
     each row's episode in the piece.
@@ -262,7 +264,7 @@ def _numbered(ids: pl.Series) -> np.ndarray:
     return ids.rle_id().cast(pl.Int64).to_numpy()
 
 
-def begins_episode(frame: pl.DataFrame, table: Table) -> np.ndarray:
+def begins_episode(frame: pl.DataFrame, table: SurveyedTable) -> np.ndarray:
     """Whether (N,) a row, except the first, is the first one of an episode, in a table
     without episode ids.
 
@@ -299,7 +301,7 @@ def _cut(
     frame: pl.DataFrame,
     episodes: np.ndarray,
     columns: dict[str, np.ndarray],
-    table: Table,
+    table: SurveyedTable,
 ) -> tuple[pl.DataFrame, np.ndarray]:
     """Cut episodes before their first row with a value missing in a ``cut`` column, or
     before their final states; the rows that stay, and the numbers of their episodes.
@@ -412,7 +414,7 @@ def _without_next(
     frame: pl.DataFrame,
     episodes: np.ndarray,
     columns: dict[str, np.ndarray],
-    table: Table,
+    table: SurveyedTable,
 ) -> tuple[pl.DataFrame, np.ndarray]:
     """The rows that have a next observation, and the numbers of their episodes; a
     terminal row needs none and gets its own observation.
@@ -464,7 +466,7 @@ def _without_next(
     return frame, _numbered(pl.Series(episodes[~lost]))
 
 
-def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
+def _ordered(frame: pl.DataFrame, table: SurveyedTable) -> pl.DataFrame:
     """Rows by episode and time; episodes by their first dates, else by the places of
     their first steps.
 
@@ -518,7 +520,7 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     return frame
 
 
-def _sort_keys(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
+def _sort_keys(frame: pl.DataFrame, table: SurveyedTable) -> pl.DataFrame:
     """What rows (N,) are sorted by: ``start``, the first date of the episode (0 if
     times are no dates), ``place``, the number of the row with its first step, and
     ``time``, or the number of the row in tables without times.
@@ -559,7 +561,7 @@ def _are_other_steps(
 
 
 def _problem_of_doubles(
-    frame: pl.DataFrame, times: pl.Series, doubles: pl.Series, table: Table
+    frame: pl.DataFrame, times: pl.Series, doubles: pl.Series, table: SurveyedTable
 ) -> str:
     """The problem of rows (N,) that have the time of another row of their episode."""
     roles = table.roles
@@ -588,7 +590,9 @@ def _problem_of_doubles(
     return f"{rows} the time of another row of their episode (first: {where}); {remedy}"
 
 
-def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.DataFrame:
+def _imputed(
+    frame: pl.DataFrame, episodes: np.ndarray, table: SurveyedTable
+) -> pl.DataFrame:
     """Rows in order, missing values replaced as the mapping asks; values that cannot be
     replaced are a problem. episodes: (N,) the number of each row's episode.
     """
@@ -638,7 +642,9 @@ def _filled_forward(column: pl.Series, episodes: np.ndarray) -> pl.Series:
     return pairs.select(filled).to_series()
 
 
-def _vectors(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.ndarray:
+def _vectors(
+    frame: pl.DataFrame, columns: tuple[str, ...], table: SurveyedTable
+) -> np.ndarray:
     """Observations (N, d) in row order, or in the stored shape if koffline wrote them
     as lists.
 
@@ -656,7 +662,7 @@ def _vectors(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.
 
 
 def _matrix(
-    frame: pl.DataFrame, columns: tuple[str, ...], kind: Any, table: Table
+    frame: pl.DataFrame, columns: tuple[str, ...], kind: Any, table: SurveyedTable
 ) -> np.ndarray:
     """(N, d) from columns of numbers, or from one column of lists."""
     width = table.widths.get(columns[0])
@@ -675,7 +681,7 @@ def _numbers(column: pl.Series) -> np.ndarray:
     return column.cast(number_type([column.dtype])).to_numpy()
 
 
-def _labels(column: pl.Series, table: Table) -> np.ndarray:
+def _labels(column: pl.Series, table: SurveyedTable) -> np.ndarray:
     """The groups' labels (N,) of the rows; spellings that are certainly one label are
     taken for it, and notes on spellings are added to the table's metadata.
     """
@@ -700,7 +706,7 @@ def _is_beyond_int64(column: pl.Series) -> bool:
     return column.dtype == pl.UInt64 and bool((column > np.iinfo(np.int64).max).any())
 
 
-def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
+def _actions(frame: pl.DataFrame, table: SurveyedTable) -> np.ndarray:
     """Actions (N,) if discrete, else (N, k); categories as numbers in their order."""
     names = table.roles.action
     kinds = [frame.schema[name] for name in names]

@@ -17,7 +17,7 @@ import polars as pl
 
 from koffline.data.table.flag_values import TRUE
 from koffline.data.table.names import Flag, flag_of, says_end
-from koffline.data.table.profiles import IGNORED, Profile
+from koffline.data.table.profiles import IGNORED, ColumnProfile
 from koffline.data.table.steps import Steps
 
 _MOST = 0.5  # a flag that is set in a larger share of the rows marks no ends
@@ -32,7 +32,7 @@ class EndFlag:
     mapping writes it.
     """
 
-    column: Profile
+    column: ColumnProfile
     meaning: Flag
     is_set: np.ndarray
     text: str
@@ -52,10 +52,10 @@ class Ends:
     roles: dict[str, EndFlag] = field(default_factory=dict)
     questions: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    no_flags: list[Profile] = field(default_factory=list)
+    no_flags: list[ColumnProfile] = field(default_factory=list)
 
 
-def meaning(column: Profile) -> Flag | None:
+def meaning(column: ColumnProfile) -> Flag | None:
     """What a column of two values means by its name; None for other columns."""
     if column.role != IGNORED or column.reason or column.values.dtype.is_nested():
         return None
@@ -70,7 +70,7 @@ def meaning(column: Profile) -> Flag | None:
     return None
 
 
-def set_rows(column: Profile) -> np.ndarray:
+def set_rows(column: ColumnProfile) -> np.ndarray:
     """Whether (N,) a flag is set."""
     values = column.values
     if values.dtype.is_numeric():
@@ -79,7 +79,7 @@ def set_rows(column: Profile) -> np.ndarray:
     return texts.is_in(TRUE).fill_null(False).to_numpy()
 
 
-def written(column: Profile, is_set: bool) -> str:
+def written(column: ColumnProfile, is_set: bool) -> str:
     """How a mapping says that a flag is set, or that it is not."""
     if is_set:
         return column.name
@@ -93,7 +93,9 @@ def written(column: Profile, is_set: bool) -> str:
 
 
 def find_ends(
-    columns: Sequence[tuple[Profile, Flag]], steps: Steps, unlinked: np.ndarray | None
+    columns: Sequence[tuple[ColumnProfile, Flag]],
+    steps: Steps,
+    unlinked: np.ndarray | None,
 ) -> Ends:
     """Settle which flags are the ends, cuts and starts of a mapping, and give their
     columns these roles.

@@ -32,7 +32,7 @@ _RIDGE = 1e-6
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberColumn:
     """A column of numbers (N,), in the table's order."""
 
     name: str
@@ -41,7 +41,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Rows:
+class AdjacentRows:
     """Rows by their numbers in the table, each with the rows before and after it in its
     episode, and whether it is held out.
     """
@@ -68,7 +68,7 @@ class _Quantity:
     is_reward: bool = False
 
 
-def rows_between(order: np.ndarray, episodes: np.ndarray) -> Rows | None:
+def rows_between(order: np.ndarray, episodes: np.ndarray) -> AdjacentRows | None:
     """Rows that have one row before and two after them in their episode; None if there
     are too few.
 
@@ -81,7 +81,7 @@ def rows_between(order: np.ndarray, episodes: np.ndarray) -> Rows | None:
     held_out = episodes[inside] % 2 == 1
     if min(held_out.sum(), (~held_out).sum()) < _FEWEST_ROWS:
         return None
-    return Rows(
+    return AdjacentRows(
         before=order[inside - 1],
         now=order[inside],
         after=order[inside + 1],
@@ -91,10 +91,10 @@ def rows_between(order: np.ndarray, episodes: np.ndarray) -> Rows | None:
 
 
 def what_they_tell(
-    columns: Sequence[Numbers],
-    reward: Numbers | None,
+    columns: Sequence[NumberColumn],
+    reward: NumberColumn | None,
     actions: np.ndarray | None,
-    rows: Rows,
+    rows: AdjacentRows,
 ) -> dict[str, str]:
     """What happens later that columns tell, by their names; columns that tell nothing,
     or have a memory of their own, are not there.
@@ -124,7 +124,7 @@ def what_they_tell(
 
 
 def _quantities(
-    columns: Sequence[Numbers], reward: Numbers | None, rows: Rows
+    columns: Sequence[NumberColumn], reward: NumberColumn | None, rows: AdjacentRows
 ) -> Iterator[_Quantity]:
     """Yield what is not known before the action: next values, changes, rewards."""
     for column in columns:
@@ -228,11 +228,11 @@ def _edges(values: np.ndarray, bins: int) -> np.ndarray:
 
 
 def _is_of_later(
-    column: Numbers,
-    silent: Sequence[Numbers],
+    column: NumberColumn,
+    silent: Sequence[NumberColumn],
     quantity: _Quantity,
     actions: np.ndarray | None,
-    rows: Rows,
+    rows: AdjacentRows,
 ) -> bool:
     """Whether a column's last value and the last action tell little of what other
     columns leave open of it, and, if it is like the reward, the row's own action much.
@@ -268,7 +268,7 @@ def _is_of_later(
     return _left(np.hstack([known, own_action]), target, rows.held_out) <= much
 
 
-def _basis(columns: Sequence[np.ndarray], rows: Rows) -> np.ndarray:
+def _basis(columns: Sequence[np.ndarray], rows: AdjacentRows) -> np.ndarray:
     """(M, B) functions of columns (M,): each itself, its rank, and which of its bins it
     is in.
     """

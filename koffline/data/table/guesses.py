@@ -27,7 +27,7 @@ from koffline.data.table.names import (
     joined,
     parts,
 )
-from koffline.data.table.profiles import IGNORED, Profile
+from koffline.data.table.profiles import IGNORED, ColumnProfile
 from koffline.data.table.steps import Steps
 from koffline.errors import counted
 
@@ -53,11 +53,11 @@ class _Role:
     """
 
     words: str
-    suits: Callable[[Profile], bool]
+    suits: Callable[[ColumnProfile], bool]
     remedy: str = ""
 
 
-def _are_ids(column: Profile) -> bool:
+def _are_ids(column: ColumnProfile) -> bool:
     """Whether values can be ids of episodes, which have one and a half rows or more on
     average.
     """
@@ -66,12 +66,12 @@ def _are_ids(column: Profile) -> bool:
     return 1.5 * column.distinct <= column.present
 
 
-def _are_times(column: Profile) -> bool:
+def _are_times(column: ColumnProfile) -> bool:
     is_ordered = column.is_time or column.values.dtype.is_numeric()
     return is_ordered and column.distinct > 1
 
 
-def _is_found_by_flags(column: Profile) -> bool:
+def _is_found_by_flags(column: ColumnProfile) -> bool:
     """Flags of ends are settled by the rows, in `find_ends`."""
     return False
 
@@ -154,7 +154,7 @@ class Guess:
     ends: Ends
 
 
-def rank(column: Profile, role: str) -> int:
+def rank(column: ColumnProfile, role: str) -> int:
     """Position of the likeliest word of a name among the role's words; `_NONE` without
     one.
     """
@@ -178,7 +178,7 @@ def rank(column: Profile, role: str) -> int:
 
 
 def guess_roles(
-    columns: Sequence[Profile], known: Mapping[str, Sequence[str]] | None = None
+    columns: Sequence[ColumnProfile], known: Mapping[str, Sequence[str]] | None = None
 ) -> Guess:
     """Set the role of each column, with a reason, from its name and values.
 
@@ -186,7 +186,7 @@ def guess_roles(
     """
     _set_known(columns, known or {})
     _set_aside(columns)
-    flagged: list[tuple[Profile, Flag]] = []
+    flagged: list[tuple[ColumnProfile, Flag]] = []
     for column in columns:
         by_name = meaning(column)
         if by_name is not None:
@@ -214,12 +214,14 @@ def guess_roles(
     return Guess(steps, ends)
 
 
-def _by_role(columns: Sequence[Profile]) -> dict[str, Profile]:
+def _by_role(columns: Sequence[ColumnProfile]) -> dict[str, ColumnProfile]:
     """The last column of each role."""
     return {column.role: column for column in columns}
 
 
-def _set_known(columns: Sequence[Profile], known: Mapping[str, Sequence[str]]) -> None:
+def _set_known(
+    columns: Sequence[ColumnProfile], known: Mapping[str, Sequence[str]]
+) -> None:
     """Give the known columns (names by role) their roles."""
     for role, names in known.items():
         for column in columns:
@@ -228,7 +230,7 @@ def _set_known(columns: Sequence[Profile], known: Mapping[str, Sequence[str]]) -
                 column.reason = "as you say"
 
 
-def _set_aside(columns: Sequence[Profile]) -> None:
+def _set_aside(columns: Sequence[ColumnProfile]) -> None:
     """Give a reason to columns that no role fits, and to next observations by their
     names.
     """
@@ -250,7 +252,7 @@ def _set_aside(columns: Sequence[Profile]) -> None:
             column.reason = f"{base} one step later, by its name"
 
 
-def _by_names(columns: Sequence[Profile], has_ends: bool) -> None:
+def _by_names(columns: Sequence[ColumnProfile], has_ends: bool) -> None:
     """Give each role to the column whose name says it most clearly, if its values
     suit. has_ends: whether flags of ends are there.
     """
@@ -286,7 +288,7 @@ def _by_names(columns: Sequence[Profile], has_ends: bool) -> None:
             _add_components(likely)
 
 
-def _suits(column: Profile, role: str) -> bool:
+def _suits(column: ColumnProfile, role: str) -> bool:
     """Whether the values of a column suit a role; of the roles here, an action alone may
     be a list of numbers.
     """
@@ -297,7 +299,7 @@ def _suits(column: Profile, role: str) -> bool:
     return _ROLES[role].suits(column)
 
 
-def _report_values(column: Profile, role: str, remedy: str) -> None:
+def _report_values(column: ColumnProfile, role: str, remedy: str) -> None:
     """Say that a column has the name of a role, but not its values."""
     column.reason = f"its name says {role}, its values do not: {remedy}"
     if column.problem:
@@ -306,7 +308,7 @@ def _report_values(column: Profile, role: str, remedy: str) -> None:
         column.problem = column.reason
 
 
-def _add_components(actions: Sequence[Profile]) -> None:
+def _add_components(actions: Sequence[ColumnProfile]) -> None:
     """Give the role of the first action to the others of the same stem: action_0,
     action_1 are one vector.
     """
@@ -318,7 +320,7 @@ def _add_components(actions: Sequence[Profile]) -> None:
             column.reason = f"beside {actions[0].name}"
 
 
-def _settle_lists(columns: Sequence[Profile]) -> None:
+def _settle_lists(columns: Sequence[ColumnProfile]) -> None:
     """Give the role of observations to lists without a role, unless their names say
     that they are about actions.
     """
@@ -332,7 +334,7 @@ def _settle_lists(columns: Sequence[Profile]) -> None:
             column.reason = "a list of numbers"
 
 
-def the_list(columns: Sequence[Profile]) -> Profile | None:
+def the_list(columns: Sequence[ColumnProfile]) -> ColumnProfile | None:
     """The list that is the observation: one that is called a state, else the first;
     None if there is none.
     """
@@ -347,7 +349,9 @@ def the_list(columns: Sequence[Profile]) -> Profile | None:
     return next(iter(states or lists), None)
 
 
-def _settle_episodes(columns: Sequence[Profile], flags: Sequence[Profile]) -> None:
+def _settle_episodes(
+    columns: Sequence[ColumnProfile], flags: Sequence[ColumnProfile]
+) -> None:
     """Take ids inside the guessed episodes if these share times or end often; what is
     shared is no time. flags: of ends.
     """
@@ -384,7 +388,7 @@ def _settle_episodes(columns: Sequence[Profile], flags: Sequence[Profile]) -> No
         time.reason = "numbers; rows of an episode share them, so they are no time"
 
 
-def _counted_starts(time: Profile) -> np.ndarray | None:
+def _counted_starts(time: ColumnProfile) -> np.ndarray | None:
     """Whether (N,) a row, in the order of the table, is the first step of an episode, by
     a column that counts steps and begins anew; None if it does not.
     """
@@ -401,7 +405,7 @@ def _counted_starts(time: Profile) -> np.ndarray | None:
     return is_start
 
 
-def _begin_anew(ids: Profile, time: Profile) -> bool:
+def _begin_anew(ids: ColumnProfile, time: ColumnProfile) -> bool:
     """Whether episodes that a count of steps shows have one id each, and share their
     ids with others.
     """
@@ -418,7 +422,9 @@ def _is_constant_between(values: pl.Series, is_start: np.ndarray) -> bool:
     return not (changes & ~is_start).any()
 
 
-def _unnamed_ids(columns: Sequence[Profile], is_start: np.ndarray) -> Profile | None:
+def _unnamed_ids(
+    columns: Sequence[ColumnProfile], is_start: np.ndarray
+) -> ColumnProfile | None:
     """A column without a role of its own that has another value in each episode; None
     if there is none. is_start: (N,) whether a row is the first one of an episode.
     """
@@ -441,7 +447,9 @@ def _unnamed_ids(columns: Sequence[Profile], is_start: np.ndarray) -> Profile | 
     return None
 
 
-def _is_inside(column: Profile, whole: Profile, marks: Sequence[pl.Series]) -> bool:
+def _is_inside(
+    column: ColumnProfile, whole: ColumnProfile, marks: Sequence[pl.Series]
+) -> bool:
     """Whether a column holds ids of parts of the guessed episodes ``whole``, which do
     not share one of the ``marks`` (N,) that whole episodes share.
     """
@@ -455,7 +463,7 @@ def _is_inside(column: Profile, whole: Profile, marks: Sequence[pl.Series]) -> b
     )
 
 
-def _settle_times(columns: Sequence[Profile]) -> None:
+def _settle_times(columns: Sequence[ColumnProfile]) -> None:
     """Without a time, take a column that counts the rows of every episode."""
     chosen = _by_role(columns)
     if "time" in chosen or "episode" not in chosen:
@@ -468,7 +476,7 @@ def _settle_times(columns: Sequence[Profile]) -> None:
             return
 
 
-def _counts_rows(column: Profile, ids: pl.Series) -> bool:
+def _counts_rows(column: ColumnProfile, ids: pl.Series) -> bool:
     """Whether a column counts the rows of every episode, from the same number on.
 
     ids: (N,) of the rows' episodes.
@@ -494,7 +502,7 @@ def _counts_rows(column: Profile, ids: pl.Series) -> bool:
     )
 
 
-def _test_numbered_next(columns: Sequence[Profile], steps: Steps) -> None:
+def _test_numbered_next(columns: Sequence[ColumnProfile], steps: Steps) -> None:
     """Numbers called s1 and s2 are two numbers, unless s2 is s1 one row later.
 
     Lists of these names are states.
@@ -517,7 +525,7 @@ def _test_numbered_next(columns: Sequence[Profile], steps: Steps) -> None:
             column.role, column.reason = _as_observation(column)
 
 
-def _settle_starts(columns: Sequence[Profile]) -> None:
+def _settle_starts(columns: Sequence[ColumnProfile]) -> None:
     """Without ids, take a count of steps that begins anew for the starts of episodes;
     there is no time then, unless a column has another value in each of them: their ids.
 
@@ -546,14 +554,14 @@ def _settle_starts(columns: Sequence[Profile]) -> None:
         time.reason = "it counts the steps of each episode"
 
 
-def _are_shared(ids: Profile, marks: pl.Series) -> bool:
+def _are_shared(ids: ColumnProfile, marks: pl.Series) -> bool:
     """Whether many marks of rows are those of other rows with the same id."""
     both = pl.DataFrame({"id": ids.values, "mark": marks}).drop_nulls()
     return int(both.is_duplicated().sum()) > _SHARED * both.height
 
 
 def _steps(
-    columns: Sequence[Profile], flagged: Sequence[tuple[Profile, Flag]]
+    columns: Sequence[ColumnProfile], flagged: Sequence[tuple[ColumnProfile, Flag]]
 ) -> Steps:
     """The order of the rows by episode and time; without ids, by flags, as settled or
     by their names. flagged: flags with what their names mean.
@@ -583,7 +591,7 @@ def _steps(
     return Steps.of_flags(ends)
 
 
-def _unlinked(columns: Sequence[Profile], steps: Steps) -> np.ndarray | None:
+def _unlinked(columns: Sequence[ColumnProfile], steps: Steps) -> np.ndarray | None:
     """Whether (N,) a row's next observation is not the observation of the row below, if
     that is known.
     """
@@ -605,7 +613,7 @@ def _unlinked(columns: Sequence[Profile], steps: Steps) -> np.ndarray | None:
     return np.append(~linked, True)
 
 
-def as_matrix(column: Profile) -> np.ndarray | None:
+def as_matrix(column: ColumnProfile) -> np.ndarray | None:
     """(N, d) numbers of a column of numbers or of lists, NaN where missing; None for
     other columns.
     """
@@ -622,7 +630,9 @@ def as_matrix(column: Profile) -> np.ndarray | None:
     return matrix
 
 
-def _leave_out_names_of_episodes(columns: Sequence[Profile], steps: Steps) -> None:
+def _leave_out_names_of_episodes(
+    columns: Sequence[ColumnProfile], steps: Steps
+) -> None:
     """A text or number that names the episode once more is no observation."""
     ids = next((column for column in columns if column.role == "episode"), None)
     if ids is None or not steps.has_ids:
@@ -638,7 +648,7 @@ def _leave_out_names_of_episodes(columns: Sequence[Profile], steps: Steps) -> No
             column.leave_out(f"it names the episodes, as {ids.name} does")
 
 
-def _as_observation(column: Profile) -> tuple[str, str]:
+def _as_observation(column: ColumnProfile) -> tuple[str, str]:
     """Role (observation or ignored) and reason for a column whose name does not tell
     its role.
     """

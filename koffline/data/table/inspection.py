@@ -35,7 +35,7 @@ from koffline.data.table.mapping import (
 )
 from koffline.data.table.names import is_pattern, parts, says_cut
 from koffline.data.table.problems import Problems
-from koffline.data.table.profiles import IGNORED, Profile
+from koffline.data.table.profiles import IGNORED, ColumnProfile
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.steps import Steps
@@ -100,7 +100,7 @@ class Inspection:
 
     source: str
     rows: int
-    columns: list[Profile]
+    columns: list[ColumnProfile]
     mapping: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -405,7 +405,7 @@ def _check_ends(inspection: Inspection, guess: Guess) -> None:
         inspection.problems.append(f"{column.name}: {column.reason}; {remedy}")
 
 
-def _is_told_by_step(column: Profile, steps: Steps) -> bool:
+def _is_told_by_step(column: ColumnProfile, steps: Steps) -> bool:
     """Whether a column is a function of the number of the step in the episode: it is
     known before, and no mark of an end.
     """
@@ -416,7 +416,7 @@ def _is_told_by_step(column: Profile, steps: Steps) -> bool:
 
 
 def _asked_about_cuts(
-    inspection: Inspection, guess: Guess, column: Profile, values: list[Any]
+    inspection: Inspection, guess: Guess, column: ColumnProfile, values: list[Any]
 ) -> str:
     """What to do with a column that says how episodes ended, beside a flag of ends; ask
     what terminal is if the flag is set where the column names a limit.
@@ -445,7 +445,7 @@ def _asked_about_cuts(
     )
 
 
-def _values_of_ends(column: Profile, is_last: pl.Series) -> list[Any]:
+def _values_of_ends(column: ColumnProfile, is_last: pl.Series) -> list[Any]:
     """The values of an observation that occur in last rows of episodes alone; none if
     that may be chance. is_last: (N,) whether a row is the last one of its episode.
     """
@@ -464,7 +464,7 @@ def _values_of_ends(column: Profile, is_last: pl.Series) -> list[Any]:
     return ends["value"].sort().to_list()
 
 
-def _written_end(column: Profile, values: list[Any]) -> str:
+def _written_end(column: ColumnProfile, values: list[Any]) -> str:
     """The flag or formula that is true where a column has one of the values."""
     if column.is_flag and not column.missing and str(values[0]).lower() in TRUE:
         return column.name
@@ -599,7 +599,7 @@ def _propose(inspection: Inspection, held: pl.DataFrame, guess: Guess) -> None:
     _propose_duplicates(inspection, held)
 
 
-def _propose_action_names(inspection: Inspection, column: Profile) -> None:
+def _propose_action_names(inspection: Inspection, column: ColumnProfile) -> None:
     """List the values of a discrete action in their order; spellings that may be one
     action are a problem.
     """

@@ -18,7 +18,7 @@ import polars as pl
 from koffline.data.table.flags import set_rows
 from koffline.data.table.guesses import as_matrix
 from koffline.data.table.names import Flag, flag_of, joined
-from koffline.data.table.profiles import Profile
+from koffline.data.table.profiles import ColumnProfile
 from koffline.data.table.steps import Steps
 from koffline.errors import counted
 
@@ -42,7 +42,7 @@ class FinalStates:
 class NoAction:
     """Values of an action that stand in last rows of episodes alone."""
 
-    column: Profile
+    column: ColumnProfile
     values: list[Any]
     n_rows: int
 
@@ -57,7 +57,9 @@ def rlds_flag(names: Collection[str]) -> str | None:
     return next((name for name in names if joined(name) == "islast"), None)
 
 
-def find_final_states(columns: Sequence[Profile], steps: Steps) -> FinalStates | None:
+def find_final_states(
+    columns: Sequence[ColumnProfile], steps: Steps
+) -> FinalStates | None:
     """Say so if last rows seem to hold final states alone; None if they seem to be
     steps, or if their actions are missing, which says it already.
     """
@@ -100,7 +102,7 @@ def find_final_states(columns: Sequence[Profile], steps: Steps) -> FinalStates |
     return FinalStates(reason, is_sure=False)
 
 
-def _matrix_of(columns: Sequence[Profile], role: str) -> np.ndarray | None:
+def _matrix_of(columns: Sequence[ColumnProfile], role: str) -> np.ndarray | None:
     """(N, d) numbers of the columns with a role; texts as codes; None if there are
     none.
     """
@@ -119,7 +121,7 @@ def _matrix_of(columns: Sequence[Profile], role: str) -> np.ndarray | None:
     return np.hstack(parts)
 
 
-def _last_flag(columns: Sequence[Profile], is_last: np.ndarray) -> str | None:
+def _last_flag(columns: Sequence[ColumnProfile], is_last: np.ndarray) -> str | None:
     """The name of a flag of last rows by its name that marks the last rows (N,)."""
     for column in columns:
         if flag_of(column.name) is not Flag.LAST or not column.is_flag:
@@ -140,7 +142,7 @@ def _has_one_action(actions: np.ndarray, is_last: np.ndarray) -> bool:
     return bool(share >= _NEARLY_ALL and is_usual[~is_last].mean() <= _MOST_USUAL)
 
 
-def find_no_action(columns: Sequence[Profile], steps: Steps) -> NoAction | None:
+def find_no_action(columns: Sequence[ColumnProfile], steps: Steps) -> NoAction | None:
     """Values of a single action column that stand in last rows of episodes alone; None
     if there are none, or if that may be chance.
     """

@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from koffline.data.table.flags import set_rows
-from koffline.data.table.foresight import Numbers, rows_between, what_they_tell
+from koffline.data.table.foresight import NumberColumn, rows_between, what_they_tell
 from koffline.data.table.guesses import as_matrix
 from koffline.data.table.names import is_earlier, is_later
-from koffline.data.table.profiles import Profile
+from koffline.data.table.profiles import ColumnProfile
 from koffline.data.table.steps import Steps
 
 _NEARLY_ALL = 0.95  # share of the rows
@@ -44,20 +44,20 @@ class Later:
     sure.
     """
 
-    column: Profile
+    column: ColumnProfile
     reason: str
     is_sure: bool
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _ColumnNumbers:
     """A column as numbers (N, d), in the table's order."""
 
-    column: Profile
+    column: ColumnProfile
     values: np.ndarray
 
 
-def find_later(columns: Sequence[Profile], steps: Steps) -> list[Later]:
+def find_later(columns: Sequence[ColumnProfile], steps: Steps) -> list[Later]:
     """Columns with the role of observations that depend on what happens later, each
     once.
 
@@ -80,7 +80,7 @@ def find_later(columns: Sequence[Profile], steps: Steps) -> list[Later]:
 
 
 def _foretelling(
-    columns: Sequence[Profile], known: set[str], steps: Steps
+    columns: Sequence[ColumnProfile], known: set[str], steps: Steps
 ) -> list[Later]:
     """Columns that tell what happens next, though not exactly. known: the names of
     columns that depend on what happens later for another reason.
@@ -101,7 +101,9 @@ def _foretelling(
             single = set_rows(column).astype(np.float64)
         else:
             continue
-        numbers[column.name] = Numbers(column.name, single, is_earlier(column.name))
+        numbers[column.name] = NumberColumn(
+            column.name, single, is_earlier(column.name)
+        )
     reward = next((column for column in columns if column.role == "reward"), None)
     reward_numbers = None
     if reward is not None:
@@ -116,7 +118,7 @@ def _foretelling(
     ]
 
 
-def _actions(columns: Sequence[Profile]) -> np.ndarray | None:
+def _actions(columns: Sequence[ColumnProfile]) -> np.ndarray | None:
     """(N, k) actions in the order of the table, texts as codes of their own columns;
     None if they cannot be compared.
     """
@@ -136,9 +138,9 @@ def _actions(columns: Sequence[Profile]) -> np.ndarray | None:
 
 
 def _later(
-    column: Profile,
+    column: ColumnProfile,
     rewards: np.ndarray | None,
-    outcomes: Sequence[_Outcome],
+    outcomes: Sequence[_EpisodeOutcome],
     steps: Steps,
 ) -> Later | None:
     """Say so if a column sums up what follows in its episode, or goes with how the
@@ -158,7 +160,7 @@ def _later(
     return _outcome(column, values, outcomes, steps)
 
 
-def _rewards(columns: Sequence[Profile]) -> np.ndarray | None:
+def _rewards(columns: Sequence[ColumnProfile]) -> np.ndarray | None:
     """Rewards (N,) in the order of the table, 0 where missing; None without numbers."""
     reward = next((column for column in columns if column.role == "reward"), None)
     if reward is None:
@@ -169,7 +171,7 @@ def _rewards(columns: Sequence[Profile]) -> np.ndarray | None:
     return np.nan_to_num(values[:, 0])
 
 
-def _coded(column: Profile) -> np.ndarray | None:
+def _coded(column: ColumnProfile) -> np.ndarray | None:
     """(N, d) numbers of a column, where equal texts have equal numbers; None if it
     cannot be compared.
     """
@@ -182,7 +184,7 @@ def _coded(column: Profile) -> np.ndarray | None:
     return as_matrix(column)
 
 
-def _next_values(columns: Sequence[Profile], steps: Steps) -> list[Later]:
+def _next_values(columns: Sequence[ColumnProfile], steps: Steps) -> list[Later]:
     """Columns that equal another column one row later, in nearly all rows in which that
     one changes.
 
@@ -190,7 +192,7 @@ def _next_values(columns: Sequence[Profile], steps: Steps) -> list[Later]:
     """
     coded = _coded_columns(columns)[:_MOST_COLUMNS]
     dependent: list[Later] = []
-    partners: list[tuple[Profile, Profile]] = []
+    partners: list[tuple[ColumnProfile, ColumnProfile]] = []
     for now, later in _candidates(coded, steps):
         if later.column.role != "observations" or is_earlier(now.column.name):
             continue
@@ -217,7 +219,7 @@ def _next_values(columns: Sequence[Profile], steps: Steps) -> list[Later]:
     return list(by_column.values())
 
 
-def _coded_columns(columns: Sequence[Profile]) -> list[_Numbers]:
+def _coded_columns(columns: Sequence[ColumnProfile]) -> list[_ColumnNumbers]:
     """Observations, actions and the reward as numbers, those that can be compared."""
     by_name = {
         column.name: column
@@ -228,13 +230,13 @@ def _coded_columns(columns: Sequence[Profile]) -> list[_Numbers]:
     for column in by_name.values():
         values = _coded(column)
         if values is not None:
-            coded.append(_Numbers(column, values))
+            coded.append(_ColumnNumbers(column, values))
     return coded
 
 
 def _candidates(
-    columns: Sequence[_Numbers], steps: Steps
-) -> Iterator[tuple[_Numbers, _Numbers]]:
+    columns: Sequence[_ColumnNumbers], steps: Steps
+) -> Iterator[tuple[_ColumnNumbers, _ColumnNumbers]]:
     """Pairs of columns in which the second equals the first one row later, in a few
     rows.
     """
@@ -242,7 +244,7 @@ def _candidates(
     probed = np.linspace(0, len(rows) - 1, min(_PROBED, len(rows))).astype(int)
     rows = rows[probed]
     following = following[probed]
-    by_width: dict[int, list[_Numbers]] = {}
+    by_width: dict[int, list[_ColumnNumbers]] = {}
     for column in columns:
         by_width.setdefault(column.values.shape[1], []).append(column)
     for of_one_width in by_width.values():
@@ -261,7 +263,7 @@ def _equal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.isclose(left, right, rtol=1e-5, atol=1e-7).all(axis=-1)
 
 
-def _is_shifted(now: _Numbers, later: _Numbers, steps: Steps) -> bool:
+def _is_shifted(now: _ColumnNumbers, later: _ColumnNumbers, steps: Steps) -> bool:
     """Whether ``later`` equals ``now`` one row later, and is no function of ``now``."""
     rows, following = steps.pairs
     is_equal = _equal(later.values[rows], now.values[following])
@@ -279,7 +281,7 @@ def _is_shifted(now: _Numbers, later: _Numbers, steps: Steps) -> bool:
     return not is_function
 
 
-def _begins_empty(now: _Numbers, steps: Steps) -> bool:
+def _begins_empty(now: _ColumnNumbers, steps: Steps) -> bool:
     """Whether a column has one value, or none, in nearly all first rows: then it holds
     the row before.
     """
@@ -394,7 +396,7 @@ def _rounding(values: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _EpisodeOutcome:
     """What is known at the end of each episode: its name, and (E,) numbers that differ
     between episodes.
     """
@@ -404,7 +406,9 @@ class _Outcome:
     is_final: bool = True  # else an extreme of an observation, which may be a bound
 
 
-def _by_episode(column: Profile, coded: np.ndarray, steps: Steps) -> np.ndarray | None:
+def _by_episode(
+    column: ColumnProfile, coded: np.ndarray, steps: Steps
+) -> np.ndarray | None:
     """(E, d) values of a column that is constant in every episode, or the means of one
     that is so but for noise; None if it is not. coded: (N, d).
     """
@@ -429,7 +433,10 @@ def _by_episode(column: Profile, coded: np.ndarray, steps: Steps) -> np.ndarray 
 
 
 def _outcome(
-    column: Profile, coded: np.ndarray, outcomes: Sequence[_Outcome], steps: Steps
+    column: ColumnProfile,
+    coded: np.ndarray,
+    outcomes: Sequence[_EpisodeOutcome],
+    steps: Steps,
 ) -> Later | None:
     """Say so if a column, (N, d), is constant in every episode and goes with how the
     episode went.
@@ -466,31 +473,35 @@ def _outcome(
     return None
 
 
-def _outcomes(columns: Sequence[Profile], steps: Steps) -> Iterator[_Outcome]:
+def _outcomes(
+    columns: Sequence[ColumnProfile], steps: Steps
+) -> Iterator[_EpisodeOutcome]:
     """Yield what is known at the end of each episode, if it differs between them."""
     firsts = steps.firsts
     rewards = _rewards(columns)
-    outcomes = [_Outcome("its number of rows", steps.lengths.astype(float))]
+    outcomes = [_EpisodeOutcome("its number of rows", steps.lengths.astype(float))]
     if rewards is not None:
         ordered = rewards[steps.order]
-        outcomes.append(_Outcome("its last reward", ordered[steps.is_last]))
+        outcomes.append(_EpisodeOutcome("its last reward", ordered[steps.is_last]))
         sums = np.add.reduceat(ordered, firsts)
-        outcomes.append(_Outcome("its sum of rewards", sums))
+        outcomes.append(_EpisodeOutcome("its sum of rewards", sums))
         age = np.arange(len(ordered)) - firsts[steps.episodes]
         for discount in _DISCOUNTS:
             returns = np.add.reduceat(ordered * discount**age, firsts)
-            outcomes.append(_Outcome(f"its return (γ = {discount})", returns))
+            outcomes.append(_EpisodeOutcome(f"its return (γ = {discount})", returns))
     outcomes += _extremes(columns, steps)
     flag = next((column for column in columns if column.role == "terminal"), None)
     if flag is not None:
         last = set_rows(flag)[steps.order[steps.is_last]]
-        outcomes.append(_Outcome(f"its last {flag.name}", last.astype(float)))
+        outcomes.append(_EpisodeOutcome(f"its last {flag.name}", last.astype(float)))
     for outcome in outcomes:
         if np.isfinite(outcome.values).all() and np.ptp(outcome.values) > 0.0:
             yield outcome
 
 
-def _extremes(columns: Sequence[Profile], steps: Steps) -> Iterator[_Outcome]:
+def _extremes(
+    columns: Sequence[ColumnProfile], steps: Steps
+) -> Iterator[_EpisodeOutcome]:
     """Yield the largest and the smallest value of each observation in each episode, if
     the first rows do not have it already.
     """
@@ -508,7 +519,7 @@ def _extremes(columns: Sequence[Profile], steps: Steps) -> Iterator[_Outcome]:
             reached = extreme.reduceat(ordered, steps.firsts)
             if np.mean(reached == first) < 0.5:
                 name = f"the {word} {column.name} in it"
-                yield _Outcome(name, reached, is_final=False)
+                yield _EpisodeOutcome(name, reached, is_final=False)
 
 
 def _separates(values: np.ndarray, outcomes: np.ndarray) -> bool:

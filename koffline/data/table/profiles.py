@@ -35,7 +35,7 @@ _CODES = 20  # most whole numbers that are taken to be codes
 
 
 @dataclass
-class Profile:
+class ColumnProfile:
     """One column of the inspected rows: its ``values`` as they would be read, and their
     ``kind`` in words.
 
@@ -174,7 +174,7 @@ class Profile:
         return f"{rule}: '{self.example}' is {first}"
 
 
-def profile(column: pl.Series, is_typed: bool) -> Profile:
+def profile(column: pl.Series, is_typed: bool) -> ColumnProfile:
     """Profile a column; texts get the narrowest type that fits all. is_typed: the file
     declares types.
     """
@@ -190,7 +190,7 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
             return _profile_as_read(texts, way, is_typed)
     without_words = texts.to_frame().select(as_read(name, FLAGS_OR_IDS)).to_series()
     if present.str.to_lowercase().is_in([*TRUE, *FALSE]).all():
-        return Profile(name, "text", without_words, without_words)
+        return ColumnProfile(name, "text", without_words, without_words)
     with_commas = present.filter(present.str.contains(",", literal=True))
     if len(with_commas):
         may_be_thousands = with_commas.str.contains(_THOUSANDS).all()
@@ -201,36 +201,36 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
                 f"{shown} may be a thousand or a number with decimals; write it without"
                 " the comma, or say decimal_comma: true"
             )
-            return Profile(name, kind, texts, texts, problem)
+            return ColumnProfile(name, kind, texts, texts, problem)
         if not unread(texts, [DECIMAL_COMMAS])[DECIMAL_COMMAS].any():
             as_numbers = as_read(name, DECIMAL_COMMAS)
             numbers = texts.to_frame().select(as_numbers).to_series()
-            return Profile(name, DECIMAL_COMMA, numbers, without_words)
+            return ColumnProfile(name, DECIMAL_COMMA, numbers, without_words)
     if present.str.contains(_DATE).sum() > len(present) / 2:
-        return Profile(name, _MIXED, without_words, without_words)
+        return ColumnProfile(name, _MIXED, without_words, without_words)
     strays = present.filter(present.cast(pl.Float64, strict=False).is_null())
     if len(strays) > (1.0 - _MOSTLY) * len(present):
-        return Profile(name, "text", texts, texts)
+        return ColumnProfile(name, "text", texts, texts)
     are = "is no number" if len(strays) == 1 else "are no numbers"
     problem = (
         f"{len(strays)} of {len(present)} values {are} ({printable(strays[0])[:24]!r});"
         " write a number there, or leave it empty"
     )
     numbers = texts.cast(pl.Float64, strict=False)
-    return Profile(name, "numbers and texts", numbers, texts, problem)
+    return ColumnProfile(name, "numbers and texts", numbers, texts, problem)
 
 
-def _profile_as_stored(column: pl.Series) -> Profile:
+def _profile_as_stored(column: pl.Series) -> ColumnProfile:
     """The profile of a column of any type but texts, or of one without values."""
     kind = str(column.dtype).partition("(")[0].lower()
     if column.dtype.is_numeric():
         kind = f"numbers ({kind})"
     if column.dtype.is_float():
         column = column.fill_nan(None)
-    return Profile(column.name, kind, column)
+    return ColumnProfile(column.name, kind, column)
 
 
-def _profile_as_read(texts: pl.Series, way: str, is_typed: bool) -> Profile:
+def _profile_as_read(texts: pl.Series, way: str, is_typed: bool) -> ColumnProfile:
     """The profile of texts that one way reads all as numbers or as times. is_typed: the
     file declares types, and calls these texts.
     """
@@ -243,7 +243,7 @@ def _profile_as_read(texts: pl.Series, way: str, is_typed: bool) -> Profile:
         kind = "numbers as text"
     if values.dtype.is_float():
         values = values.fill_nan(None)
-    return Profile(name, kind, values, texts)
+    return ColumnProfile(name, kind, values, texts)
 
 
 def _are_all_numbers(texts: pl.Series) -> bool:

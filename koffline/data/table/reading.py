@@ -27,7 +27,7 @@ from koffline.data.table.numbers import hashed_ids
 from koffline.data.table.readers import faults
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
 from koffline.data.table.rows import check_room, frame_bytes
-from koffline.data.table.survey import SHAPE_KEY, Table, prepare_table
+from koffline.data.table.survey import SHAPE_KEY, SurveyedTable, prepare_table
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import Location, atomic_file
@@ -59,7 +59,9 @@ def read_table(
     return replace(raw_log, metadata=table.noted)
 
 
-def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]:
+def _assembled(
+    table: SurveyedTable, frames: Iterable[pl.DataFrame]
+) -> Iterator[RawLog]:
     """Columns of all pieces in which rows are left.
 
     Raises DataError if there are none, or if rewards were lost that the mapping does
@@ -136,7 +138,7 @@ class TableStream:
                 yield piece.transitions()
 
 
-def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
+def _contiguous_pieces(table: SurveyedTable, piece_rows: int) -> Iterator[pl.DataFrame]:
     """Pieces of consecutive rows, at least ``piece_rows`` if possible, cut where an
     episode begins.
     """
@@ -161,7 +163,7 @@ def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
         yield waiting
 
 
-def _places_to_cut(frame: pl.DataFrame, table: Table) -> np.ndarray:
+def _places_to_cut(frame: pl.DataFrame, table: SurveyedTable) -> np.ndarray:
     """Numbers of the rows, in rising order, above which rows (N,) may be cut because an
     episode begins there; never 0, for what is above the first row is not known.
 
@@ -186,7 +188,7 @@ def _places_to_cut(frame: pl.DataFrame, table: Table) -> np.ndarray:
     return np.flatnonzero(begins_episode(frame, table))
 
 
-def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
+def _gathered_pieces(table: SurveyedTable, piece_rows: int) -> Iterator[pl.DataFrame]:
     """Rows gathered by episode, in the order of `assemble`, through temporary files.
 
     A part holds as many whole episodes as fit into ``piece_rows`` (at least one).
@@ -211,7 +213,7 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
         ) from None
 
 
-def _parts_of_episodes(table: Table, piece_rows: int) -> pl.DataFrame:
+def _parts_of_episodes(table: SurveyedTable, piece_rows: int) -> pl.DataFrame:
     """The number of the temporary file (``part``) of each episode (``id``, hashed), in
     the order of the episodes.
     """
@@ -230,7 +232,7 @@ def _parts_of_episodes(table: Table, piece_rows: int) -> pl.DataFrame:
     return episodes.select("id", part=part)
 
 
-def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
+def _distribute(table: SurveyedTable, parts: pl.DataFrame, paths: list[Path]) -> None:
     """Append each row to its part's file; rows keep their order within a part.
 
     parts: as from `_parts_of_episodes`.

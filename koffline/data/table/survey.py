@@ -50,7 +50,7 @@ _A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 
 
 @dataclass(eq=False)
-class Table:
+class SurveyedTable:
     """Rows, the columns' roles, results of the first pass, and the action space.
 
     ``names``: of all columns of the files. By column: number of ``missing`` values,
@@ -159,7 +159,7 @@ def prepare_table(
     *,
     in_memory: bool,
     first: int | None = None,
-) -> Table:
+) -> SurveyedTable:
     """Find the files of a name, apply the mapping, and pass over the rows once; errors
     are in ``problems``.
 
@@ -198,7 +198,7 @@ def prepare_table(
         encodings, spelled = applied.look_up(rows, roles, problems)
         problems.refuse()
         roles, origin = applied.encoded(roles, encodings)
-        table = Table(
+        table = SurveyedTable(
             source=name,
             rows=rows,
             roles=roles,
@@ -276,7 +276,7 @@ def _observation_type(roles: TableMapping, types: Mapping[str, Any]) -> Any:
 
 
 def _computed_columns(
-    table: Table, spelled: Mapping[str, Mapping[str, str]]
+    table: SurveyedTable, spelled: Mapping[str, Mapping[str, str]]
 ) -> list[pl.Expr]:
     """The columns of a table as its roles name them: read from texts, computed by
     formulas, and features of categories.
@@ -324,7 +324,7 @@ def _census(
 
 
 def _describe(
-    table: Table,
+    table: SurveyedTable,
     action_space: SpaceRequest | None,
     description: FileDescription | None,
 ) -> None:
@@ -368,14 +368,14 @@ def _describe(
     )
 
 
-def _notes_on_texts(table: Table) -> Iterator[str]:
+def _notes_on_texts(table: SurveyedTable) -> Iterator[str]:
     """Yield notes on what texts were taken for."""
     yield from table.census.notes()
     for column, meant in table.spelled.items():
         yield spelling_note(column, meant)
 
 
-def _features(table: Table) -> Features:
+def _features(table: SurveyedTable) -> Features:
     """Names of an observation's numbers; those of a list are named by position."""
     names = table.roles.observations
     if names[0] in table.widths:
@@ -388,7 +388,7 @@ def _features(table: Table) -> Features:
     return Features(names, encodings)
 
 
-def _open_questions(table: Table) -> list[str]:
+def _open_questions(table: SurveyedTable) -> list[str]:
     """Notes on what the mapping leaves open, and how it was decided."""
     roles = table.roles
     notes = list[str]()
@@ -440,7 +440,7 @@ def _open_questions(table: Table) -> list[str]:
     return notes
 
 
-def _has_local_times(table: Table) -> bool:
+def _has_local_times(table: SurveyedTable) -> bool:
     """Whether times are given without a UTC offset."""
     time = table.roles.time or ""
     if table.texts.get(time) == LOCAL:
@@ -449,7 +449,7 @@ def _has_local_times(table: Table) -> bool:
     return isinstance(kind, pl.Datetime) and kind.time_zone is None
 
 
-def _order_of_actions(table: Table) -> list[str]:
+def _order_of_actions(table: SurveyedTable) -> list[str]:
     """A note if texts of actions were numbered in an order that other programs do not
     share.
     """
@@ -464,7 +464,7 @@ def _order_of_actions(table: Table) -> list[str]:
     ]
 
 
-def _look_through(table: Table, in_pieces: bool) -> None:
+def _look_through(table: SurveyedTable, in_pieces: bool) -> None:
     """Pass over all rows and fill in the table's statistics. Raises DataError.
 
     in_pieces: rows are read from the files; episodes are counted, and the census looks
@@ -514,7 +514,7 @@ def _below(last_row: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
-def _settle_categories(table: Table, categories: set[Any]) -> None:
+def _settle_categories(table: SurveyedTable, categories: set[Any]) -> None:
     """Fill in the values of a categorical action in their order, and how they are
     spelled; errors of the names are problems. categories: the values of all rows.
     """
@@ -548,7 +548,7 @@ def _least_number(times: pl.Series) -> float:
     return float(least or 0.0)
 
 
-def _count_flags(table: Table, frame: pl.DataFrame) -> None:
+def _count_flags(table: SurveyedTable, frame: pl.DataFrame) -> None:
     """Count rows with flags, and note which flags occur. Raises DataError for flags
     that cannot be read.
     """
@@ -563,7 +563,9 @@ def _count_flags(table: Table, frame: pl.DataFrame) -> None:
     table.end_flags.add(terminal=ended.to_numpy(), truncated=cut.to_numpy())
 
 
-def _look_at_actions(table: Table, column: pl.Series, categories: set[Any]) -> None:
+def _look_at_actions(
+    table: SurveyedTable, column: pl.Series, categories: set[Any]
+) -> None:
     """Add the values of a column of actions to ``categories`` if they are categories,
     else the smallest and the largest whole number to ``table.seen``.
     """
@@ -574,7 +576,7 @@ def _look_at_actions(table: Table, column: pl.Series, categories: set[Any]) -> N
         table.seen += [actions.min(), actions.max()]
 
 
-def _add_links(table: Table, frame: pl.DataFrame) -> None:
+def _add_links(table: SurveyedTable, frame: pl.DataFrame) -> None:
     """Count in ``table.links`` whether consecutive rows are linked by their next observations.
 
     Raises DataError for flags that cannot be read.
@@ -586,7 +588,7 @@ def _add_links(table: Table, frame: pl.DataFrame) -> None:
     table.links.add(terminated | truncated, truncated, links_of(frame, table))
 
 
-def links_of(frame: pl.DataFrame, table: Table) -> np.ndarray:
+def links_of(frame: pl.DataFrame, table: SurveyedTable) -> np.ndarray:
     """Whether (N − 1,) the next observation of a row is the observation of the row
     below.
 
@@ -599,7 +601,9 @@ def links_of(frame: pl.DataFrame, table: Table) -> np.ndarray:
     return rows_are_linked(observations, following)
 
 
-def _states(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.ndarray:
+def _states(
+    frame: pl.DataFrame, columns: tuple[str, ...], table: SurveyedTable
+) -> np.ndarray:
     """(N, d) observations from columns of numbers, or from one column of lists; NaN
     where one is missing.
     """
@@ -620,7 +624,7 @@ def _states(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.n
     return observations
 
 
-def _look_at(table: Table, column: pl.Series) -> None:
+def _look_at(table: SurveyedTable, column: pl.Series) -> None:
     """Count the missing values of a column, and sum those of which the mean is imputed;
     lists of different lengths are a problem.
     """
@@ -653,7 +657,7 @@ def _look_at(table: Table, column: pl.Series) -> None:
     table.missing[name] += missing
 
 
-def _check_counts(table: Table) -> None:
+def _check_counts(table: SurveyedTable) -> None:
     """Add problems: missing values, and questions that only the user can answer."""
     _check_missing(table)
     if table.is_own:
@@ -665,7 +669,7 @@ def _check_counts(table: Table) -> None:
         table.problems.add(sentence)
 
 
-def _check_formulas_of_flags(table: Table) -> None:
+def _check_formulas_of_flags(table: SurveyedTable) -> None:
     """Add problems for flags that compare texts and are set in no row."""
     roles = table.roles
     flags = (roles.terminal, roles.truncated, roles.starts)
@@ -680,7 +684,7 @@ def _check_formulas_of_flags(table: Table) -> None:
             )
 
 
-def _check_missing(table: Table) -> None:
+def _check_missing(table: SurveyedTable) -> None:
     """Add problems of columns whose missing values nothing replaces, and of means of no
     value.
     """
@@ -715,7 +719,7 @@ def _check_missing(table: Table) -> None:
             )
 
 
-def _check_final_states(table: Table) -> None:
+def _check_final_states(table: SurveyedTable) -> None:
     """Add a problem if a table has the flags of RLDS, and nothing says what its last
     rows hold.
     """
@@ -732,7 +736,7 @@ def _check_final_states(table: Table) -> None:
     )
 
 
-def _check_episodes(table: Table) -> None:
+def _check_episodes(table: SurveyedTable) -> None:
     """Add problems where nothing says which rows form an episode, or how episodes end,
     or where episodes may begin anew in every file.
     """

@@ -246,7 +246,7 @@ class Witness:
 
 
 @dataclass(frozen=True, eq=False)
-class Profile(Record):
+class ResidualProfile(Record):
     """Residuals in bins of nearly equal weight along a variable.
 
     (B,) each: ``center``: weighted mean of the variable; ``mean`` ± ``standard_error``
@@ -262,7 +262,9 @@ class Profile(Record):
     rows: np.ndarray
 
 
-def make_profile(numbers: Numbers, residuals: Numbers, weights: Numbers) -> Profile:
+def make_profile(
+    numbers: Numbers, residuals: Numbers, weights: Numbers
+) -> ResidualProfile:
     """Bins by quantiles of ``numbers``; equal numbers share a bin.
 
     Rows of weight zero are left out.
@@ -285,7 +287,7 @@ def make_profile(numbers: Numbers, residuals: Numbers, weights: Numbers) -> Prof
         strict=True,
     )
     center, mean, error, low, high = map(np.array, columns)
-    return Profile(center, mean, error, low, high, np.diff(edges))
+    return ResidualProfile(center, mean, error, low, high, np.diff(edges))
 
 
 def _summary(

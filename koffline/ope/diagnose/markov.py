@@ -95,7 +95,7 @@ class Shift:
 
 
 @dataclass(frozen=True, eq=False)
-class _Memory:
+class _ExtraState:
     """Extra state h of m rows: ``before`` (m, h) each row, ``after`` (m, h) it (for the
     next row), ``first`` (1, h) at the start.
 
@@ -116,7 +116,7 @@ class _Candidate:
     ``rows``, ``of_step``, ``limit``: as in `Shift`.
     """
 
-    memory: _Memory
+    memory: _ExtraState
     rows: int
     of_step: bool = False
     limit: float = thresholds.SHIFT_P_VALUE
@@ -195,9 +195,9 @@ def _memories(
     return candidates
 
 
-def _remembered(before: np.ndarray, after: np.ndarray) -> _Memory:
+def _remembered(before: np.ndarray, after: np.ndarray) -> _ExtraState:
     """A memory that is zero at the start of an episode."""
-    return _Memory(before, after, first=np.zeros_like(before[:1]), of_both=True)
+    return _ExtraState(before, after, first=np.zeros_like(before[:1]), of_both=True)
 
 
 def _rows_to_remember(
@@ -268,7 +268,7 @@ def drift_shift(
     drift_of_rows = np.repeat(drift, problem.lengths)[rows, None]
     # The next row belongs to the same episode, and the value is that of an episode
     # begun where the log ends.
-    memory = _Memory(
+    memory = _ExtraState(
         before=drift_of_rows,
         after=drift_of_rows,
         first=drift[-1:, None],
@@ -293,7 +293,7 @@ def group_shift(
     """
     rows = _tested_rows(problem)
     is_member = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
-    memory = _Memory(
+    memory = _ExtraState(
         before=is_member, after=is_member, first=np.ones((1, 1)), of_both=False
     )
     shift = _shift(problem, values, seed, rows, memory)
@@ -318,7 +318,7 @@ def _shift(
     values: RowValues,
     seed: int,
     rows: Int[np.ndarray, " row"],
-    memory: _Memory,
+    memory: _ExtraState,
 ) -> Shift | None:
     """Shift by h, from these rows and the memory at them; None for few clusters.
 
@@ -346,7 +346,7 @@ def _shift(
 def _centred_ratios(
     problem: EvaluationProblem,
     rows: Int[np.ndarray, " row"],
-    memory: _Memory,
+    memory: _ExtraState,
     generator: torch.Generator,
 ) -> Float[np.ndarray, " row"]:
     """ω̃ of rows: the part of LSTD-Q's dual αᵀf(x, h) that depends on h given x.
@@ -381,8 +381,8 @@ def _centred_ratios(
 def _sums_over_rows(
     problem: EvaluationProblem,
     rows: Int[np.ndarray, " row"],
-    memory: _Memory,
-    features: _Features,
+    memory: _ExtraState,
+    features: _DualFeatures,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "feature feature"], Float[Tensor, "feature feature"]]:
     """Σ w f fᵀ and Σ w f (f − discount f')ᵀ over rows, with their weights w."""
@@ -472,7 +472,7 @@ def _policy_rows(
 
 
 @dataclass(frozen=True, eq=False)
-class _Features:
+class _DualFeatures:
     """Features f(x, h) = (φ(x), η(x, h)), side by side.
 
     φ are random features of x (``of_x``), x itself and a one: ``n_phi`` numbers. η are
@@ -511,15 +511,15 @@ class _Features:
 
 
 def _draw_features_of_rows(
-    inputs: Float[np.ndarray, "row d"], memory: _Memory, generator: torch.Generator
-) -> _Features:
+    inputs: Float[np.ndarray, "row d"], memory: _ExtraState, generator: torch.Generator
+) -> _DualFeatures:
     """Draw the features for rows x and the memory at them."""
     of_x = _draw_features(inputs, generator)
     of_x_and_h = None
     if memory.of_both:
         both = np.hstack([inputs, memory.before])
         of_x_and_h = _draw_features(both, generator)
-    return _Features(of_x, of_x_and_h, n_phi=_FEATURES + inputs.shape[1] + 1)
+    return _DualFeatures(of_x, of_x_and_h, n_phi=_FEATURES + inputs.shape[1] + 1)
 
 
 def _draw_features(

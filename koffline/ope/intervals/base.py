@@ -142,7 +142,7 @@ def describe_starts(fixed: bool, sampled: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class FitProfile:
     """The fit η̂, its influences, and their change along a path of parameters with
     value η̂ + t.
 
@@ -162,7 +162,7 @@ class Profile:
 
 
 @torch.no_grad()
-def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
+def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> FitProfile:
     """Fit θ̂ and compute its influences. ridge: relative to the mean curvature of the
     ridged parameters.
     """
@@ -195,7 +195,7 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
         else:
             start_design = system.start_noise
     path = _quietest_path(row_design, start_design, start)
-    return Profile(
+    return FitProfile(
         value=system.value(theta),
         theta=theta,
         residuals=residuals,
@@ -281,7 +281,7 @@ def _quietest_path(
 
 @torch.no_grad()
 def wild_threshold(
-    system: FeatureSystem, profile: Profile, draws: int, seed: int, level: float
+    system: FeatureSystem, profile: FitProfile, draws: int, seed: int, level: float
 ) -> float:
     """Threshold λ: the level's quantile of V̂ with randomly signed residuals, ‖n⁻¹ Σ
     ±w_i ψ_i δ̂_i‖².
