@@ -21,7 +21,7 @@ from koffline.builders.rollouts import (
     environment_seed,
 )
 from koffline.data import import_d3rlpy
-from koffline.data.disk.batches import DRAWN
+from koffline.data.disk.block_sampler import DRAWN
 from koffline.data.replay import mini_batch
 from koffline.data.transitions import REQUIRED_COLUMNS, ActionSpace, Discrete
 from koffline.envs import make_copies

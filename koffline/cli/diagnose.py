@@ -147,7 +147,7 @@ def diagnose(
         from koffline.fitting import threads
         from koffline.ope.cross_fit import cross_fit as fit_by_folds
         from koffline.ope.diagnosis import diagnose as diagnose_value_function
-        from koffline.ope.log.limits import usual_gamma
+        from koffline.ope.log.facts import usual_gamma
         from koffline.ope.networks.fitted_q import fit_value_function
         from koffline.policy_specs import load_policy
 

@@ -13,7 +13,7 @@ import numpy as np
 from koffline.data import import_d3rlpy
 from koffline.data.columns import last_rows
 from koffline.data.d3rlpy_dump import d3rlpy_steps, episode_rows, steps_of
-from koffline.data.disk.batches import DRAWN, BlockSampler
+from koffline.data.disk.block_sampler import DRAWN, BlockSampler
 from koffline.data.raw import episodic_log
 from koffline.data.statistics import LogTally
 from koffline.data.transitions import Continuous, Discrete, Transitions, check_in_memory

@@ -25,9 +25,9 @@ from matplotlib.figure import Figure
 from koffline import objectives
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
-from koffline.experiments.evaluation import OBJECTIVES, rows_of
-from koffline.experiments.results import Curves, ErrorRow, Results, grouped
-from koffline.experiments.statistics import SeedInterval
+from koffline.experiments.figure_methods import OBJECTIVES, rows_of
+from koffline.experiments.result_files import Curves, ErrorRow, Results, grouped
+from koffline.experiments.seed_statistics import SeedInterval
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
 from koffline.objectives import GradientTD2, KernelLoss, MemoryLoss

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 
 from koffline.experiments import ENVIRONMENTS, PARTS, STAGES, WORLDS
-from koffline.experiments.problem import (
+from koffline.experiments.benchmark import (
     FORMAT,
     GAMMA,
     MEASURES,
@@ -26,7 +26,12 @@ from koffline.experiments.problem import (
     ProblemSettings,
     as_table,
 )
-from koffline.experiments.results import digest_of, is_result, read_result, write_result
+from koffline.experiments.result_files import (
+    digest_of,
+    is_result,
+    read_result,
+    write_result,
+)
 from koffline.fitting import FitRecord, FitSettings, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective

@@ -34,6 +34,16 @@ from koffline.batches import Table
 from koffline.builders.uniform import TEMPERATURES
 from koffline.envs.boxes import make_world
 from koffline.experiments import STAGES, WORLDS
+from koffline.experiments.benchmark import (
+    FORMAT,
+    GAMMA,
+    Metrics,
+    Problem,
+    Scaling,
+    SoftmaxProblem,
+    as_table,
+    scaling_of,
+)
 from koffline.experiments.cells import (
     CellResult,
     Run,
@@ -48,18 +58,13 @@ from koffline.experiments.choices_traits import (
     leading_share,
     write_traits,
 )
-from koffline.experiments.evaluation import OBJECTIVES
-from koffline.experiments.problem import (
-    FORMAT,
-    GAMMA,
-    Metrics,
-    Problem,
-    Scaling,
-    SoftmaxProblem,
-    as_table,
-    scaling_of,
+from koffline.experiments.figure_methods import OBJECTIVES
+from koffline.experiments.result_files import (
+    digest_of,
+    is_result,
+    read_result,
+    write_result,
 )
-from koffline.experiments.results import digest_of, is_result, read_result, write_result
 from koffline.fitting import FitSettings, fit
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian

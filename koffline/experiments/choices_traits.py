@@ -29,7 +29,7 @@ from jaxtyping import Float
 
 from koffline.envs.boxes import BoxWorld
 from koffline.envs.finite import discretise
-from koffline.experiments.problem import (
+from koffline.experiments.benchmark import (
     FORMAT,
     GAMMA,
     Probabilities,
@@ -38,7 +38,7 @@ from koffline.experiments.problem import (
     SoftmaxProblem,
     scaling_of,
 )
-from koffline.experiments.results import digest_of, write_result
+from koffline.experiments.result_files import digest_of, write_result
 from koffline.kernels import Gaussian, Kernel
 
 KERNEL = Gaussian(0.5)

@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from koffline.experiments import ablation, evaluation, style
+from koffline.experiments import ablation, figure_methods, style
 from koffline.experiments.cells import CellResult, Run
 from koffline.experiments.figure_toy import collect_toy, toy_tables
-from koffline.experiments.results import (
+from koffline.experiments.result_files import (
     Claim,
     Correlation,
     Curves,
@@ -28,7 +28,7 @@ from koffline.experiments.results import (
     grouped,
     read_results,
 )
-from koffline.experiments.statistics import (
+from koffline.experiments.seed_statistics import (
     FAILS,
     HOLDS,
     NO_NUMBER,
@@ -54,8 +54,8 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows and claims of all policy evaluation experiments, from the cells shared with
     the figures.
     """
-    worlds = [world for group in evaluation.WORLDS.values() for world in group]
-    finished = run.train(evaluation.evaluation_cells(worlds, run.scale))
+    worlds = [world for group in figure_methods.WORLDS.values() for world in group]
+    finished = run.train(figure_methods.evaluation_cells(worlds, run.scale))
     cells = {(cell.problem.world, cell.method): result for cell, result in finished}
     statistics = [
         part
@@ -68,7 +68,7 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
         for (_, name, cell), (_, result) in trained
     }
     toy, _ = collect_toy(run)
-    parts = evaluation.parts_of(finished)
+    parts = figure_methods.parts_of(finished)
     claims = (
         *toy_claims(toy["rows"], toy["extra"]),
         *evaluation_claims(cells, parts["correlations"]),
@@ -107,7 +107,7 @@ def evaluation_claims(
     )
     yield from _against(cells, puddle, ("gtd2", "sbeed"), no_better, f"{demo} (a)")
     yield from _proxies(correlations)
-    for world in evaluation.WORLDS["figure-bench"]:
+    for world in figure_methods.WORLDS["figure-bench"]:
         general = "our method performs better than other methods in general"
         rivals = style.METHODS[:-1]
         yield from _against(cells, world, rivals, general, "Section 5.2, fig:pol_bench")
@@ -372,7 +372,7 @@ def claims_tables(results: Results) -> Iterator[str]:
     """Table of all claims, and the numbers they are based on."""
     yield claims_table(results)
     yield from toy_tables(results)
-    yield from evaluation.evaluation_tables(results)
+    yield from figure_methods.evaluation_tables(results)
 
 
 def claims_table(results: Results) -> str:

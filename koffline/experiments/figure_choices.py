@@ -28,8 +28,14 @@ from koffline.experiments import choices, style
 from koffline.experiments.cells import LAST_RECORDS, TRUTHS, Run
 from koffline.experiments.choices import ChoiceResult, Finished, PaperReading
 from koffline.experiments.choices_traits import TraitsResult
-from koffline.experiments.results import ChoiceRow, Curves, Results, SettingRow, grouped
-from koffline.experiments.statistics import (
+from koffline.experiments.result_files import (
+    ChoiceRow,
+    Curves,
+    Results,
+    SettingRow,
+    grouped,
+)
+from koffline.experiments.seed_statistics import (
     SeedInterval,
     mean_over_seeds,
     ratio_of_means,

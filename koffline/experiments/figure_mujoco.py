@@ -21,8 +21,8 @@ from koffline.experiments import mujoco, style
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_table
 from koffline.experiments.mujoco import MujocoResult, best_settings, finished_cells
-from koffline.experiments.results import Claim, Curves, Results, ReturnRow, grouped
-from koffline.experiments.statistics import (
+from koffline.experiments.result_files import Claim, Curves, Results, ReturnRow, grouped
+from koffline.experiments.seed_statistics import (
     FAILS,
     HOLDS,
     UNDECIDED,

@@ -23,8 +23,8 @@ from koffline import objectives
 from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
-from koffline.experiments.results import Curves, ErrorRow, Results, steps_or_none
-from koffline.experiments.statistics import SeedInterval, mean_over_seeds
+from koffline.experiments.result_files import Curves, ErrorRow, Results, steps_or_none
+from koffline.experiments.seed_statistics import SeedInterval, mean_over_seeds
 from koffline.kernel_loss import discount, feature_v_statistic, state_value_residual
 
 DIVERGED = 1e7  # descent stops at this ‖w‖; the largest true value is 1

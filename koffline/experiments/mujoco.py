@@ -28,7 +28,12 @@ from jaxtyping import Float, Int
 from koffline.checkpoints import newest, save
 from koffline.envs import NOISY_MUJOCO
 from koffline.experiments.cells import Run
-from koffline.experiments.results import digest_of, is_result, read_result, write_result
+from koffline.experiments.result_files import (
+    digest_of,
+    is_result,
+    read_result,
+    write_result,
+)
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import interquartile_mean

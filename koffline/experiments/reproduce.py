@@ -21,17 +21,17 @@ from koffline.experiments.ablation import (
 )
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_tables, collect_claims, draw_claims
-from koffline.experiments.evaluation import (
-    collect_evaluation,
-    draw_bench,
-    draw_puddle,
-    evaluation_tables,
-)
 from koffline.experiments.figure_choices import (
     CHOICES_PAGES,
     choices_tables,
     collect_choices,
     draw_choices,
+)
+from koffline.experiments.figure_methods import (
+    collect_evaluation,
+    draw_bench,
+    draw_puddle,
+    evaluation_tables,
 )
 from koffline.experiments.figure_mujoco import (
     MUJOCO_PAGES,
@@ -40,7 +40,7 @@ from koffline.experiments.figure_mujoco import (
     mujoco_tables,
 )
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
-from koffline.experiments.results import (
+from koffline.experiments.result_files import (
     Curves,
     Results,
     read_results,

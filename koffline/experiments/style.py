@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from koffline.experiments.statistics import SeedInterval, band, mean_over_seeds
+from koffline.experiments.seed_statistics import SeedInterval, band, mean_over_seeds
 from koffline.report.plots import INK, STYLE
 
 Numbers = Shaped[np.ndarray, "time seed"]

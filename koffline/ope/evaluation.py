@@ -19,13 +19,13 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError, chance
 from koffline.fitting import Progress
 from koffline.ope import names as known
-from koffline.ope.diagnose.markov import Shift
+from koffline.ope.assumptions.markov import Shift
 from koffline.ope.estimators.contract import Estimator
 from koffline.ope.estimators.registry import name_of
-from koffline.ope.estimators.run import choose_estimator, run_estimator
+from koffline.ope.estimators.running import choose_estimator, run_estimator
 from koffline.ope.estimators.system_intervals import bounds_of
 from koffline.ope.groups import By, GroupValue, check_by, groups_of, values_by_group
-from koffline.ope.log.limits import usual_gamma
+from koffline.ope.log.facts import usual_gamma
 from koffline.ope.networks.resampling import start_values
 from koffline.ope.results import (
     BoundRow,

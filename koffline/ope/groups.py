@@ -17,7 +17,7 @@ from koffline.data.spaces import Features
 from koffline.data.units import cluster_sums
 from koffline.errors import ConfigError, DataError, counted, nearest_name
 from koffline.ope import thresholds
-from koffline.ope.diagnose.markov import group_shift
+from koffline.ope.assumptions.markov import group_shift
 from koffline.ope.log.coverage import clause_on_holes, visited_holes
 from koffline.ope.log.working_log import Columns, LogPart, WorkingLog
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED

@@ -120,7 +120,7 @@ _WEIGHTED = {"is": "IPS", "pdis": "IPS", "wis": "SNIPS", "wpdis": "SNIPS"}
 BANDIT = {**dict.fromkeys((AVERAGED, "kloss", "fqe"), "DM"), **_WEIGHTED}
 
 # `default_head`, or dr for some one-step logs
-# (`koffline.ope.estimators.run.choose_estimator`)
+# (`koffline.ope.estimators.running.choose_estimator`)
 AUTO = "auto"
 
 

@@ -5,7 +5,7 @@ that none is.
 This file imports nothing, so that every room of `koffline.ope` can read it. Tests
 with thresholds of their own, which yield reasons for a verdict ready-made, keep them:
 signs that a log was misread (`koffline.data.structure`), the order of actions
-(`koffline.ope.diagnose.action_order`), and rows that a policy was trained on
+(`koffline.ope.assumptions.action_order`), and rows that a policy was trained on
 (`koffline.ope.cross_fit`).
 """
 

@@ -21,7 +21,7 @@ from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, PolicyError
 from koffline.fitting import Progress, threads
-from koffline.ope.diagnose.markov import Shift, drift_shift, memory_shift
+from koffline.ope.assumptions.markov import Shift, drift_shift, memory_shift
 from koffline.ope.importance.episodes import (
     EpisodeProblem,
     episodes_of_log,
@@ -36,7 +36,7 @@ from koffline.ope.intervals.feature_system import (
     make_feature_system,
 )
 from koffline.ope.log.coverage import Coverage, among, known_actions, measure_coverage
-from koffline.ope.log.limits import Limits, LogFacts, log_facts
+from koffline.ope.log.facts import Limits, LogFacts, log_facts
 from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import LogPart, S, Sums, WorkingLog, hold, in_problem

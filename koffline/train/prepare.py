@@ -18,7 +18,7 @@ from koffline.algos import training
 from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.training import LogEvaluator, own_randomness
 from koffline.data import quiet, remote
-from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.block_sampler import BlockSampler
 from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.kinds import is_shard_folder
 from koffline.data.late_ends import stop_shares

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import koffline
 from koffline.data.columns import in_natural_order
-from koffline.ope.diagnose.action_order import find_other_order
+from koffline.ope.assumptions.action_order import find_other_order
 
 Array = np.ndarray
 _WORDS = [first + second for first in "abcdefgh" for second in "xyzuv"]

@@ -23,7 +23,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.block_sampler import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_transitions

@@ -18,13 +18,13 @@ import torch
 
 from koffline.builders.uniform import draw_tuples, learn_grid_policy
 from koffline.envs.boxes import Tuples, make_world
-from koffline.experiments.evaluation import OBJECTIVES
-from koffline.experiments.problem import (
+from koffline.experiments.benchmark import (
     GAMMA,
     as_table,
     monte_carlo_values,
     to_unit_square,
 )
+from koffline.experiments.figure_methods import OBJECTIVES
 from koffline.fitting import FitSettings, fit, threads
 from koffline.kernel_loss import u_statistic
 from koffline.kernels import Gaussian

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.block_sampler import BlockSampler
 from koffline.data.splitting import split_log, split_shards
 from koffline.data.units import sample_units
 from koffline.errors import ConfigError

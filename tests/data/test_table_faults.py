@@ -226,7 +226,7 @@ class TestStreams:
         test_table_room.
         """
         monkeypatch.setenv("KOFFLINE_MAX_BYTES", "2000000")
-        monkeypatch.setattr("koffline.data.table.rows.EXPANSION", 100)
+        monkeypatch.setattr("koffline.data.table.table_rows.EXPANSION", 100)
         columns = {
             name: pa.repeat(pa.scalar(column[-1]), 100_000)
             for name, column in walk().items()

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.sources import open_transitions
-from koffline.data.table import rows
 from koffline.data.table.reading import TableStream, read_table
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
@@ -218,7 +217,7 @@ class TestImputation:
         np.testing.assert_array_equal(forward.observations[:, 0], [1, 1, 3, 5, 6, 6])
 
     def test_means_are_the_same_in_pieces(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(rows, "BATCH_ROWS", 3)
+        monkeypatch.setattr("koffline.data.table.table_rows.BATCH_ROWS", 3)
         values = [None if i % 5 == 0 else 1e9 / (i + 1) for i in range(40)]
         path = write(
             shuffled(walk([8] * 5, [True] * 5, x_1=values)), tmp_path / "log.parquet"

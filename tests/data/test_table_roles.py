@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from koffline.data.sources import open_transitions
+from koffline.data.table.column_names import Flag, earlier_name, flag_of
 from koffline.data.table.inspection import inspect_table
 from koffline.data.table.mapping import TableMapping
-from koffline.data.table.names import Flag, earlier_name, flag_of
 from koffline.errors import DataError
 from tests.data.table_rows import write
 from tests.refusals import assert_refused, one_line, run_cli, succeed

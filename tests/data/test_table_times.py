@@ -120,7 +120,7 @@ def test_texts_are_ordered_as_times(tmp_path, kind, order):
 )
 def test_what_is_refused(tmp_path, monkeypatch, times, words):
     # rows are counted through batches
-    monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)
+    monkeypatch.setattr("koffline.data.table.table_rows.BATCH_ROWS", 2)
     for ending, stream in (("csv", False), ("parquet", True)):
         path = write(walk((3,), (True,), t=times), tmp_path / f"log.{ending}")
         with pytest.raises(DataError) as caught:
@@ -135,7 +135,7 @@ def test_times_rise_across_pieces_without_episodes(tmp_path, monkeypatch):
     """In one record the order is judged on the instants, to the nanosecond, also
     between two batches.
     """
-    monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)
+    monkeypatch.setattr("koffline.data.table.table_rows.BATCH_ROWS", 2)
     times = [
         f"2024-10-27T0{2 - (i > 1)}:59:59.00000000{i}+0{2 - (i > 1)}:00"
         for i in range(4)

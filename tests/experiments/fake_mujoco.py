@@ -10,7 +10,7 @@ import numpy as np
 
 from koffline.experiments.cells import Run, Scale
 from koffline.experiments.mujoco import MujocoCell, MujocoResult
-from koffline.experiments.results import write_result
+from koffline.experiments.result_files import write_result
 from koffline.online.config import OnlineRun
 
 Level = Callable[[OnlineRun], float]

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from koffline.experiments import ablation, choices, evaluation, figure_toy
+from koffline.experiments import ablation, choices, figure_methods, figure_toy
+from koffline.experiments.benchmark import ProblemSettings
 from koffline.experiments.cells import Scale, TrainingSettings
-from koffline.experiments.problem import ProblemSettings
 
 TINY = TrainingSettings(
     learning_rates=(0.003, 0.001, 0.0003),
@@ -34,7 +34,9 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds, four epochs, a hundred rows, one world, one group of the ablation."""
-    monkeypatch.setattr(evaluation, "WORLDS", dict.fromkeys(evaluation.WORLDS, WORLD))
+    monkeypatch.setattr(
+        figure_methods, "WORLDS", dict.fromkeys(figure_methods.WORLDS, WORLD)
+    )
     monkeypatch.setattr(ablation, "WORLDS", WORLD)
     monkeypatch.setattr(
         Scale,

@@ -3,6 +3,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from koffline.experiments.benchmark import Metrics, ProblemSettings
 from koffline.experiments.cells import (
     Cell,
     CellResult,
@@ -11,9 +12,8 @@ from koffline.experiments.cells import (
     TrainingSettings,
     write_cell,
 )
-from koffline.experiments.evaluation import OBJECTIVES
-from koffline.experiments.problem import Metrics, ProblemSettings
-from koffline.experiments.results import read_result
+from koffline.experiments.figure_methods import OBJECTIVES
+from koffline.experiments.result_files import read_result
 
 PROBLEM = ProblemSettings("cart_pole", rows=100, held_out_rows=30, truth_repeats=2)
 TINY = TrainingSettings(

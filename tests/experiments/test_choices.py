@@ -17,6 +17,16 @@ from koffline.envs.boxes import GymnasiumPole, NoisyPole, make_world
 from koffline.errors import ConfigError
 from koffline.experiments import STAGES, WORLDS, choices
 from koffline.experiments.ablation import variants
+from koffline.experiments.benchmark import (
+    Metrics,
+    Problem,
+    ProblemSettings,
+    Scaling,
+    SoftmaxProblem,
+    as_table,
+    build_problem,
+    scaling_of,
+)
 from koffline.experiments.cells import Cell, Scale, TrainingSettings, _train
 from koffline.experiments.choices import (
     Chapter,
@@ -32,20 +42,10 @@ from koffline.experiments.choices_traits import (
     measure_traits,
     variances_of,
 )
-from koffline.experiments.evaluation import OBJECTIVES, evaluation_cells
 from koffline.experiments.figure_choices import compared
-from koffline.experiments.problem import (
-    Metrics,
-    Problem,
-    ProblemSettings,
-    Scaling,
-    SoftmaxProblem,
-    as_table,
-    build_problem,
-    scaling_of,
-)
-from koffline.experiments.results import ChoiceRow, read_results
-from koffline.experiments.statistics import SeedInterval
+from koffline.experiments.figure_methods import OBJECTIVES, evaluation_cells
+from koffline.experiments.result_files import ChoiceRow, read_results
+from koffline.experiments.seed_statistics import SeedInterval
 from koffline.kernels import Gaussian
 from koffline.replicas import StackedMLP
 from tests.experiments.shrunk import blank_figures, shrink_experiments

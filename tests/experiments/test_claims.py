@@ -5,8 +5,8 @@ import pytest
 
 from koffline.experiments import claims
 from koffline.experiments.cells import CellResult
-from koffline.experiments.results import Correlation, ErrorRow
-from koffline.experiments.statistics import SeedInterval
+from koffline.experiments.result_files import Correlation, ErrorRow
+from koffline.experiments.seed_statistics import SeedInterval
 
 SEEDS = 10
 

@@ -18,7 +18,7 @@ from koffline.experiments.mujoco import (
     part_cells,
     write_mujoco,
 )
-from koffline.experiments.results import read_result
+from koffline.experiments.result_files import read_result
 from koffline.online.config import OnlineConfig, OnlineRun
 from tests.experiments import fake_mujoco as fake
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from koffline.experiments.mujoco import MujocoResult
-from koffline.experiments.statistics import (
+from koffline.experiments.seed_statistics import (
     difference,
     mean_over_seeds,
     ratio_of_means,
@@ -100,7 +100,7 @@ def test_the_interval_of_a_difference_covers(spreads, monkeypatch):
     """Six seeds a side, no true difference: at most a tenth of the intervals may miss
     zero.
     """
-    monkeypatch.setattr("koffline.experiments.statistics._DRAWS", 1000)
+    monkeypatch.setattr("koffline.experiments.seed_statistics._DRAWS", 1000)
     generator = np.random.default_rng(1)
     draws = (
         difference(*(generator.normal(0.0, spread, 6) for spread in spreads))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from koffline.envs.boxes import BoxWorld, Outcome
-from koffline.experiments import problem as problems
-from koffline.experiments.problem import (
+from koffline.experiments import benchmark as problems
+from koffline.experiments.benchmark import (
     GAMMA,
     MEASURES,
     Metrics,

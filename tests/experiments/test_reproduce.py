@@ -13,7 +13,7 @@ from click.testing import Result
 from koffline.experiments import ablation, mujoco
 from koffline.experiments.cells import Scale
 from koffline.experiments.mujoco import CRITICS, NOISE_LEVELS, PAPER_CRITICS
-from koffline.experiments.results import read_results
+from koffline.experiments.result_files import read_results
 from tests.experiments.shrunk import blank_figures, shrink_experiments
 from tests.refusals import assert_refused, run_cli, succeed
 

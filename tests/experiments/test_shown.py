@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from koffline.experiments.mujoco import CRITICS
 from koffline.experiments.reproduce import EXPERIMENTS, table_text
-from koffline.experiments.results import Curves, Results, read_results
+from koffline.experiments.result_files import Curves, Results, read_results
 from koffline.experiments.style import COLOURS, HOUSE_STYLE, images_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduce"

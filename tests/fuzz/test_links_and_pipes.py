@@ -23,10 +23,10 @@ from koffline.data.sources import open_transitions, read_initial_states
 from koffline.data.table.reading import TableStream
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import KofflineError
-from koffline.experiments.results import is_result, read_results
+from koffline.experiments.result_files import is_result, read_results
 from koffline.online.group import read_result
 from koffline.ope.stream_settings import read_sums
-from koffline.policies.files import load_onnx, read_torchscript
+from koffline.policies.policy_files import load_onnx, read_torchscript
 from koffline.policy_specs import load_policy, training_rows
 from koffline.store import read_record
 from scripts.fuzz import seeds

@@ -6,7 +6,7 @@ from scipy.special import softmax
 
 import koffline
 from koffline.data.transitions import Metadata
-from koffline.ope.log.limits import LogFacts, log_facts
+from koffline.ope.log.facts import LogFacts, log_facts
 from koffline.ope.log.problem import EvaluationProblem, prepare_problem
 from koffline.ope.log.working_log import LogPart
 from koffline.ope.networks.resampling import make_table

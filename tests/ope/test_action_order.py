@@ -15,7 +15,7 @@ import koffline
 from koffline.data.columns import in_natural_order
 from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
 from koffline.errors import chance
-from koffline.ope.diagnose.action_order import find_other_order
+from koffline.ope.assumptions.action_order import find_other_order
 from koffline.policies import DiscretePolicy, save_mlp_policy
 from koffline.policy_specs import as_policy, load_policy
 from tests.ope.problems import QUICK

@@ -13,7 +13,7 @@ from koffline.errors import ConfigError, DataError
 from koffline.ope.cross_fit import assign_folds
 from koffline.ope.importance.episode_means import plain_mean
 from koffline.ope.importance.episodes import prepare_episodes
-from koffline.ope.log.limits import log_facts
+from koffline.ope.log.facts import log_facts
 from koffline.ope.log.problem import prepare_problem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import LogPart

@@ -13,7 +13,7 @@ from scipy import stats
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.estimators.registry import find_estimator
-from koffline.ope.estimators.run import run_estimator
+from koffline.ope.estimators.running import run_estimator
 from koffline.ope.estimators.system_intervals import system_interval
 from koffline.ope.intervals import make_interval
 from koffline.ope.networks.fitted_values import ReplicaMean

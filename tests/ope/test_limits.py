@@ -13,7 +13,7 @@ from koffline.data.copies import without_copies
 from koffline.data.transitions import Transitions
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.log.bounds import value_bounds
-from koffline.ope.log.limits import Limits
+from koffline.ope.log.facts import Limits
 from koffline.ope.log.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate, Uplift
 from koffline.ope.verdict import NOT_ANSWERABLE

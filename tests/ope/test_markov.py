@@ -11,7 +11,12 @@ import koffline
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.ope.diagnose.markov import Shift, drift_shift, group_shift, memory_shift
+from koffline.ope.assumptions.markov import (
+    Shift,
+    drift_shift,
+    group_shift,
+    memory_shift,
+)
 from koffline.ope.evaluation import may_look_back
 from koffline.ope.log.problem import (
     EvaluationProblem,

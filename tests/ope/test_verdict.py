@@ -11,10 +11,10 @@ import koffline
 from koffline.data.sources import write_transitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.fitting import threads
-from koffline.ope.diagnose.markov import Shift
+from koffline.ope.assumptions.markov import Shift
 from koffline.ope.log import coverage as coverages
 from koffline.ope.log.coverage import Coverage, measure_coverage, visited_holes
-from koffline.ope.log.limits import Limits
+from koffline.ope.log.facts import Limits
 from koffline.ope.log.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate, Reason
 from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, judge

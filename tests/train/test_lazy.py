@@ -9,7 +9,7 @@ import pytest
 from koffline import ColumnarReplayBuffer
 from koffline.algos.options import resolve_params
 from koffline.algos.training import fit_scalers, make_algorithm
-from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.block_sampler import BlockSampler
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.replay import LazyReplayBuffer
 from koffline.data.sources import open_transitions

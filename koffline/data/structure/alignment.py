@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from koffline.data.structure.chances import SIGNIFICANT, chance_of_count
-from koffline.data.structure.rows import LoggedRows
+from koffline.data.structure.logged_rows import LoggedRows
 from koffline.data.structure.symptom import Symptom
 from koffline.errors import counted
 

@@ -20,7 +20,7 @@ from koffline.data.structure.chances import (
     coincidence_rate,
     is_clear,
 )
-from koffline.data.structure.rows import LoggedRows
+from koffline.data.structure.logged_rows import LoggedRows
 from koffline.data.structure.surprise import PlacesOfEpisodes
 from koffline.data.structure.symptom import Symptom
 from koffline.data.transitions import Transitions

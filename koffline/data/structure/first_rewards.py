@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from koffline.data.structure.alignment import rewards_fit_their_rows
 from koffline.data.structure.chances import SIGNIFICANT, chance_of_count
-from koffline.data.structure.rows import LoggedRows
+from koffline.data.structure.logged_rows import LoggedRows
 from koffline.data.structure.symptom import Symptom
 from koffline.errors import counted
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from koffline.data.structure.chances import SIGNIFICANT, chance_of_count
-from koffline.data.structure.rows import LoggedRows
+from koffline.data.structure.logged_rows import LoggedRows
 from koffline.data.structure.surprise import PlacesOfEpisodes
 from koffline.data.structure.symptom import Symptom
 from koffline.errors import counted

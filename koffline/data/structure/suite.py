@@ -22,7 +22,7 @@ from koffline.data.structure.boundaries import (
 from koffline.data.structure.first_rewards import first_reward_symptoms
 from koffline.data.structure.jumps import jump_symptoms
 from koffline.data.structure.label_columns import label_symptoms
-from koffline.data.structure.rows import LoggedRows
+from koffline.data.structure.logged_rows import LoggedRows
 from koffline.data.structure.sentinels import sentinel_symptoms
 from koffline.data.structure.symptom import Symptom
 from koffline.data.transitions import Transitions

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.stats import mannwhitneyu
 
-from koffline.data.structure.rows import LoggedRows
+from koffline.data.structure.logged_rows import LoggedRows
 
 _NEIGHBOURS = 40
 _ALIKE = 2  # neighbours that must take a similar step

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from koffline.data.table.column_names import Flag, flag_of, says_end
 from koffline.data.table.flag_values import TRUE
-from koffline.data.table.names import Flag, flag_of, says_end
 from koffline.data.table.profiles import IGNORED, ColumnProfile
-from koffline.data.table.steps import Steps
+from koffline.data.table.step_order import Steps
 
 _MOST = 0.5  # a flag that is set in a larger share of the rows marks no ends
 _CLEAR = 0.2  # difference of shares that tells which value of a flag marks ends

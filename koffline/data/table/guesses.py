@@ -12,9 +12,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.ends import rows_are_linked
-from koffline.data.table.flag_values import FALSE
-from koffline.data.table.flags import ENDS, Ends, find_ends, meaning, set_rows
-from koffline.data.table.names import (
+from koffline.data.table.column_names import (
     ID_NAME,
     STATE_WORDS,
     Flag,
@@ -27,8 +25,10 @@ from koffline.data.table.names import (
     joined,
     parts,
 )
+from koffline.data.table.flag_values import FALSE
+from koffline.data.table.flags import ENDS, Ends, find_ends, meaning, set_rows
 from koffline.data.table.profiles import IGNORED, ColumnProfile
-from koffline.data.table.steps import Steps
+from koffline.data.table.step_order import Steps
 from koffline.errors import counted
 
 MOST_ONE_HOT = 50  # at most so many categories become features by default

@@ -20,7 +20,8 @@ from koffline.data.raw import ORDER, SHARED
 from koffline.data.structure import symptoms_of
 from koffline.data.table import profiles
 from koffline.data.table.arrow_frames import UnreadableColumn
-from koffline.data.table.episodes import assemble
+from koffline.data.table.assembly import assemble
+from koffline.data.table.column_names import is_pattern, parts, says_cut
 from koffline.data.table.flag_values import TRUE
 from koffline.data.table.guesses import Guess, guess_roles, the_list
 from koffline.data.table.last_rows import find_final_states, find_no_action
@@ -33,13 +34,12 @@ from koffline.data.table.mapping import (
     as_question,
     own_mapping,
 )
-from koffline.data.table.names import is_pattern, parts, says_cut
 from koffline.data.table.problems import Problems
 from koffline.data.table.profiles import IGNORED, ColumnProfile
 from koffline.data.table.readers import faults
-from koffline.data.table.rows import TableRows, header_of, open_rows
-from koffline.data.table.steps import Steps
+from koffline.data.table.step_order import Steps
 from koffline.data.table.survey import prepare_table
+from koffline.data.table.table_rows import TableRows, header_of, open_rows
 from koffline.data.table.texts import doubtful_spellings, one_spelling
 from koffline.errors import DataError, counted, listed, printable
 from koffline.store.files import Location

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from koffline.data.table.column_names import Flag, flag_of, joined
 from koffline.data.table.flags import set_rows
 from koffline.data.table.guesses import as_matrix
-from koffline.data.table.names import Flag, flag_of, joined
 from koffline.data.table.profiles import ColumnProfile
-from koffline.data.table.steps import Steps
+from koffline.data.table.step_order import Steps
 from koffline.errors import counted
 
 _NEARLY_ALL = 0.99  # share of the last rows

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from koffline.data.table.column_names import is_earlier, is_later
 from koffline.data.table.flags import set_rows
 from koffline.data.table.foresight import NumberColumn, rows_between, what_they_tell
 from koffline.data.table.guesses import as_matrix
-from koffline.data.table.names import is_earlier, is_later
 from koffline.data.table.profiles import ColumnProfile
-from koffline.data.table.steps import Steps
+from koffline.data.table.step_order import Steps
 
 _NEARLY_ALL = 0.95  # share of the rows
 _FEWEST_PAIRS = 20  # rows with a next row; fewer may agree by chance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from koffline.data.table.names import is_pattern
+from koffline.data.table.column_names import is_pattern
 from koffline.errors import DataError, nearest_name
 
 _MOST_LISTED = 20

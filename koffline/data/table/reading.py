@@ -20,14 +20,14 @@ from koffline.data.flat import flat_arrays
 from koffline.data.late_ends import without_late_ends
 from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
+from koffline.data.table.assembly import assemble, begins_episode
 from koffline.data.table.counts import TableCounts
-from koffline.data.table.episodes import assemble, begins_episode
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.numbers import hashed_ids
 from koffline.data.table.readers import faults
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
-from koffline.data.table.rows import check_room, frame_bytes
 from koffline.data.table.survey import SHAPE_KEY, SurveyedTable, prepare_table
+from koffline.data.table.table_rows import check_room, frame_bytes
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import Location, atomic_file

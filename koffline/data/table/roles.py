@@ -15,10 +15,10 @@ import polars as pl
 from koffline.data.columns import in_natural_order, natural_key
 from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
+from koffline.data.table.column_names import is_pattern
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
-from koffline.data.table.names import is_pattern
 from koffline.data.table.problems import Problems
-from koffline.data.table.rows import TableRows
+from koffline.data.table.table_rows import TableRows
 from koffline.data.table.text_ways import (
     DECIMAL_COMMAS,
     FLAGS_OR_IDS,

@@ -33,7 +33,7 @@ from koffline.data.table.numbers import category_features, hashed_ids, number_ty
 from koffline.data.table.problems import Problems
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
-from koffline.data.table.rows import (
+from koffline.data.table.table_rows import (
     TableRows,
     header_of,
     open_rows,

@@ -16,7 +16,7 @@ from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, measure_freshness
-from koffline.ope.log.limits import usual_gamma
+from koffline.ope.log.facts import usual_gamma
 from koffline.ope.results import Record
 from koffline.ope.value_functions import (
     ValueFunction,

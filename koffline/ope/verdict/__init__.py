@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from koffline.errors import counted
 from koffline.ope.estimators.doubly_robust import drl
 from koffline.ope.log.coverage import Coverage, visited_holes
-from koffline.ope.log.limits import Limits
+from koffline.ope.log.facts import Limits
 from koffline.ope.names import CERTIFIED_KINDS, EPISODES, NETWORKS, needs_of
 from koffline.ope.results import (
     NOT_ANSWERABLE,

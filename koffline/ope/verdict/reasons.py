@@ -15,16 +15,16 @@ from koffline.data.spaces import ACTIONS
 from koffline.data.transitions import Transitions
 from koffline.errors import counted
 from koffline.ope import thresholds
+from koffline.ope.assumptions.action_order import find_other_order, usual_orders
+from koffline.ope.assumptions.markov import Shift
 from koffline.ope.cross_fit import share_seen
-from koffline.ope.diagnose.action_order import find_other_order, usual_orders
-from koffline.ope.diagnose.markov import Shift
 from koffline.ope.log.coverage import (
     Coverage,
     clause_on_holes,
     describe_coverage,
     doubts_of_weights,
 )
-from koffline.ope.log.limits import Limits, LogFacts
+from koffline.ope.log.facts import Limits, LogFacts
 from koffline.ope.results import Interval, PointEstimate, Reason
 from koffline.ope.workspace import Workspace
 from koffline.policies import DiscretePolicy

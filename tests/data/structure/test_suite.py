@@ -9,7 +9,7 @@ import pytest
 from koffline.data.sources import write_transitions
 from koffline.data.structure import Structure, Symptom, symptoms_of
 from koffline.data.structure.chances import chance_of_count, coincidence_rate
-from koffline.data.structure.rows import LoggedRows, row_keys
+from koffline.data.structure.logged_rows import LoggedRows, row_keys
 from koffline.data.structure.sentinels import is_sentinel
 from koffline.data.structure.surprise import PlacesOfEpisodes
 from koffline.data.transitions import Discrete, Transitions

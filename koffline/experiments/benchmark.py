@@ -27,7 +27,7 @@ from koffline.builders.uniform import (
 )
 from koffline.envs.boxes import BoxWorld, Tuples, make_world
 from koffline.envs.finite import discretise
-from koffline.experiments.results import digest_of, read_result, write_result
+from koffline.experiments.result_files import digest_of, read_result, write_result
 from koffline.kernel_loss import state_value_residual, u_statistic
 from koffline.kernels import Gaussian
 from koffline.policies import GridPolicy

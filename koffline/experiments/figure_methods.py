@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from koffline import objectives
 from koffline.experiments import style
 from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, Scale
-from koffline.experiments.results import (
+from koffline.experiments.result_files import (
     Correlation,
     Curves,
     ErrorRow,
@@ -28,7 +28,7 @@ from koffline.experiments.results import (
     grouped,
     steps_or_none,
 )
-from koffline.experiments.statistics import mean_over_seeds, spearman_over_seeds
+from koffline.experiments.seed_statistics import mean_over_seeds, spearman_over_seeds
 from koffline.kernels import Gaussian
 
 OBJECTIVES: dict[str, objectives.Objective] = {

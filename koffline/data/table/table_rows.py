@@ -17,8 +17,8 @@ from koffline.data import remote
 from koffline.data.kinds import NPZ
 from koffline.data.raw import SHARED
 from koffline.data.table.arrow_frames import check_times
+from koffline.data.table.column_names import ID_NAME
 from koffline.data.table.missing import is_missing_word
-from koffline.data.table.names import ID_NAME
 from koffline.data.table.readers import Reader, table_reader, unpacked_bytes, width_of
 from koffline.data.table.text_ways import DECIMAL_COMMAS, NUMBERS, as_read
 from koffline.errors import DataError, listed

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from koffline.errors import ConfigError
-from koffline.experiments.statistics import NO_NUMBER, SeedInterval
+from koffline.experiments.seed_statistics import NO_NUMBER, SeedInterval
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, now
 from koffline.untrusted.arrays import open_npz, read_arrays

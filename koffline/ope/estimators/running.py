@@ -13,7 +13,7 @@ from koffline.ope.estimators.importance import WIS
 from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.estimators.system_intervals import state_guesses, system_interval
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.log.limits import contradiction
+from koffline.ope.log.facts import contradiction
 from koffline.ope.results import PointEstimate
 from koffline.ope.workspace import Workspace
 from koffline.untrusted.user_code import user_code
