@@ -150,7 +150,11 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
 def counted(
     count: int, noun: str, singular_verb: str = "", plural_verb: str = ""
 ) -> str:
-    """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``."""
+    """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``.
+
+    count: how many. noun: in the singular; its plural ends in s. singular_verb,
+    plural_verb: what follows one, and several.
+    """
     verb = singular_verb
     if count != 1:
         noun += "s"

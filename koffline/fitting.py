@@ -103,12 +103,15 @@ def fit(
     probe_every: int = 0,
     progress: Progress | None = None,
 ) -> FitRecord:
-    """Train copies of `network`'s replicas on `table`; `network` itself is not changed.
+    """Train copies of `network`'s replicas on `table` by `objective`; `network` itself
+    is not changed.
 
-    Everything runs on the table's device. probe(step, network) is called every
-    `probe_every` steps, without gradients, and must not change its argument; its
-    results are kept. Raises ConfigError if plan, network, objective and table do not
-    fit each other.
+    Everything runs on the table's device. plan: the rows that each replica sees.
+    settings: steps, sizes of mini-batches and learning rates. probe(step, network) is
+    called every `probe_every` steps, without gradients, and must not change its
+    argument; its results are kept. progress: called with the steps done, all steps and
+    a note. Raises ConfigError if plan, network, objective and table do not fit each
+    other.
     """
     if len(network.flat) != len(plan):
         raise ConfigError(

@@ -27,10 +27,10 @@ def discount(
     terminated: Shaped[Tensor, " row"],
     interval: int | Shaped[Tensor, " row"] = 1,
 ) -> Float[Tensor, " row"]:
-    """gamma ** interval if the episode goes on, zero if it terminated; float64.
+    """gamma ** interval (N,) if the episode goes on, zero if it terminated; float64.
 
-    `interval`: number of steps between a row and its next row. A time limit is no
-    termination.
+    terminated (N,): flags. `interval`: number of steps between a row and its next row.
+    A time limit is no termination. Raises ConfigError unless gamma is in [0, 1].
     """
     if not 0.0 <= gamma <= 1.0:
         raise ConfigError(f"gamma is {gamma}; give a discount factor in [0, 1]")
@@ -49,7 +49,8 @@ def state_value_residual(
     """δ = r + discount · V(s') − V(s), for logs whose actions are the evaluated
     policy's.
 
-    (Feng et al. 2019, equ:rg)
+    reward: r (N,). discount (N,): as by `discount`. value, next_value: V(s) and V(s'),
+    (N,) or (R, N) of R replicas. (Feng et al. 2019, equ:rg)
     """
     _check_rows(reward=reward, discount=discount, value=value, next_value=next_value)
     return reward + discount * next_value - value
@@ -77,8 +78,10 @@ def kernel_loss(residual: Residual, gram: Gram, diag_weight: float) -> Loss:
     """(1 − w) · U + w · mean_i(k_ii δ_i²) with w = diag_weight in [0, 1]: the paper's
     family of losses.
 
-    w = 0 is the U-statistic, 1/n the V-statistic, 1 the residual-gradient loss (for
-    k_ii = 1). (Feng et al. 2019, sec:batch_lv)
+    residual: δ (..., N). gram: k (N, N) of the rows. w = 0 is the U-statistic, 1/n the
+    V-statistic, 1 the residual-gradient loss (for k_ii = 1).
+
+    (Feng et al. 2019, sec:batch_lv)
     """
     check_diag_weight(diag_weight)
     rows = _checked_rows(residual, gram, least=2)
@@ -94,6 +97,7 @@ def mixture_diag_weight(alpha: float, population: int) -> float:
     """The `diag_weight` of the paper's mixture alpha · L_KV + (1 − alpha) · L_KU over
     `population` rows.
 
+    Raises ConfigError unless alpha is in [0, 1] and population at least 1.
     (Feng et al. 2019, sec:batch_lv)
     """
     if not 0.0 <= alpha <= 1.0 or population < 1:

@@ -97,7 +97,9 @@ class Gaussian(_Scaled):
     def draw_frequencies(
         self, dimension: int, count: int, generator: Generator
     ) -> Tensor:
-        """Frequencies (d, count) from N(0, 2 / bandwidth²)."""
+        """Draw frequencies (d, count) from N(0, 2 / bandwidth²) by ``generator``, for
+        rows of d = ``dimension`` columns.
+        """
         normal = torch.randn(dimension, count, generator=generator, dtype=torch.float64)
         return normal * (math.sqrt(2.0) / self.bandwidth)
 
@@ -115,7 +117,9 @@ class Laplacian(_Scaled):
     def draw_frequencies(
         self, dimension: int, count: int, generator: Generator
     ) -> Tensor:
-        """Frequencies (d, count), Cauchy with scale 1 / bandwidth."""
+        """Draw frequencies (d, count), Cauchy with scale 1 / bandwidth, by
+        ``generator``, for rows of d = ``dimension`` columns.
+        """
         uniform = torch.rand(dimension, count, generator=generator, dtype=torch.float64)
         return (math.pi * (uniform - 0.5)).tan() / self.bandwidth
 
@@ -171,8 +175,8 @@ class FourierFeatures:
 def random_fourier_features(
     kernel: Gaussian | Laplacian, dimension: int, count: int, generator: Generator
 ) -> FourierFeatures:
-    """Feature map with `count` columns for rows of `dimension` columns, drawn in
-    float64.
+    """Feature map of `kernel` with `count` columns for rows of `dimension` columns,
+    drawn in float64 by `generator`.
 
     Raises ConfigError unless `count` is even and positive.
     """
@@ -186,7 +190,8 @@ def random_fourier_features(
 def median_bandwidth(
     x: Float[Tensor, "n d"], max_rows: int = 3000, generator: Generator | None = None
 ) -> float:
-    """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
+    """Median of the off-diagonal Euclidean distances between the rows of `x` (N, d), at
+    least 1e-6.
 
     With more than `max_rows` rows a subset is used: drawn by `generator`, or evenly
     spaced without one. Raises DataError for fewer than two rows.

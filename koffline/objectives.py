@@ -58,7 +58,9 @@ class CopyTarget:
     def update(
         self, target: Tensor, trained: Tensor, step: int, steps_per_epoch: int
     ) -> None:
-        """Update the target's parameters after `step` steps."""
+        """Copy the `trained` parameters into the target's after `step` steps, if one of
+        `every` (of an epoch: `steps_per_epoch`) ends there.
+        """
         if step % (self.every or steps_per_epoch) == 0:
             target.copy_(trained)
 
@@ -74,7 +76,9 @@ class FollowTarget:
     def update(
         self, target: Tensor, trained: Tensor, step: int, steps_per_epoch: int
     ) -> None:
-        """Update the target's parameters after `step` steps."""
+        """Move the target's parameters towards the `trained` ones, at every `step`;
+        `steps_per_epoch` does not matter.
+        """
         target.lerp_(trained, self.rate)
 
 
@@ -133,7 +137,8 @@ class KernelLoss:
     ) -> ValueGradients:
         """Loss and its gradient 2 K δ / n², from one product K δ.
 
-        gram: (N, N), or (G, N, N) if replicas g·R/G … (g+1)·R/G − 1 share the g-th.
+        residual: δ (R, N). discount: (R, N) or (N,). gram: (N, N), or (G, N, N) if
+        replicas g·R/G … (g+1)·R/G − 1 share the g-th.
         """
         assert gram is not None
         rows = residual.shape[-1]
@@ -172,6 +177,8 @@ class _SquaredError(_NoKernel):
     ) -> ValueGradients:
         """Gradients −2δ/n in the value and, unless it is detached, discount · 2δ/n in
         the next value.
+
+        residual: δ (R, N). discount: (R, N) or (N,). gram: not used.
         """
         rows = residual.shape[-1]
         slope = residual * (2.0 / rows)
@@ -262,6 +269,9 @@ class MemoryLoss:
     ) -> ValueGradients:
         """Loss (1 − w) mᵀψᵀδ/n + w mean δ² and its gradients, unbiased if m is
         independent of the rows.
+
+        residual: δ (R, N). discount (R, N). remembered: m (R, f). psi: ψ (N, f), or
+        (G, N, f) as the gram of `KernelLoss`.
         """
         rows = residual.shape[-1]
         weight = self.diag_weight
@@ -291,8 +301,8 @@ class GradientTD2(_NoKernel):
         """Gradients −g/n in the value, discount·g/n in the next value; the loss is
         `projected_error`.
 
-        The Hessian term h reaches the parameters through g, in which the gradient is (δ
-        − g)/n.
+        residual: δ (R, N). discount (R, N). correction: g (R, N). The Hessian term h
+        reaches the parameters through g, in which the gradient is (δ − g)/n.
         """
         slope = correction / residual.shape[-1]
         return ValueGradients(
@@ -320,7 +330,10 @@ class SaddlePoint(_NoKernel):
     def compute_gradients(
         self, residual: Rows, discount: Rows, test: Rows
     ) -> ValueGradients:
-        """Gradients −2f/n in the value, 2 discount·f/n in the next value."""
+        """Gradients −2f/n in the value, 2 discount·f/n in the next value.
+
+        residual: δ (R, N). discount (R, N). test: f (R, N) at the rows.
+        """
         slope = test * (2.0 / residual.shape[-1])
         return ValueGradients(projected_error(residual, test), -slope, slope * discount)
 
@@ -342,7 +355,8 @@ def projected_error(residual: Rows, estimate: Rows) -> Float[Tensor, " replica"]
 def _feature_map(
     base: Gaussian | Laplacian, dimension: int, count: int, seed: int
 ) -> Any:
-    """The function x (…, n, d) ↦ ψ(x) (…, n, count); the same for the same arguments."""
+    """The function x (…, n, d) ↦ ψ(x) (…, n, count); the same for the same
+    arguments."""
     return random_fourier_features(
         base, dimension, count, torch.Generator().manual_seed(seed)
     )

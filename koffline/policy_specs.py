@@ -24,7 +24,7 @@ from koffline.errors import PolicyError, listed, nearest_name
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy, load_policy_file
 from koffline.policies.base import TrainingRows, as_numbers, check_spaces
 from koffline.policies.builtin import epsilon_policy, uniform_policy
-from koffline.policies.policy_files import (
+from koffline.policies.files import (
     ACCEPTED,
     detect,
     load_onnx,
@@ -50,11 +50,12 @@ def load_policy(
 ) -> Policy:
     """Load the policy that a spec names.
 
-    spec: a file (d3rlpy .d3, TorchScript, ONNX, koffline .npz, recognised by content),
+    action_space, observation_shape: of the log that the policy acts on. spec: a file
+    (d3rlpy .d3, TorchScript, ONNX, koffline .npz, recognised by content),
     `package.module:name` (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file
     with one of these names is given as a path, `./uniform`. No code in a .d3, ONNX or
     .npz file can run; a TorchScript file runs no Python, but is a program. Loading one,
-    or a Python module, logs a warning once (logger koffline.policies.policy_files; stderr by
+    or a Python module, logs a warning once (logger koffline.policies.files; stderr by
     default). features: the log's (``metadata.features``), for functions that take a
     table of named columns.
 

@@ -207,7 +207,8 @@ class GradientTD2Step(Step):
     def compute(
         self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Update w; return the loss and the value's gradient. Arguments as in `Step`."""
+        """Update w; return the loss and the value's gradient. Arguments as in
+        `Step`."""
         batch, _ = self._source.batch(step)
         outputs, tangents, pull = forward_with_tangent(
             network, batch.inputs, self.second
@@ -250,7 +251,8 @@ class SaddlePointStep(Step):
     def compute(
         self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Update f; return the loss and the value's gradient. Arguments as in `Step`."""
+        """Update f; return the loss and the value's gradient. Arguments as in
+        `Step`."""
         batch, _ = self._source.batch(step)
         value = read_values(network.forward(batch.inputs), batch.readout).clone()
         next_value = read_values(network.forward(batch.next_inputs), batch.next_readout)

@@ -16,6 +16,7 @@ SHARED_MODULES = {
     "config": "settings: of estimators, of online runs, of training",
     "data": "the room, and the command of its name",
     "diagnosis": "the procedure, and its page",
+    "files": "files: of policies; written and read by all rooms",
     "importance": "importance ratios of episodes, and the estimators that use them",
     "labels": "columns of labels, and the test that finds them",
     "log": "the log on disk, and the room that holds it for an evaluation",

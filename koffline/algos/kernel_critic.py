@@ -37,9 +37,9 @@ def modules_of(parts: dict[str, Any]) -> Any:
 def _modules_class(names: tuple[str, ...]) -> Any:
     """The class of records with these parts.
 
-    d3rlpy goes through the fields of a dataclass to save, to freeze and to switch modes;
-    which parts there are depends on the algorithm, or on the one of d3rlpy's that it
-    varies.
+    d3rlpy goes through the fields of a dataclass to save, to freeze and to switch
+    modes; which parts there are depends on the algorithm, or on the one of d3rlpy's
+    that it varies.
     """
     return dataclasses.make_dataclass(
         "KernelModules",

@@ -35,7 +35,7 @@ from koffline.errors import (
     PolicyError,
     nearest_name,
 )
-from koffline.policies.policy_files import D3File, detect, read_d3
+from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
 from koffline.untrusted.limits import one_line
 

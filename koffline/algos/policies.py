@@ -107,7 +107,8 @@ def policy_from_algo(
         return action_probabilities(algo, tensor)
 
     def familiar(method: Callable[[np.ndarray], Any], observations: np.ndarray) -> Any:
-        """Call a method, unless its observations are nothing like the training log's."""
+        """Call a method, unless its observations are nothing like the training
+        log's."""
         _check_familiar(algo, name, observations)
         return method(observations)
 

@@ -348,7 +348,8 @@ class RunLogger(FileAdapter):
     def create(
         self, algo: Any, experiment_name: str, n_steps_per_epoch: int
     ) -> RunLogger:
-        """Return this logger: `fit` expects a factory, whose arguments are not needed."""
+        """Return this logger: `fit` expects a factory, whose arguments are not
+        needed."""
         return self
 
     def write_params(self, params: dict[str, Any]) -> None:

@@ -175,7 +175,8 @@ class WarningTally(LogTally):
             )
 
     def _messages_on_columns(self) -> Iterator[str]:
-        """Yield sentences on numbers that never change, and on those far from others."""
+        """Yield sentences on numbers that never change, and on those far from
+        others."""
         if self.rows < 2:
             return
         statistics: dict[str, ColumnStatistics | None] = {}

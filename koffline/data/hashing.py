@@ -1,5 +1,5 @@
-"""Hashes of units and rows: random numbers that depend on a seed and a number alone, not
-on reading order, shards or machine.
+"""Hashes of units and rows: random numbers that depend on a seed and a number alone,
+not on reading order, shards or machine.
 """
 
 from __future__ import annotations

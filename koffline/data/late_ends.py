@@ -1,5 +1,5 @@
-"""Late ends: terminations that stand in a log more often than they happened, because the
-last rows of cut episodes were left out.
+"""Late ends: terminations that stand in a log more often than they happened, because
+the last rows of cut episodes were left out.
 """
 
 from __future__ import annotations

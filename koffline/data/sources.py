@@ -76,8 +76,8 @@ def open_transitions(
     lazy: bool = False,
     mapping: _Mapping = None,
 ) -> AnyLog:
-    """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and
-    not by its name.
+    """Read a log from ``source``: a file, a folder or ``minari:<id>``, recognised by
+    its content and not by its name.
 
     ``action_space`` overrides what the log declares; without either, the reader assumes
     one and says so in ``metadata.notes``. ``metadata.sha256`` is the digest of the
@@ -236,7 +236,8 @@ def write_transitions(
     format: str | None = None,
     force: bool = False,
 ) -> str:
-    """Write a log atomically and return the format used.
+    """Write ``transitions`` to the path ``target`` atomically and return the format
+    used.
 
     format: ``hdf5``, ``minari``, ``npz``, ``d3rlpy``, ``parquet``, ``arrow`` or
     ``csv``. By default the target decides: ``minari:<id>`` is Minari, .hdf5 and .h5 our

@@ -295,6 +295,8 @@ class Transitions:
     def select_episodes(self, episodes: Any) -> Transitions:
         """Whole episodes by position 0 … E − 1 (or a mask), repeats allowed; new ids
         count from 0.
+
+        Raises DataError for a log without episodes, or positions that it has not.
         """
         if not self.has_episodes:
             raise DataError(
@@ -350,12 +352,12 @@ class Transitions:
         units: Any = None,
         metadata: Metadata | None = None,
     ) -> Transitions:
-        """Make a record from checked columns; ``units`` number the episodes if there
-        are no ids.
+        """Make a record from ``checked`` columns (N, ...) by name, which are believed.
 
-        Without ``units`` the rows are whole episodes, or stand alone. With ``units``
-        (N,) they may be a part of a log that begins and ends inside episodes: ``units``
-        and ``steps`` then continue from part to part.
+        space: the action space. units (N,): numbers of the episodes if there are no
+        ids. Without them the rows are whole episodes, or stand alone. With them they
+        may be a part of a log that begins and ends inside episodes: ``units`` and
+        ``steps`` then continue from part to part. metadata: empty by default.
         """
         log = object.__new__(cls)
         vars(log).update(action_space=space, metadata=metadata or Metadata())
@@ -370,8 +372,10 @@ class Transitions:
     def of_whole_units(
         cls, checked: Mapping[str, Any], space: Any, metadata: Metadata
     ) -> Transitions:
-        """Whole episodes, or rows that stand alone, from checked columns; some weight
-        must be positive.
+        """Whole episodes, or rows that stand alone, from ``checked`` columns (N, ...)
+        by name; some weight must be positive, else DataError.
+
+        space: the action space. metadata: of the log.
         """
         log = cls.of_checked(checked, space, metadata=metadata)
         if log.weights is not None:

@@ -261,7 +261,8 @@ def _draw_group(axes: Axes, rows: Sequence[ErrorRow], names: Sequence[str]) -> N
 
 
 def _within_limits(share: float | None) -> float:
-    """A share of the variance, moved into the axis; None (diverged) to its upper end."""
+    """A share of the variance, moved into the axis; None (diverged) to its upper
+    end."""
     if share is None:
         return _WIDEST
     return min(max(share, 1e-6), _WIDEST)

@@ -1,5 +1,5 @@
-"""The trust region: the divergence coefficient of K runs, from the returns of each run's
-last episodes.
+"""The trust region: the divergence coefficient of K runs, from the returns of each
+run's last episodes.
 
 (Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019,
 sec:exp_detail)

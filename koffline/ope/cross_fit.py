@@ -76,7 +76,8 @@ def cross_fit(
     folds: int = 2,
     seed: int = 0,
 ) -> CrossFitted:
-    """Fit one value function per fold, each to the rows of all other folds.
+    """Fit one value function per fold of ``transitions``, each to the rows of all other
+    folds.
 
     Returns a `CrossFitted`: every row is valued by the model that was not fitted to its
     fold. fit: from a log to anything `as_value_function` reads. Folds consist of whole

@@ -104,11 +104,10 @@ def diagnose(
 
     Returns a `Diagnosis`; its values and residuals are in the units of the log's
     rewards. q: anything `koffline.bellman_test` takes as a value function, or what
-    `koffline.cross_fit` made of this log. policy, gamma, trained_on,
+    `koffline.cross_fit` made of this log. transitions, policy, gamma, seed, trained_on,
     allow_training_rows and ``options`` (level, draws, …): as in
-    `koffline.bellman_test`.
-    regions: how many places with the largest errors to list. Raises KofflineError in
-    one line (DataError for a log on disk).
+    `koffline.bellman_test`. regions: how many places with the largest errors to list.
+    Raises KofflineError in one line (DataError for a log on disk).
     """
     started = time.perf_counter()
     check_arguments(q, transitions)

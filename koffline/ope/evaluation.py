@@ -57,24 +57,23 @@ def evaluate(
     """Estimate what a policy is worth from the log's initial states: J = E_{s0, a~π}
     Q(s0, a).
 
-    policy: anything ``koffline.load_policy`` reads, a policy object, or a callable from
-    observations (N, …) to probabilities (N, n), action numbers (N,) or actions (N, k).
-    gamma: the discount factor in (0, 1);
-    None: the log's own hint. initial_observations (E, …): start states that replace the
-    first steps of the log's episodes (all rows if there are no episodes). options:
-    fields of ``koffline.config.EvaluationSettings``, such as level, seed and estimator (a
-    name, "package.module:name", or an object with the contract of
-    `koffline.ope.estimators.contract.Estimator`).
-    Storage (``open_transitions(path, lazy=True)``) does not change the estimate. Of a
-    log with more than ``sample_rows`` rows, networks train on a sample of whole
-    episodes; last layers, start states and importance weights use all rows. stream: how
-    passes over such a log run. by: a feature's name or number, or ``{"segment":
-    labels}`` with one label per episode; the result's ``groups`` then hold the value of
-    each group of start states, by the same networks. progress: called with the steps
-    done, all steps and a note.
-    Raises KofflineError (DataError, PolicyError, ConfigError) with a message of one
-    line. The same arguments give the same result on the same machine; other processors
-    may round differently. (Feng et al. 2019, equ:vstat)
+    transitions: the log. policy: anything ``koffline.load_policy`` reads, a policy
+    object, or a callable from observations (N, …) to probabilities (N, n), action
+    numbers (N,) or actions (N, k). gamma: the discount factor in (0, 1); None: the
+    log's own hint. initial_observations (E, …): start states that replace the first
+    steps of the log's episodes (all rows if there are no episodes). settings: a
+    ``koffline.config.EvaluationSettings``; options: some of its fields, such as level,
+    seed and estimator (a name, "package.module:name", or an object with the contract of
+    `koffline.ope.estimators.contract.Estimator`). Storage (``open_transitions(path,
+    lazy=True)``) does not change the estimate. Of a log with more than ``sample_rows``
+    rows, networks train on a sample of whole episodes; last layers, start states and
+    importance weights use all rows. stream: how passes over such a log run. by: a
+    feature's name or number, or ``{"segment": labels}`` with one label per episode; the
+    result's ``groups`` then hold the value of each group of start states, by the same
+    networks. progress: called with the steps done, all steps and a note. Raises
+    KofflineError (DataError, PolicyError, ConfigError) with a message of one line. The
+    same arguments give the same result on the same machine; other processors may round
+    differently. (Feng et al. 2019, equ:vstat)
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     known.check_interval(settings.estimator, settings.interval)
@@ -286,9 +285,9 @@ def estimate_all(  # noqa: PLR0913
 
     names: one or more of ``koffline.ope.names.ESTIMATORS``, or estimators of your own
     (`koffline.ope.estimators.contract.Estimator`); None: all of koffline's. bounds:
-    also
-    compute the kernel intervals, which belong to no single estimator. Other arguments:
-    as in `koffline.evaluate`. Estimators share intermediate results, so all of them
+    also compute the kernel intervals, which belong to no single estimator. transitions,
+    policy, gamma, initial_observations, settings, stream, progress and options: as in
+    `koffline.evaluate`. Estimators share intermediate results, so all of them
     cost little more than ``kloss`` alone. An estimator that does not apply to this log
     (no episodes, no probabilities …) gives a row with the reason. Raises ConfigError
     for unknown names, and KofflineError if no estimator applies.

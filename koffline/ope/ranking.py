@@ -127,10 +127,11 @@ def select_policies(
 
     policies: two or more, each as ``koffline.evaluate`` takes it; a mapping gives them
     names. progress: a function from a policy's name to the function that is called with
-    its progress. All else as in ``koffline.evaluate``. Raises KofflineError (DataError,
-    PolicyError, ConfigError) in one line. A policy that cannot be evaluated (diverged
-    networks, an estimator that does not apply) is listed as unranked; fewer than two
-    estimates raise KofflineError.
+    its progress. transitions, gamma, initial_observations, settings, stream and
+    options: as in ``koffline.evaluate``. Raises KofflineError (DataError, PolicyError,
+    ConfigError) in one line. A policy that cannot be evaluated (diverged networks, an
+    estimator that does not apply) is listed as unranked; fewer than two estimates raise
+    KofflineError.
     """
     started = time.perf_counter()
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})

@@ -248,7 +248,7 @@ def _read_named(
     """
     path = check_named(spec)
     if path.is_file():
-        from koffline.policies.policy_files import detect, read_torchscript
+        from koffline.policies.files import detect, read_torchscript
 
         kind = detect(path)
         if kind == "d3":

@@ -411,7 +411,8 @@ def _log_densities(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
 
 
 def _check_shape(output: np.ndarray, shape: tuple[int, int], wanted: str) -> None:
-    """Raise PolicyError unless an output has this shape; ``wanted`` ends the message."""
+    """Raise PolicyError unless an output has this shape; ``wanted`` ends the
+    message."""
     if output.shape != shape:
         raise PolicyError(
             f"the output has shape {output.shape} for {shape[0]} observations and"

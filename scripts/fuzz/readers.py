@@ -80,7 +80,7 @@ def _policy(path: Path) -> None:
     import numpy as np
 
     from koffline.policies import DiscretePolicy
-    from koffline.policies.policy_files import detect
+    from koffline.policies.files import detect
     from koffline.policy_specs import load_policy
 
     if detect(path) != "torchscript":  # a program: no promise is made (SECURITY.md)

@@ -11,7 +11,7 @@ import pytest
 from koffline.checkpoints import read_checkpoint
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import KofflineError
-from koffline.policies.policy_files import read_d3
+from koffline.policies.files import read_d3
 from scripts.fuzz import seeds
 from tests.fuzz import hostile
 

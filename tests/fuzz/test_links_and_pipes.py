@@ -26,7 +26,7 @@ from koffline.errors import KofflineError
 from koffline.experiments.result_files import is_result, read_results
 from koffline.online.group import read_result
 from koffline.ope.stream_settings import read_sums
-from koffline.policies.policy_files import load_onnx, read_torchscript
+from koffline.policies.files import load_onnx, read_torchscript
 from koffline.policy_specs import load_policy, training_rows
 from koffline.store import read_record
 from scripts.fuzz import seeds

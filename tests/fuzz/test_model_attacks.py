@@ -12,7 +12,7 @@ import torch
 from koffline.checkpoints import read_checkpoint
 from koffline.data.transitions import Discrete
 from koffline.errors import ConfigError, PolicyError
-from koffline.policies.policy_files import say_it_runs_code
+from koffline.policies.files import say_it_runs_code
 from koffline.policy_specs import load_policy
 from tests.fuzz.hostile import archive
 from tests.refusals import one_line

@@ -29,7 +29,7 @@ from koffline.errors import ConfigError, DataError
 from koffline.ope.cross_fit import measure_freshness
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
-from koffline.policies.policy_files import read_d3
+from koffline.policies.files import read_d3
 from koffline.train.config import DataSettings, load_config
 from koffline.train.prepare import EnvironmentEvaluator, open_data
 from koffline.train.run import train

@@ -178,7 +178,7 @@ def _refuse_link(name: str) -> None:
 
 
 class ShardWriter:
-    """Append logs of whole episodes to a new folder of shards with at most
+    """Append logs of whole episodes to ``target``, a new folder of shards with at most
     ``shard_rows`` rows each.
 
     A longer episode gets a shard of its own. Use it as a context manager: the folder
@@ -338,7 +338,8 @@ class ShardWriter:
         self._episodes = 0
 
     def _finish(self) -> None:
-        """Close the last shard and write the manifest. Raises DataError without rows."""
+        """Close the last shard and write the manifest. Raises DataError without
+        rows."""
         if self._space is None or self.metadata is None:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._rows:

@@ -229,8 +229,8 @@ def _next_observations_of_resets(rows: LoggedRows) -> Iterator[Symptom]:
 
 
 def rows_with_both_flags(log: Transitions) -> Iterator[Symptom]:
-    """Yield a symptom if more rows are flagged both terminated and truncated than worlds
-    end by chance where recording stops.
+    """Yield a symptom if more rows are flagged both terminated and truncated than
+    worlds end by chance where recording stops.
 
     That chance is taken to be twice the share of terminations among later rows. A
     truncated flag that is set at every end of an episode says nothing.

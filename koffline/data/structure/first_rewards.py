@@ -2,8 +2,8 @@
 
 Two recorders write such rows: one that stores each reward in the row below, and one
 that writes a dummy row at every automatic reset. If all other rewards fit the states
-and actions of their own rows, it was the second one. Worlds whose first states pay 0 do it,
-too: so similar states at other steps must pay otherwise.
+and actions of their own rows, it was the second one. Worlds whose first states pay 0 do
+it, too: so similar states at other steps must pay otherwise.
 """
 
 from __future__ import annotations

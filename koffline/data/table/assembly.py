@@ -32,8 +32,8 @@ def assemble(frame: pl.DataFrame, table: SurveyedTable) -> RawLog | None:
     """Aligned columns of a piece with whole episodes; None if no row is left.
 
     Episodes and rows are in the order of `_ordered`; ``table.counts`` records what was
-    done, ``table.unearned`` and ``table.lost_rewards`` which rewards went with rows that
-    are left out. Raises DataError with all problems.
+    done, ``table.unearned`` and ``table.lost_rewards`` which rewards went with rows
+    that are left out. Raises DataError with all problems.
     """
     roles = table.roles
     if table.is_open:
@@ -552,8 +552,8 @@ def _without_doubles(
 def _are_other_steps(
     frame: pl.DataFrame, doubles: pl.Series, roles: TableMapping
 ) -> bool:
-    """Whether so many of the doubles (N,) differ from all other rows that they are steps
-    of other episodes with the same id.
+    """Whether so many of the doubles (N,) differ from all other rows that they are
+    steps of other episodes with the same id.
     """
     differs = doubles & frame.select(roles.needed).is_unique()
     n_differing = int(differs.sum())

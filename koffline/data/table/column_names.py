@@ -196,7 +196,8 @@ def is_numbered(name: str) -> bool:
 
 
 def _has_other_numbers(name: str, names: Collection[str]) -> bool:
-    """Whether names have the same word with a number other than 1 and that of ``name``."""
+    """Whether names have the same word with a number other than 1 and that of
+    ``name``."""
     stem = name.rstrip("0123456789")
     numbers = {"1", name.removeprefix(stem)}
     return any(

@@ -289,8 +289,8 @@ def _by_names(columns: Sequence[ColumnProfile], has_ends: bool) -> None:
 
 
 def _suits(column: ColumnProfile, role: str) -> bool:
-    """Whether the values of a column suit a role; of the roles here, an action alone may
-    be a list of numbers.
+    """Whether the values of a column suit a role; of the roles here, an action alone
+    may be a list of numbers.
     """
     if role == "action" and column.width is not None:
         return True
@@ -389,8 +389,8 @@ def _settle_episodes(
 
 
 def _counted_starts(time: ColumnProfile) -> np.ndarray | None:
-    """Whether (N,) a row, in the order of the table, is the first step of an episode, by
-    a column that counts steps and begins anew; None if it does not.
+    """Whether (N,) a row, in the order of the table, is the first step of an episode,
+    by a column that counts steps and begins anew; None if it does not.
     """
     is_whole = time.values.dtype.is_integer()
     if not is_whole or time.missing or time.distinct == time.present:

@@ -577,7 +577,8 @@ def _look_at_actions(
 
 
 def _add_links(table: SurveyedTable, frame: pl.DataFrame) -> None:
-    """Count in ``table.links`` whether consecutive rows are linked by their next observations.
+    """Count in ``table.links`` whether consecutive rows are linked by their next
+    observations.
 
     Raises DataError for flags that cannot be read.
     """

@@ -142,8 +142,9 @@ def bellman_test(
     q: anything `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model
     or .d3 file, a function (observations, actions) -> (N,) …), or what
     `koffline.cross_fit` made of these rows; then every model is tested on the rows it
-    has not seen, and T is the sum over models. policy, gamma: as in
-    `koffline.evaluate`. trained_on: the rows q was fitted to, if q does not store them.
+    has not seen, and T is the sum over models. transitions: the log that is tested;
+    policy, gamma: as in `koffline.evaluate`. seed: of random signs, features and drawn
+    actions. trained_on: the rows q was fitted to, if q does not store them.
     A test on those rows says nothing and is refused unless ``allow_training_rows``.
     options: fields of `koffline.config.BellmanSettings`. Rows need not be independent:
     along trajectories, one-step residuals are martingale differences. ``power`` and

@@ -40,9 +40,9 @@ def with_unknown_actions(
     """The values of a Q that is defined for unknown actions too.
 
     Networks are asked about the policy restricted to ``known`` actions, renormalised
-    (`koffline.ope.log.coverage.among`). Their expectations are those of the whole policy
-    under a Q that gives every unknown action the mean value of the known ones in that
-    state. A row with an unknown action gets this value as well: that of its state,
+    (`koffline.ope.log.coverage.among`). Their expectations are those of the whole
+    policy under a Q that gives every unknown action the mean value of the known ones in
+    that state. A row with an unknown action gets this value as well: that of its state,
     which is a start state or the next state of the row before.
     """
     of_states = np.roll(values.later, 1)

@@ -1,10 +1,10 @@
 """Estimates by the trained networks of one evaluation: J of the policy, of the behavior
 policy, the uplift.
 
-The behavior policy's value is the mean return of complete episodes. After a cut, LSTD in
-the last layers with the log's next rows estimates the rest of the return. Both values
-use the same features and resampled episodes, so their common sampling error cancels in
-the difference.
+The behavior policy's value is the mean return of complete episodes. After a cut, LSTD
+in the last layers with the log's next rows estimates the rest of the return. Both
+values use the same features and resampled episodes, so their common sampling error
+cancels in the difference.
 """
 
 from __future__ import annotations

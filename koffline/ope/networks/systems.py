@@ -49,9 +49,9 @@ class LoggedSystems(Sums):
     """Sums over rows for the behavior policy, with q the probability that recording
     stopped after a row.
 
-    q as by `stop_probabilities`; 1 at cuts. ``system (R, p, p + 1)``: φᵀW [Z r] with the log's
-    next rows and weights (1 − q) w. ``cuts (R, 2, p)``: Σ q γ^t w φ, with weights of
-    the episodes as in `StartSums`.
+    q as by `stop_probabilities`; 1 at cuts. ``system (R, p, p + 1)``: φᵀW [Z r] with
+    the log's next rows and weights (1 − q) w. ``cuts (R, 2, p)``: Σ q γ^t w φ, with
+    weights of the episodes as in `StartSums`.
     """
 
     system: Float[Tensor, "replica parameter column"]
@@ -80,10 +80,11 @@ class LinearSystems(Sums):
 class _Block:
     """B rows as one network reads them.
 
-    ``now``: features (B, h + 1) of (s, a), and ``later`` of (s', a' ~ π), each as far as
-    all outputs share them. Row weights w, and products with them: ``weighted_rewards``
-    w r, ``weighted_discounts`` w · discount. ``actions``: the output that the logged
-    action reads. ``next_probabilities`` (B, n): of the outputs under the policy.
+    ``now``: features (B, h + 1) of (s, a), and ``later`` of (s', a' ~ π), each as far
+    as all outputs share them. Row weights w, and products with them:
+    ``weighted_rewards`` w r, ``weighted_discounts`` w · discount. ``actions``: the
+    output that the logged action reads. ``next_probabilities`` (B, n): of the outputs
+    under the policy.
     """
 
     now: Float[Tensor, "row feature"]
@@ -275,8 +276,8 @@ def systems_of_part(
 ) -> LinearSystems:
     """Last-layer sums of a part of the log.
 
-    critics: as in `accumulate_systems`. cuts_by_step (T,): as by `cut_shares`, None where no
-    episode is cut.
+    critics: as in `accumulate_systems`. cuts_by_step (T,): as by `cut_shares`, None
+    where no episode is cut.
     """
     weights = resampling.row_weights(problem).to(network.flat.device)
     table = make_table(problem, str(weights.device))
