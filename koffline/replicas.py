@@ -323,8 +323,10 @@ class StackedAdam:
     def update(
         self, flat: Tensor, gradient: Tensor, rates: Float[Tensor, "replica 1"]
     ) -> None:
-        """Move `flat` in place against `gradient`; bias corrections are folded into the
-        step's scalars.
+        """Take one step of Adam: move `flat` (R, P) in place against `gradient` (R, P).
+
+        rates: learning rates. Bias corrections are folded into the step's scalars.
+        (Kingma & Ba 2015, algorithm 1)
         """
         self._steps += 1
         first = 0.9

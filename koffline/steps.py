@@ -96,8 +96,11 @@ class RecordedStep(ResidualStep):
     def compute(
         self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Loss and gradient; the networks must be those of the first call, modified in
-        place.
+        """Loss and gradient, as in `ResidualStep`.
+
+        The first call records the step as a graph; every call copies the numbers of its
+        rows to where the graph reads them, and replays it. The networks must be those
+        of the first call, modified in place.
         """
         numbers = self._source.numbers(step)
         if self._graph is None:

@@ -355,6 +355,28 @@ class Log:
         return open_labelled(self.source, self.space, self.mapping, by)
 
 
+def _taken_reading(options: dict[str, Any]) -> dict[str, Any]:
+    """What options say on how a large log is read, by the fields of `StreamSettings`;
+    these are removed from ``options``.
+    """
+    reading = {}
+    for name in ("memory", "workers", "ray"):
+        value = options.pop(name, None)
+        if value is not None:
+            reading[name] = value
+    return reading
+
+
+def _folder_of_sums(result: Any) -> Path | None:
+    """The hidden folder beside the output in which a killed run leaves its sums; None
+    without an output. result: the command's options of that name, if it has them.
+    """
+    out = Path(getattr(result, "out", None) or "")
+    if not out.name:
+        return None
+    return out.absolute().with_name(f".{out.name}.partial")
+
+
 def log_options(argument: str, in_parts: bool = True) -> Option:
     """Decorator for the log's argument and options; the command gets ``log: Log``.
 
@@ -362,26 +384,20 @@ def log_options(argument: str, in_parts: bool = True) -> Option:
     """
 
     def add(command: Command) -> Command:
+        """The command with ``log`` in place of the options that describe it."""
+
         @functools.wraps(command)
         def run(*args: Any, **options: Any) -> Any:
-            table = {
+            of_table = {
                 name: options.pop(name)
                 for name in list(options)
                 if name.startswith(_PREFIX)
             }
             space = requested_space(options.pop("discrete"), options.pop("continuous"))
-            in_blocks: dict[str, Any] = {}  # how a large log is read
-            for name in ("memory", "workers", "ray"):
-                value = options.pop(name, None)
-                if value is not None:
-                    in_blocks[name] = value
-            out = Path(getattr(options.get("result"), "out", None) or "")
-            partial = None
-            if out.name:
-                partial = out.absolute().with_name(f".{out.name}.partial")
-            stream = StreamSettings(**in_blocks, partial=partial)
+            partial = _folder_of_sums(options.get("result"))
+            stream = StreamSettings(**_taken_reading(options), partial=partial)
             source = options.pop(argument)
-            mapping = requested_mapping(table)
+            mapping = requested_mapping(of_table)
             check_source(source)
             log = Log(source, space, mapping, stream)
             result = command(*args, log=log, **options)

@@ -394,7 +394,10 @@ class Transitions:
         """
         picked = {name: column[rows] for name, column in self.columns.items()}
         return self.of_checked(
-            picked, self.action_space, self.units[rows], self.metadata
+            picked,
+            self.action_space,
+            units=self.units[rows],
+            metadata=self.metadata,
         )
 
     def _set(self, checked: Mapping[str, np.ndarray]) -> None:

@@ -366,8 +366,8 @@ class Metrics:
     ) -> None:
         world = problem.world
         backups = problem.backups
-        square = Scaling.to_unit_square(world)
-        scale = scaling or square
+        square = Scaling.to_unit_square(world)  # of what the judging kernel sees
+        scale = scaling or square  # of what the network sees
         self._scale = reward_scale
         self._noise = problem.monte_carlo.noise
         self._table = as_table(problem.log, world, scaling=scale)

@@ -127,19 +127,19 @@ class LockStep:
         return np.array(coefficients, dtype=np.float64)
 
     def iterate(self) -> None:
-        """Collect ``steps_per_iteration`` steps per run and take a gradient step
-        (streaming: on these).
+        """Collect ``steps_per_iteration`` steps per run, and take a gradient step once
+        the replay holds enough paths (streaming: on these steps).
         """
         self.learner.move_targets()
         collected = self._collector.collect(
-            lambda seen, noise: self._actor.sample(
-                self.moments.standardised(seen, self._dtype), noise
+            lambda observations, noise: self._actor.sample(
+                self.moments.standardised(observations, self._dtype), noise
             )
         )
         self.moments.update(collected.observations)
         if self._exploration:
-            seen = self.moments.standardised(collected.observations, self._dtype)
-            self._exploration.update(torch.from_numpy(seen))
+            states = self.moments.standardised(collected.observations, self._dtype)
+            self._exploration.update(torch.from_numpy(states))
         if not self._common.streaming:
             self.replay.append(collected.runs, collected.paths)
         self.iterations += 1

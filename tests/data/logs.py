@@ -145,20 +145,20 @@ def leaves(value, name=""):
 
 
 def assert_same_rows(
-    found: Transitions, expected: Transitions, terminal_next: bool = True
+    read_back: Transitions, expected: Transitions, terminal_next: bool = True
 ) -> None:
     """Every column equal, value for value; next observations of terminal rows only if
     they are kept.
     """
-    assert len(found) == len(expected)
+    assert len(read_back) == len(expected)
     for name in ("observations", "actions", "rewards", "terminated", "truncated"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        np.testing.assert_array_equal(getattr(read_back, name), getattr(expected, name))
     compared = slice(None) if terminal_next else ~expected.terminated
     np.testing.assert_array_equal(
-        found.next_observations[compared], expected.next_observations[compared]
+        read_back.next_observations[compared], expected.next_observations[compared]
     )
-    assert found.has_episodes == expected.has_episodes
-    np.testing.assert_array_equal(found.episode_lengths, expected.episode_lengths)
+    assert read_back.has_episodes == expected.has_episodes
+    np.testing.assert_array_equal(read_back.episode_lengths, expected.episode_lengths)
 
 
 def d4rl_arrays(
@@ -202,7 +202,7 @@ class Drawn:
         rollout = roll_out(lengths=self.lengths, **self.rollout)
         generator = np.random.default_rng(1)
         count = len(rollout.rows)
-        made = {
+        columns = {
             "behavior_log_probabilities": -generator.random(count),
             "weights": generator.random(count).astype(np.float32) + 0.5,
             "clusters": (
@@ -212,7 +212,7 @@ class Drawn:
                 gamma=0.9, extra={"environment": "walk"}, notes=("made up",)
             ),
         }
-        changes = {name: made[name] for name in self.changes}
+        changes = {name: columns[name] for name in self.changes}
         return rollout.transitions(
             **changes, **({} if self.episodes else {"episode_ids": None, "steps": None})
         )

@@ -47,7 +47,7 @@ def walk(
     """Columns of a few episodes; any may be replaced, added, or left out with None."""
     ids = [f"e{i}" for i, length in enumerate(lengths) for _ in range(length)]
     n = len(ids)
-    made = {
+    table = {
         "id": ids,
         "t": [t for length in lengths for t in range(length)],
         "x_1": [0.5 * i for i in range(n)],
@@ -60,8 +60,8 @@ def walk(
             for t in range(1, length + 1)
         ],
     }
-    made.update(columns)
-    return {name: column for name, column in made.items() if column is not None}
+    table.update(columns)
+    return {name: column for name, column in table.items() if column is not None}
 
 
 def shuffled(columns: dict[str, Any], seed: int = 0) -> dict[str, Any]:

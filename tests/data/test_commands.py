@@ -48,21 +48,25 @@ def spoil(files, row, value):
 
 def test_info_is_that_of_the_log_wherever_it_lies(folder, shards):
     expected = json.loads(json.dumps(summarise(LOG)))
-    for source, more in (
+    for source, options in (
         ("log.hdf5", ()),
         ("shards", ()),
         ("shards", ("--workers", "2")),
     ):
-        found = info(source, *more)
-        assert found.pop("source") == source
-        assert found.pop("shards", 1) == (3 if source == "shards" else 1)
+        summary = info(source, *options)
+        assert summary.pop("source") == source
+        assert summary.pop("shards", 1) == (3 if source == "shards" else 1)
         rest = {
             key: value
             for key, value in expected.items()
             if key not in ("source", "shards")
         }
-        assert leaves(found) == pytest.approx(leaves(rest))
-    assert (found["rows"], found["time_limit"], found["sha256"]) == (48, 5, LOG.sha256)
+        assert leaves(summary) == pytest.approx(leaves(rest))
+    assert (summary["rows"], summary["time_limit"], summary["sha256"]) == (
+        48,
+        5,
+        LOG.sha256,
+    )
     assert "shards" in run_cli("data", "info", "shards").stdout
     spoil(shards[:1], 2, np.nan)
     assert_refused(run_cli("data", "info", "shards"), "shard-00000.hdf5", "row 2")
@@ -70,8 +74,8 @@ def test_info_is_that_of_the_log_wherever_it_lies(folder, shards):
 
 def test_validation_lists_all_errors(folder, shards):
     for source in ("log.hdf5", "shards"):
-        said = run_cli("data", "validate", source).stdout
-        assert said.endswith(f"{source}: 48 rows, no errors, no warnings\n")
+        printed = run_cli("data", "validate", source).stdout
+        assert printed.endswith(f"{source}: 48 rows, no errors, no warnings\n")
     rows = np.arange(48)
     bad = d4rl_arrays(
         ROLLOUT,
@@ -172,8 +176,8 @@ def test_split_writes_both_parts_or_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_transitions(LOG, "log.hdf5")
     Path("d").mkdir()
-    told = run_cli("data", "split", "log.hdf5", "a.npz", "b.hdf5", "--held-out", "0.2")
-    assert (told.exit_code, "note: made for 1 test\n" in told.stdout) == (0, True)
+    done = run_cli("data", "split", "log.hdf5", "a.npz", "b.hdf5", "--held-out", "0.2")
+    assert (done.exit_code, "note: made for 1 test\n" in done.stdout) == (0, True)
     parts = [open_transitions(name) for name in ("a.npz", "b.hdf5")]
     assert [part.n_episodes for part in parts] == [10, 2]
     assert {part.metadata.notes for part in parts} == {
@@ -186,6 +190,6 @@ def test_split_writes_both_parts_or_none(tmp_path, monkeypatch):
         run_cli("data", "split", "log.hdf5", "c.npz", "b.hdf5"), "b.hdf5 exists already"
     )
     assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "d/../c.npz"), "both")
-    told = run_cli("data", "split", "log.hdf5", "c.npz", "d.npz", "--held-out", "nan")
-    assert_refused(told, "a share of nan")
+    done = run_cli("data", "split", "log.hdf5", "c.npz", "d.npz", "--held-out", "nan")
+    assert_refused(done, "a share of nan")
     assert not Path("c.npz").exists()

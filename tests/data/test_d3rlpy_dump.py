@@ -105,8 +105,8 @@ def test_d3rlpy_reads_ours_without_losing_a_row(tmp_path, discrete):
     again = open_transitions(dump(buffer, tmp_path / "theirs.h5"), log.action_space)
     # d3rlpy has no word for an episode that just stops
     cut = log.replace(truncated=np.append(log.truncated[:-1], True))
-    for found in (ours, again):
-        assert_same_rows(found, cut, terminal_next=False)
+    for read_log in (ours, again):
+        assert_same_rows(read_log, cut, terminal_next=False)
 
 
 @pytest.mark.parametrize(

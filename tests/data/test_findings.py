@@ -22,8 +22,8 @@ def raw_of(log, **changes) -> RawLog:
 
 
 def said(raw: RawLog, severity: str) -> list[str]:
-    found = inspect_log(raw)
-    return [finding.message for finding in found if finding.severity == severity]
+    inspection = inspect_log(raw)
+    return [finding.message for finding in inspection if finding.severity == severity]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ class TestSummary:
         log = rollout.transitions(
             metadata=Metadata(source="walk", gamma=0.9, notes=("made up",))
         )
-        found = summarise(log)
+        summary = summarise(log)
         returns = [sum(row.reward for row in rollout.episode(i)) for i in range(4)]
         rewards = [row.reward for row in rollout.rows]
         expected = {
@@ -66,7 +66,7 @@ class TestSummary:
             "action_ranges": None,
             "notes": ("made up",),
         }
-        assert leaves({name: found[name] for name in expected}) == pytest.approx(
+        assert leaves({name: summary[name] for name in expected}) == pytest.approx(
             leaves(expected)
         )
 
@@ -93,8 +93,8 @@ class TestWarningsInMemory:
         column = np.random.default_rng(0).normal(size=(2000, 3))
         column[5, 1] = 1e9
         column[:, 2] = np.arange(2000) == 0
-        (said,) = _extremes("observations", ColumnStatistics.of(column))
-        assert said.startswith(
+        (finding,) = _extremes("observations", ColumnStatistics.of(column))
+        assert finding.startswith(
             "observations in column 1 reach 1e+09, more than 30 standard deviations"
         )
 
@@ -160,9 +160,9 @@ class TestOnDisk:
             lazy = in_shards(log, tmp_path_factory.mktemp("log") / "shards", 20)
             whole = lazy.load()
             assert inspect_log(lazy) == inspect_log(raw_of(whole))
-            found = summarise(lazy)
-        assert found.pop("shards", 1) == len(lazy.shards)
-        assert leaves(found) == pytest.approx(leaves(summarise(whole)))
+            summary = summarise(lazy)
+        assert summary.pop("shards", 1) == len(lazy.shards)
+        assert leaves(summary) == pytest.approx(leaves(summarise(whole)))
 
     def test_one_stream_cut_into_shards(self, tmp_path):
         """The next observation of a shard's last row is the first observation of the
@@ -173,6 +173,6 @@ class TestOnDisk:
         shifted = whole.replace(
             next_observations=following, terminated=np.zeros(len(whole), bool)
         )
-        found = inspect_log(in_shards(shifted, tmp_path / "shards"))
-        assert found == inspect_log(raw_of(shifted))
-        assert any("71 rows" in finding.message for finding in found)
+        inspection = inspect_log(in_shards(shifted, tmp_path / "shards"))
+        assert inspection == inspect_log(raw_of(shifted))
+        assert any("71 rows" in finding.message for finding in inspection)

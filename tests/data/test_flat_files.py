@@ -96,13 +96,15 @@ class TestEpisodes:
         log = roll_out().transitions()
         shuffle = np.random.default_rng(0).permutation(15)
         arrays = d4rl(episode_ids=log.episode_ids, steps=log.steps)
-        found = opened(tmp_path, {key: array[shuffle] for key, array in arrays.items()})
-        assert noted(found, "put in order")
+        shuffled = opened(
+            tmp_path, {key: array[shuffle] for key, array in arrays.items()}
+        )
+        assert noted(shuffled, "put in order")
         for episode in range(5):
-            mine = found.episode_ids == episode
+            mine = shuffled.episode_ids == episode
             theirs = log.episode_ids == episode
             np.testing.assert_array_equal(
-                found.next_observations[mine], log.next_observations[theirs]
+                shuffled.next_observations[mine], log.next_observations[theirs]
             )
 
 
@@ -125,18 +127,18 @@ ENDS = LOG.terminated | LOG.truncated
 )
 def test_the_same_rows_in_other_words(tmp_path, changes):
     path = write_arrays(tmp_path / "log.hdf5", d4rl(**changes))
-    found = open_transitions(path)
-    assert_same_rows(found, LOG.replace(rewards=LOG.rewards.astype(np.float32)))
-    given = changes.get("infos/action_log_probs", np.full(ROWS, np.nan))
-    assert (found.behavior_log_probabilities is not None) == np.isfinite(given).all()
-    left_out = "infos/action_log_probs" in changes and np.isnan(given).all()
-    assert noted(found, "infos/action_log_probs was left out") == left_out
+    log = open_transitions(path)
+    assert_same_rows(log, LOG.replace(rewards=LOG.rewards.astype(np.float32)))
+    densities = changes.get("infos/action_log_probs", np.full(ROWS, np.nan))
+    assert (log.behavior_log_probabilities is not None) == np.isfinite(densities).all()
+    left_out = "infos/action_log_probs" in changes and np.isnan(densities).all()
+    assert noted(log, "infos/action_log_probs was left out") == left_out
 
 
 def test_numbers_and_pictures_keep_their_kind(tmp_path):
     flat = d4rl(observations=np.arange(15), next_observations=np.arange(1, 16))
-    found = opened(tmp_path, flat)
-    assert (found.observation_shape, found.observations.dtype) == ((1,), np.float32)
+    log = opened(tmp_path, flat)
+    assert (log.observation_shape, log.observations.dtype) == ((1,), np.float32)
     pictures = opened(tmp_path, d4rl_arrays(roll_out(shape=(2, 2), dtype=np.uint8)))
     assert (pictures.observation_shape, pictures.observations.dtype) == (
         (2, 2),

@@ -36,15 +36,15 @@ def through(log, folder, format):
     return open_transitions(folder / NAMES[format])
 
 
-def assert_equal(found, expected):
-    assert_same_rows(found, expected)
-    assert found.sha256 == found.metadata.sha256 == expected.sha256
-    assert found.action_space == expected.action_space
-    assert found.observations.dtype == expected.observations.dtype
+def assert_equal(read_back, expected):
+    assert_same_rows(read_back, expected)
+    assert read_back.sha256 == read_back.metadata.sha256 == expected.sha256
+    assert read_back.action_space == expected.action_space
+    assert read_back.observations.dtype == expected.observations.dtype
     for name in ("gamma", "extra", "notes"):
-        assert getattr(found.metadata, name) == getattr(expected.metadata, name)
+        assert getattr(read_back.metadata, name) == getattr(expected.metadata, name)
     for name in ("behavior_log_probabilities", "weights"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        np.testing.assert_array_equal(getattr(read_back, name), getattr(expected, name))
 
 
 @settings(
@@ -93,9 +93,9 @@ def test_numbers_come_back_from_csv(tmp_path_factory, drawn):
         assert not path.exists()
         return
     write_transitions(log, path)
-    found = open_transitions(path, log.action_space)
+    read_back = open_transitions(path, log.action_space)
     # CSV has no types
-    assert found.sha256 == log.sha256 or log.observations.dtype == np.uint8
+    assert read_back.sha256 == log.sha256 or log.observations.dtype == np.uint8
 
 
 @FORMATS
@@ -152,7 +152,7 @@ class TestHDF5:
     def test_readers_of_d4rl_find_their_keys(self, path):
         log = roll_out().transitions()
         with h5py.File(path) as file:
-            found = {key: file[key][:] for key in file}
+            arrays = {key: file[key][:] for key in file}
         names = {"terminals": "terminated", "timeouts": "truncated"}
         assert {
             "observations",
@@ -160,8 +160,8 @@ class TestHDF5:
             "actions",
             "rewards",
             *names,
-        } <= found.keys()
-        for key, array in found.items():
+        } <= arrays.keys()
+        for key, array in arrays.items():
             np.testing.assert_array_equal(array, getattr(log, names.get(key, key)))
 
     def test_an_edited_file_is_read_and_said_to_be_edited(self, path):
@@ -214,8 +214,8 @@ class TestMinari:
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
         log = roll_out().transitions()
         write_transitions(log, "minari:walk/test-v0")
-        found = open_transitions("minari:walk/test-v0")
-        assert (found.sha256, found.metadata.source) == (
+        read_back = open_transitions("minari:walk/test-v0")
+        assert (read_back.sha256, read_back.metadata.source) == (
             log.sha256,
             "minari:walk/test-v0",
         )

@@ -99,17 +99,17 @@ TABLES: dict[str, Callable[[Path], object]] = {
 
 def announced(caplog: pytest.LogCaptureFixture) -> float:
     """Bytes that the only announcement names."""
-    (said,) = [
+    (warning,) = [
         record.getMessage()
         for record in caplog.records
         if "of memory" in record.getMessage()
     ]
-    assert "\n" not in said
-    assert "--shard-rows" in said
-    assert "--memory" in said
-    found = re.search(r"take about ([\d.]+) (kB|MB) of memory", said)
-    assert found is not None
-    return float(found[1]) * NUMBERS[found[2]]
+    assert "\n" not in warning
+    assert "--shard-rows" in warning
+    assert "--memory" in warning
+    size = re.search(r"take about ([\d.]+) (kB|MB) of memory", warning)
+    assert size is not None
+    return float(size[1]) * NUMBERS[size[2]]
 
 
 @pytest.mark.parametrize("name", FLAT)

@@ -24,11 +24,11 @@ def shards(tmp_path_factory):
 
 def drawn(sampler, count: int, batch: int = 16) -> np.ndarray:
     """Numbers of the rows of ``count`` rows drawn by batches."""
-    found = [
+    drawn_units = [
         sampler.draw(min(batch, count - done))["rewards"]
         for done in range(0, count, batch)
     ]
-    return np.concatenate(found).astype(int)
+    return np.concatenate(drawn_units).astype(int)
 
 
 class TestRows:
@@ -69,8 +69,8 @@ def test_batches_of_a_sorted_log_are_like_random_ones(tmp_path):
     """
     length = 100_000
     batch = 64
-    one = numbered_log(20)
-    rows = one.select(np.arange(length) % len(one)).replace(
+    log = numbered_log(20)
+    rows = log.select(np.arange(length) % len(log)).replace(
         rewards=np.arange(length, dtype=np.float64)
     )
     shards = in_shards(rows, tmp_path / "shards", length)
@@ -123,9 +123,9 @@ def test_storage_does_not_decide(tmp_path, monkeypatch, changes):
     for shard_rows, block_bytes in ((150, 2**20), (60, 2**20), (150, 400)):
         monkeypatch.setattr("koffline.data.disk.log.BLOCK_BYTES", block_bytes)
         shards = in_shards(whole, tmp_path / f"{shard_rows}-{block_bytes}", shard_rows)
-        found = sample_units(shards, 100, 3)
-        np.testing.assert_array_equal(found.units, expected.units)
-        assert found.transitions.sha256 == expected.transitions.sha256
+        sample = sample_units(shards, 100, 3)
+        np.testing.assert_array_equal(sample.units, expected.units)
+        assert sample.transitions.sha256 == expected.transitions.sha256
 
 
 def test_every_row_is_as_likely_and_pairs_are_too():
@@ -151,12 +151,12 @@ def test_parts_divide_the_log(tmp_path):
     whole = numbered_log()
     shards = in_shards(whole, tmp_path / "log")
     for share in (0.3, 1e-9, 1.0 - 1e-9):
-        found = [
+        parts = [
             sample_units(shards, 10**6, 0, part).transitions
             for part in split_shards(shards, share, 5)
         ]
-        for one, other in zip(found, split_log(whole, share, 5), strict=True):
+        for from_disk, other in zip(parts, split_log(whole, share, 5), strict=True):
             # the same episodes as in memory
-            np.testing.assert_array_equal(one.rewards, other.rewards)
+            np.testing.assert_array_equal(from_disk.rewards, other.rewards)
     with pytest.raises(ConfigError, match="the log has one episode"):
         split_shards(in_shards(whole.select_episodes([0]), tmp_path / "one"), 0.5, 0)

@@ -128,10 +128,10 @@ class TestReading:
             record(tmp_path / "walk", rollout, space, to_stored=split)
         )
         for i, row in enumerate(rollout.rows):
-            found = spaces.flatten(space, split(row.observation))
-            np.testing.assert_array_equal(log.observations[i], found)
-            found = spaces.flatten(space, split(row.next_observation))
-            np.testing.assert_array_equal(log.next_observations[i], found)
+            flattened = spaces.flatten(space, split(row.observation))
+            np.testing.assert_array_equal(log.observations[i], flattened)
+            flattened = spaces.flatten(space, split(row.next_observation))
+            np.testing.assert_array_equal(log.next_observations[i], flattened)
         order = "goal (1,), observation (2,)" if named else "0 (2,), 1 (1,)"
         assert order in log.metadata.notes[0]
 

@@ -49,15 +49,15 @@ def stacked(space: gymnasium.Space, samples: list):
     """Samples of an episode in the form in which Minari stores them."""
     if isinstance(space, spaces.Dict):
         return {
-            key: stacked(part, [each[key] for each in samples])
+            key: stacked(part, [sample[key] for sample in samples])
             for key, part in space.spaces.items()
         }
     if isinstance(space, spaces.Tuple):
         return tuple(
-            stacked(part, [each[i] for each in samples])
+            stacked(part, [sample[i] for sample in samples])
             for i, part in enumerate(space.spaces)
         )
-    return np.stack([np.asarray(each) for each in samples])
+    return np.stack([np.asarray(sample) for sample in samples])
 
 
 def record(
@@ -103,9 +103,9 @@ def flat(space: gymnasium.Space, samples: list) -> np.ndarray:
     if isinstance(space, spaces.Tuple):
         parts = enumerate(space.spaces)
         return np.concatenate(
-            [flat(part, [each[i] for each in samples]) for i, part in parts], axis=1
+            [flat(part, [sample[i] for sample in samples]) for i, part in parts], axis=1
         )
-    return np.stack([np.ravel(each) for each in samples])
+    return np.stack([np.ravel(sample) for sample in samples])
 
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
@@ -114,10 +114,11 @@ def test_labels_are_encoded_as_gymnasium_flattens_them_and_decoded_as_the_file_h
 ) -> None:
     folder, now, later = record(tmp_path / "log", space)
     log = open_transitions(folder)
-    expected = np.stack([spaces.flatten(space, each) for each in now])
+    expected = np.stack([spaces.flatten(space, observation) for observation in now])
     np.testing.assert_array_equal(log.observations, expected)
     np.testing.assert_array_equal(
-        log.next_observations, [spaces.flatten(space, each) for each in later]
+        log.next_observations,
+        [spaces.flatten(space, observation) for observation in later],
     )
     assert log.observations.dtype == np.float32
     layout = log.metadata.features.layout
@@ -153,10 +154,10 @@ def test_every_format_keeps_labels(name, recorded, log, tmp_path) -> None:
     else:
         formats = {"a.d3rlpy": "d3rlpy", "again": "minari"}
         write_transitions(log, target, formats.get(name))
-    found = open_transitions(target)
-    np.testing.assert_array_equal(found.observations, log.observations)
-    assert found.metadata.features == log.metadata.features
-    labels = found.metadata.features.layout.decode(found.observations)
+    again = open_transitions(target)
+    np.testing.assert_array_equal(again.observations, log.observations)
+    assert again.metadata.features == log.metadata.features
+    labels = again.metadata.features.layout.decode(again.observations)
     np.testing.assert_array_equal(labels[:, 0], recorded[1])
 
 
@@ -286,8 +287,8 @@ def test_every_kind_of_policy_gets_what_it_was_made_for(
         np.testing.assert_allclose(
             of_label, np.broadcast_to(of_label[0], of_label.shape), atol=1e-6
         )
-    said = any("as the file holds them, (N, 1)" in note for note in policy.notes)
-    assert said == gets_labels
+    is_noted = any("as the file holds them, (N, 1)" in note for note in policy.notes)
+    assert is_noted == gets_labels
     again = as_policy(policy, *about, features=features)
     np.testing.assert_array_equal(again.probabilities(log.observations), answers)
 
@@ -460,15 +461,22 @@ class TestArrays:
 
     @pytest.mark.parametrize("column", ["observations", ""])
     def test_they_are_read_like_a_space_that_says_so(self, column, arrays, log):
-        found = open_transitions(arrays, mapping={"encode": {column: "one-hot"}})
-        np.testing.assert_array_equal(found.observations, log.observations)
-        np.testing.assert_array_equal(found.next_observations, log.next_observations)
-        policy = as_policy(
-            of_labels, found.action_space, (COUNT,), features=found.metadata.features
+        from_arrays = open_transitions(arrays, mapping={"encode": {column: "one-hot"}})
+        np.testing.assert_array_equal(from_arrays.observations, log.observations)
+        np.testing.assert_array_equal(
+            from_arrays.next_observations, log.next_observations
         )
-        labels = found.metadata.features.layout.decode(found.observations)[:, 0]
+        policy = as_policy(
+            of_labels,
+            from_arrays.action_space,
+            (COUNT,),
+            features=from_arrays.metadata.features,
+        )
+        labels = from_arrays.metadata.features.layout.decode(from_arrays.observations)[
+            :, 0
+        ]
         np.testing.assert_allclose(
-            policy.probabilities(found.observations), WEIGHTS[labels]
+            policy.probabilities(from_arrays.observations), WEIGHTS[labels]
         )
 
     def test_the_command_line_and_shards(self, arrays, log, tmp_path):
@@ -494,11 +502,11 @@ class TestArrays:
         assert shown["observation_shape"] == [COUNT]
 
     def test_all_labels_may_be_declared(self, arrays):
-        given = ",".join(map(str, range(12)))
-        found = open_transitions(
-            arrays, mapping={"encode": {"observations": f"one-hot:{given}"}}
+        columns = ",".join(map(str, range(12)))
+        log = open_transitions(
+            arrays, mapping={"encode": {"observations": f"one-hot:{columns}"}}
         )
-        assert found.observation_shape == (12,)
+        assert log.observation_shape == (12,)
 
     def test_one_column_of_several(self, tmp_path, log, recorded):
         both = np.column_stack([np.linspace(0, 1, len(log)), recorded[1]])
@@ -513,17 +521,17 @@ class TestArrays:
             terminals=log.terminated,
             episode_ids=ids,
         )
-        found = open_transitions(
+        in_one_hot = open_transitions(
             path, mapping={"encode": {"observations[1]": "one-hot"}}
         )
-        assert found.feature_names[:2] == ("observations[0]", "observations[1]=0")
-        np.testing.assert_array_equal(found.observations[:, 1:], log.observations)
+        assert in_one_hot.feature_names[:2] == ("observations[0]", "observations[1]=0")
+        np.testing.assert_array_equal(in_one_hot.observations[:, 1:], log.observations)
         np.testing.assert_array_equal(
-            found.metadata.features.layout.decode(found.observations), both
+            in_one_hot.metadata.features.layout.decode(in_one_hot.observations), both
         )
 
     @pytest.mark.parametrize(
-        ("given", "words"),
+        ("encoding", "words"),
         [
             ("observations=ordinal", "taken as quantities already"),
             ("observations[3]=one-hot", "has no observation 'observations[3]'"),
@@ -536,8 +544,8 @@ class TestArrays:
             ("observations=hashed", "give one-hot or ordinal"),
         ],
     )
-    def test_what_cannot_be_is_refused_in_one_line(self, given, words, arrays):
-        assert_refused(run_cli("data", "validate", arrays, "--encode", given), words)
+    def test_what_cannot_be_is_refused_in_one_line(self, encoding, words, arrays):
+        assert_refused(run_cli("data", "validate", arrays, "--encode", encoding), words)
 
     def test_fractions_and_labels_that_are_encoded_already_are_refused(
         self, tmp_path, arrays, recorded

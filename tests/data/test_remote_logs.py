@@ -70,9 +70,9 @@ def test_copies_of_killed_processes_go(bucket, copies, log):
 
 
 def test_single_files(bucket, copies, log):
-    found = open_transitions(f"{bucket}/log.hdf5")
-    assert_same_rows(found, log)
-    assert found.metadata.source == f"{bucket}/log.hdf5"
+    from_bucket = open_transitions(f"{bucket}/log.hdf5")
+    assert_same_rows(from_bucket, log)
+    assert from_bucket.metadata.source == f"{bucket}/log.hdf5"
     assert list(copies.iterdir()) == []
 
 

@@ -106,12 +106,12 @@ class TestBatches:
         log = make_log()
         buffer = ColumnarReplayBuffer(log, seed=0)
         batch = buffer.sample_transition_batch(40)
-        one = buffer.sample_transition()
+        transition = buffer.sample_transition()
         rows = [
             *rows_of(batch, log),
-            *np.flatnonzero(log.rewards.astype(np.float32) == one.reward[0]),
+            *np.flatnonzero(log.rewards.astype(np.float32) == transition.reward[0]),
         ]
-        for row, seen in zip(rows, [*batch.transitions, one], strict=True):
+        for row, seen in zip(rows, [*batch.transitions, transition], strict=True):
             np.testing.assert_array_equal(seen.observation, log.observations[row])
             np.testing.assert_array_equal(
                 seen.next_observation, log.next_observations[row]

@@ -36,13 +36,13 @@ NAMES = (
 
 def roles(names=NAMES, **changes):
     problems = Problems("log.csv")
-    found, _ = resolved(TableMapping(**{**LEAST, **changes}), names, problems)
+    mapping, _ = resolved(TableMapping(**{**LEAST, **changes}), names, problems)
     problems.refuse()
-    return found
+    return mapping
 
 
 @pytest.mark.parametrize(
-    ("names", "observations", "found"),
+    ("names", "observations", "expected"),
     [
         (NAMES, "x_*", ("x_1", "x_2", "x_10")),
         (NAMES, ["x_2", "x_*", "t"], ("x_2", "x_1", "x_10", "t")),
@@ -51,24 +51,24 @@ def roles(names=NAMES, **changes):
         (("x*", "x1", "a", "r"), "x*", ("x*",)),
     ],
 )
-def test_patterns(names, observations, found):
+def test_patterns(names, observations, expected):
     """In natural order, each column once; a name is a name first."""
-    assert roles(names, observations=observations).observations == found
+    assert roles(names, observations=observations).observations == expected
 
 
 def test_a_pattern_takes_no_column_with_another_role():
     names = [name for name in NAMES if "obs" not in name]
-    found = roles(
+    mapping = roles(
         names,
         observations="*",
         episode="t",
         next_observations="next_*",
         impute={"x_1": 1, "": 0},
     )
-    assert found.observations == ("x_1", "x_2", "x_10")
-    assert found.next_observations == ("next_x_1", "next_x_2", "next_x_10")
-    assert dict(found.impute)["x_1"] == 1
-    assert dict(found.impute)["next_x_10"] == 0
+    assert mapping.observations == ("x_1", "x_2", "x_10")
+    assert mapping.next_observations == ("next_x_1", "next_x_2", "next_x_10")
+    assert dict(mapping.impute)["x_1"] == 1
+    assert dict(mapping.impute)["next_x_10"] == 0
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ class TestOptions:
         assert shown["extra"]["action_names"] == ["right", "left"]
 
     @pytest.mark.parametrize(
-        ("said", "names"), [("20,10", [20, 10]), ("true,false", [True, False])]
+        ("expected_text", "names"), [("20,10", [20, 10]), ("true,false", [True, False])]
     )
-    def test_names_of_numbers_and_of_yes_and_no(self, tmp_path, said, names):
+    def test_names_of_numbers_and_of_yes_and_no(self, tmp_path, expected_text, names):
         path = write(walk(a=names * 4), tmp_path / "log.parquet")
         shown = run_cli(
-            "data", "info", path, *OPTIONS, "--action-names", said, "--json"
+            "data", "info", path, *OPTIONS, "--action-names", expected_text, "--json"
         ).stdout
         assert json.loads(shown)["extra"]["action_names"] == names
 
@@ -211,11 +211,11 @@ def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
         "values are missing",
     ):
         assert words in shown
-    found = yaml.safe_load(mapping.read_text())
-    assert found["episode"] == "customer id"
-    assert found["encode"] == {"city": "one-hot", "size": "one-hot"}
-    assert found["last_row"].startswith("? last_row: cut")
-    assert (found["drop_duplicates"], found["decimal_comma"]) == ("exact", True)
+    written = yaml.safe_load(mapping.read_text())
+    assert written["episode"] == "customer id"
+    assert written["encode"] == {"city": "one-hot", "size": "one-hot"}
+    assert written["last_row"].startswith("? last_row: cut")
+    assert (written["drop_duplicates"], written["decimal_comma"]) == ("exact", True)
     write_policy(tmp_path, monkeypatch, "np.where(table['city'] == 'Köln', 0.1, 0.4)")
     options = (
         "--last-row",
@@ -231,11 +231,11 @@ def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
     options += ("--set", "steps=100")
     offer = np.where(np.arange(9) // 3 == 1, 0.9, 0.6)
     truth = mdp.policy_value(np.stack([1 - offer, offer], axis=1), GAMMA)
-    said = json.loads(succeed("evaluate", table, "--mapping", mapping, *options))
-    assert said["interval"]["low"] < truth < said["interval"]["high"]
-    assert said["interval"]["high"] - said["interval"]["low"] < 0.8
+    estimate = json.loads(succeed("evaluate", table, "--mapping", mapping, *options))
+    assert estimate["interval"]["low"] < truth < estimate["interval"]["high"]
+    assert estimate["interval"]["high"] - estimate["interval"]["low"] < 0.8
     # of another policy
-    assert abs(said["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1
+    assert abs(estimate["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1
 
 
 def bandit_csv(path, rows=2000):
@@ -278,10 +278,10 @@ def test_a_bandit_is_asked_about_and_then_right(tmp_path, monkeypatch):
     )
     assert_refused(run_cli("evaluate", table, *options), "--one-step", "--episode")
     options = (*options, "--one-step", "--set", "steps=200", "--json")
-    said = json.loads(run_cli("evaluate", table, *options).stdout)
+    estimate = json.loads(run_cli("evaluate", table, *options).stdout)
     truth = np.mean(np.where(city == "b", 0.2 + 0.5 * 0.9, 0.6 - 0.4 * 0.1))
-    assert said["interval"]["low"] < truth < said["interval"]["high"]
-    assert said["interval"]["high"] - said["interval"]["low"] < 0.2
+    assert estimate["interval"]["low"] < truth < estimate["interval"]["high"]
+    assert estimate["interval"]["high"] - estimate["interval"]["low"] < 0.2
     options = (*options, "--initial-states", table, "--estimator", "lstdq")
     assert (
         json.loads(succeed("evaluate", table, *options))["diagnostics"][

@@ -89,22 +89,24 @@ def test_missing_beginnings_and_rows_of_one_user_are_said(tmp_path):
 
 def test_codes_of_actions_are_what_a_policy_returns(tmp_path):
     log = read(walk(a=[1, 3, 3, 1, 1, 3, 1, 3]), tmp_path, action_names=[1, 3])
-    asked = (log.action_space, log.observation_shape, "mine", log.metadata.features)
+    arguments = (log.action_space, log.observation_shape, "mine", log.metadata.features)
     mine = as_policy(
-        lambda states: torch.tensor(np.where(states[:, 0] > 1.2, 3, 1)), *asked
+        lambda states: torch.tensor(np.where(states[:, 0] > 1.2, 3, 1)), *arguments
     )
-    said = "whole numbers that mine returns were read as values of action_names (1, 3)"
-    assert mine.notes == (said, "array columns are read as: 1, 3")
+    sentence = (
+        "whole numbers that mine returns were read as values of action_names (1, 3)"
+    )
+    assert mine.notes == (sentence, "array columns are read as: 1, 3")
     assert (
         "were read as positions, from 0, in"
-        in as_policy(torch.nn.Identity(), *asked).notes[0]
+        in as_policy(torch.nn.Identity(), *arguments).notes[0]
     )
     second = mine.probabilities(log.observations)
     np.testing.assert_array_equal(second[:, 1], log.observations[:, 0] > 1.2)
     with pytest.raises(
         PolicyError, match="is '0', no action of this log; its actions are 1, 3"
     ):
-        as_policy(lambda states: np.zeros(len(states)), *asked).probabilities(
+        as_policy(lambda states: np.zeros(len(states)), *arguments).probabilities(
             log.observations
         )
     with pytest.raises(PolicyError, match="the output is yes or no, for 3 actions"):

@@ -96,8 +96,8 @@ def test_next_observations_show_the_episodes_that_the_flat_reader_finds(
         log = open_transitions(tmp_path / name, mapping=mapping)
         for key in ("observations", "next_observations", "rewards", "terminated"):
             np.testing.assert_array_equal(getattr(log, key), getattr(flat, key))
-        assert any(note in each for each in log.metadata.notes)
-        assert any(note in each for each in flat.metadata.notes)
+        assert any(note in sentence for sentence in log.metadata.notes)
+        assert any(note in sentence for sentence in flat.metadata.notes)
         assert log.has_episodes == flat.has_episodes
         if flat.has_episodes:
             np.testing.assert_array_equal(log.episode_ids, flat.episode_ids)
@@ -195,7 +195,7 @@ class TestStarts:
         lengths, table = marked()
         done = np.zeros(lengths.sum(), dtype=bool)
         done[np.cumsum(lengths)[::2] - 1] = True
-        table |= {"done": done.tolist(), "first": [2 * each for each in table["first"]]}
+        table |= {"done": done.tolist(), "first": [2 * flag for flag in table["first"]]}
         mapping = self.MAPPING | {"starts": "first == 2", "terminal": "done"}
         log = read(table, tmp_path, **mapping)
         assert log.terminated.sum() == np.ceil(len(lengths) / 2)

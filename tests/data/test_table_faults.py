@@ -90,7 +90,7 @@ def test_files_that_are_refused(tmp_path, name, content, words):
 
 def test_a_mapping_is_for_tables_and_asked_for(tmp_path):
     path = write(walk(), tmp_path / "log.parquet")
-    for source, given, words in (
+    for source, declared, words in (
         (tmp_path / "none", {"mapping": MAPPING}, "does not exist"),
         (
             write_text(b"PK\3\4", tmp_path / "log.npz"),
@@ -105,7 +105,7 @@ def test_a_mapping_is_for_tables_and_asked_for(tmp_path):
         ),
     ):
         with pytest.raises(DataError, match=words):
-            open_transitions(source, **given)
+            open_transitions(source, **declared)
     for suffix in FORMATS:  # known by their content, but for text
         name = (
             "log.dat" if suffix in ("parquet", "arrow", "arrows") else f"log.{suffix}"
@@ -167,8 +167,8 @@ def test_columns_of_unequal_length(tmp_path):
         content.index(b"\xd0\x0f", content.index(b"\x18\x01r", len(content) // 2))
     ] += 2
     path.write_bytes(content)
-    said = "column r has 1001 values in 1000 rows; it is damaged: export it again"
-    assert refusal(path) == f"{path} is not read: {said}"
+    message = "column r has 1001 values in 1000 rows; it is damaged: export it again"
+    assert refusal(path) == f"{path} is not read: {message}"
 
 
 def test_an_arrow_file_that_ends_before_its_end(tmp_path):
@@ -177,14 +177,14 @@ def test_an_arrow_file_that_ends_before_its_end(tmp_path):
     """
     path = write(walk(), tmp_path / "log.arrow")
     content = bytearray(path.read_bytes())
-    place = [found.start() for found in re.finditer(b"\xff\xff\xff\xff", content)][2]
+    place = [match.start() for match in re.finditer(b"\xff\xff\xff\xff", content)][2]
     content[place : place + 8] = b"\xff\xff\xff\xff\0\0\0\0"
     path.write_bytes(content)
-    said = (
+    message = (
         "is a truncated or corrupt Arrow file (Unexpected empty message in IPC file"
         " format)"
     )
-    assert refusal(path) == f"{path} {said}; copy or export it again"
+    assert refusal(path) == f"{path} {message}; copy or export it again"
 
 
 def test_arrow_files_of_polars(tmp_path):
@@ -192,9 +192,9 @@ def test_arrow_files_of_polars(tmp_path):
     path = tmp_path / "log.arrow"
     table = walk()
     pl.DataFrame(table).write_ipc(path)
-    found = open_transitions(path, mapping=MAPPING)
+    log = open_transitions(path, mapping=MAPPING)
     assert (
-        found.sha256
+        log.sha256
         == open_transitions(
             write(table, tmp_path / "log.parquet"), mapping=MAPPING
         ).sha256
@@ -246,16 +246,16 @@ class TestStreams:
         fsspec.filesystem("memory").pipe("/streams/log.parquet", path.read_bytes())
         for source in (path, "memory://streams/log.parquet"):
             stream = TableStream(source, MAPPING, piece_rows=1)
-            found = list(stream)
+            read_pieces = list(stream)
             assert not stream.contiguous
-            assert len(found) == 3
+            assert len(read_pieces) == 3
             np.testing.assert_array_equal(
-                np.concatenate([each.rewards for each in found]), whole.rewards
+                np.concatenate([piece.rewards for piece in read_pieces]), whole.rewards
             )
         left = iter(stream)
         next(left)
         left.close()
-        assert [each.name for each in tmp_path.iterdir()] == ["log.parquet"]
+        assert [piece.name for piece in tmp_path.iterdir()] == ["log.parquet"]
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
         with pytest.raises(DataError, match="TMPDIR"):
             list(TableStream(path, MAPPING, piece_rows=1))

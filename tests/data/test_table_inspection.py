@@ -82,7 +82,7 @@ class TestTimes:
     """inspect says how each time is read, with examples."""
 
     @pytest.mark.parametrize(
-        ("texts", "said"),
+        ("texts", "words"),
         [
             (
                 [
@@ -111,12 +111,12 @@ class TestTimes:
             ([7, 8, 9], "numbers, in the order of their size"),
         ],
     )
-    def test_rule_and_examples(self, tmp_path, texts, said):
+    def test_rule_and_examples(self, tmp_path, texts, words):
         table = walk([3] * 4, [True] * 4, t=None, when=texts * 4)
         for path in (tmp_path / "log.csv", tmp_path / "log.parquet"):
             note = inspect_table(write(table, path)).notes[0]
             assert note.startswith("times in when: ")
-            assert said in note
+            assert words in note
 
     def test_mixed_episodes_without_a_time_are_a_problem_and_reach_the_notes(
         self, tmp_path
@@ -156,10 +156,10 @@ class TestGuesses:
             ),
             tmp_path / "log.parquet",
         )
-        found = inspect_table(table)
-        (unlinked,) = found.problems  # next_x are made up
+        inspection = inspect_table(table)
+        (unlinked,) = inspection.problems  # next_x are made up
         assert "not those of the row below" in unlinked
-        roles = {each.name: each.role for each in found.columns}
+        roles = {profile.name: profile.role for profile in inspection.columns}
         assert roles == {
             "id": "episode",
             "t": "time",
@@ -175,9 +175,9 @@ class TestGuesses:
             "next_x_1": "next_observations",
             "next_x_2": "next_observations",
         }
-        assert all(each.reason for each in found.columns)
+        assert all(profile.reason for profile in inspection.columns)
         mapping = tmp_path / "mapping.yaml"
-        mapping.write_text(found.to_yaml())
+        mapping.write_text(inspection.to_yaml())
         assert len(open_transitions(table, mapping=mapping)) == n
 
     def test_ids_inside_a_user_whose_rows_share_times_or_end_often_are_episodes(
@@ -186,12 +186,12 @@ class TestGuesses:
         row = np.arange(60)
         ids = {"id": row // 5, "user_id": row // 15, "order_id": row % 6 // 2}
         for left_out in ("t", "done"):
-            found = look(tmp_path, **ids, **{left_out: None}).mapping
-            assert (found["episode"], found["cluster"]) == ("id", "user_id")
+            roles = look(tmp_path, **ids, **{left_out: None}).mapping
+            assert (roles["episode"], roles["cluster"]) == ("id", "user_id")
         rows = {
             **ids,
             "id": row,
-            "t": [timedelta(int(each)) for each in row],
+            "t": [timedelta(int(days)) for days in row],
             "done": None,
         }
         assert look(tmp_path, "rows.parquet", **rows).mapping["episode"] == "user_id"
@@ -202,8 +202,8 @@ class TestGuesses:
             f"{'' if i == 4 else i},{'maybe' if i == 9 else int(i % 5 == 4)}"
             for i in range(40)
         )
-        found = inspect_table(write_text(rows + "\n", tmp_path / "log.csv"))
-        said = " | ".join(found.problems)
+        inspection = inspect_table(write_text(rows + "\n", tmp_path / "log.csv"))
+        all_problems = " | ".join(inspection.problems)
         for words in (
             "x: 1 value is missing",
             "r: 1 value is missing",
@@ -214,12 +214,12 @@ class TestGuesses:
                 " leave it empty"
             ),
         ):
-            assert words in said
-        assert "y" in found.mapping["observations"]
-        assert "y" not in found.mapping.get("encode", {})
+            assert words in all_problems
+        assert "y" in inspection.mapping["observations"]
+        assert "y" not in inspection.mapping.get("encode", {})
         with pytest.raises(DataError, match=r"y.*'oops'"):
             open_transitions(
-                tmp_path / "log.csv", mapping={**found.mapping, "last_row": "cut"}
+                tmp_path / "log.csv", mapping={**inspection.mapping, "last_row": "cut"}
             )
 
     @pytest.mark.parametrize(
@@ -265,20 +265,20 @@ class TestGuesses:
     def test_what_may_be_meant_in_two_ways_is_a_problem(
         self, tmp_path, columns, problems, mapping
     ):
-        found = look(tmp_path, "log.parquet", **columns)
-        for problem, said in zip(found.problems, problems, strict=True):
-            assert problem.startswith(said)
-            assert f"# problem: {problem}\n" in found.to_yaml()
-        assert {name: found.mapping.get(name) for name in mapping} == mapping
+        inspection = look(tmp_path, "log.parquet", **columns)
+        for problem, words in zip(inspection.problems, problems, strict=True):
+            assert problem.startswith(words)
+            assert f"# problem: {problem}\n" in inspection.to_yaml()
+        assert {name: inspection.mapping.get(name) for name in mapping} == mapping
         # texts of times are no state
-        assert set(found.mapping["observations"]) <= {
+        assert set(inspection.mapping["observations"]) <= {
             "x_1",
             "x_2",
         }
         if "r" in columns:
-            told = look(tmp_path, "plain.parquet").mapping
+            guessed = look(tmp_path, "plain.parquet").mapping
             with pytest.raises(DataError, match="no comma if that marks thousands"):
-                open_transitions(tmp_path / "log.parquet", mapping=told)
+                open_transitions(tmp_path / "log.parquet", mapping=guessed)
 
     @pytest.mark.parametrize("suffix", ["parquet", "csv"])
     def test_gaps_in_regular_irregular_and_jittered_times(self, tmp_path, suffix):
@@ -323,11 +323,13 @@ class TestGuesses:
         ends = {"how it is": [*usual, "gone"] * 6 + [*usual, "left"] * 6}
         table = walk([5] * 12, [True] * 12, done=None, **ends)
         repeated = {name: [*column, column[4]] for name, column in table.items()}
-        found = inspect_table(write(repeated, tmp_path / "log.csv"))
-        (asked,) = (each for each in found.problems if "last rows" in each)
+        inspection = inspect_table(write(repeated, tmp_path / "log.csv"))
+        (question,) = (
+            problem for problem in inspection.problems if "last rows" in problem
+        )
         both = "max(`how it is` == 'gone', `how it is` == 'left')"
-        assert asked.endswith(f'if the world ended there, say terminal: "{both}"')
-        assert "how it is" not in found.mapping["observations"]
+        assert question.endswith(f'if the world ended there, say terminal: "{both}"')
+        assert "how it is" not in inspection.mapping["observations"]
         for ids in (np.repeat([0.0, 1.0], 30), np.repeat(["u1", "u2"], 30)):
             status = [*usual, "gone"] * 12
             session = np.arange(60) // 5
@@ -339,19 +341,21 @@ class TestGuesses:
                 "status: 'gone': in last rows of episodes alone; left out"
             )
             assert known.problems[-1].endswith("name it (--cluster user)")
-        told = {**found.mapping, "terminal": "`how it is` == 'gone'"}
+        answered = {**inspection.mapping, "terminal": "`how it is` == 'gone'"}
         assert (
-            open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 6
+            open_transitions(tmp_path / "log.csv", mapping=answered).terminated.sum()
+            == 6
         )
         table["how it is"] = [
             None if text == "ok" else text for text in table["how it is"]
         ]
         again = inspect_table(write(table, tmp_path / "log.csv"))
         # an empty cell is a value, and no end
-        assert any(both in each for each in again.problems)
-        told["terminal"] = both
+        assert any(both in problem for problem in again.problems)
+        answered["terminal"] = both
         assert (
-            open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 12
+            open_transitions(tmp_path / "log.csv", mapping=answered).terminated.sum()
+            == 12
         )
 
     def test_actions_keep_their_numbers_where_a_category_is_missing(self, tmp_path):
@@ -374,45 +378,45 @@ class TestGuesses:
         assert log.action_space.n == 3
         assert sorted(np.unique(log.actions)) == [0, 2]
         write_transitions(log, tmp_path / "log.hdf5")
-        for each in (log, open_transitions(tmp_path / "log.hdf5")):
-            features = each.metadata.features
-            asked = (each.action_space, each.observation_shape, "mine", features)
+        for held in (log, open_transitions(tmp_path / "log.hdf5")):
+            features = held.metadata.features
+            arguments = (held.action_space, held.observation_shape, "mine", features)
             policy = as_policy(
-                lambda table: np.where(table["x_1"] > 0, "stop", "pass"), *asked
+                lambda table: np.where(table["x_1"] > 0, "stop", "pass"), *arguments
             )
-            expected = np.eye(3)[np.where(each.observations[:, 0] > 0, 2, 1)]
+            expected = np.eye(3)[np.where(held.observations[:, 0] > 0, 2, 1)]
             np.testing.assert_array_equal(
-                policy.probabilities(each.observations), expected
+                policy.probabilities(held.observations), expected
             )
             named = {"stop": 0.2, "go": 0.7, "pass": 0.1}  # in any order
             for kind in (pl.DataFrame, dict):
                 shares = {
-                    name: np.full(len(each), share) for name, share in named.items()
+                    name: np.full(len(held), share) for name, share in named.items()
                 }
                 policy = as_policy(
-                    lambda states, shares=shares, kind=kind: kind(shares), *asked
+                    lambda states, shares=shares, kind=kind: kind(shares), *arguments
                 )
                 np.testing.assert_allclose(
-                    policy.probabilities(each.observations)[0], [0.7, 0.1, 0.2]
+                    policy.probabilities(held.observations)[0], [0.7, 0.1, 0.2]
                 )
             for output, words in (
                 (
-                    {"go": np.ones(len(each)), "leave": 0.0},
+                    {"go": np.ones(len(held)), "leave": 0.0},
                     "columns of the output are go, leave; name them",
                 ),
                 (
-                    {"go": np.ones(len(each))},
+                    {"go": np.ones(len(held))},
                     "columns of the output are go; name them as the log's",
                 ),
                 (
-                    ["stand"] * len(each),
+                    ["stand"] * len(held),
                     "is 'stand', no action of this log; its actions are go, pass, stop",
                 ),
             ):
                 with pytest.raises(PolicyError, match=words):
                     as_policy(
-                        lambda states, output=output: output, *asked
-                    ).probabilities(each.observations)
+                        lambda states, output=output: output, *arguments
+                    ).probabilities(held.observations)
 
     @pytest.mark.parametrize(
         "names",
@@ -442,8 +446,8 @@ class TestGuesses:
         "text", ["x,a,r\n1,0,1\n", "x,a,r\n,0,1\n,1,1\n", "user,city\n" + "1,z\n" * 50]
     )
     def test_tables_that_say_little(self, tmp_path, text):
-        found = succeed("data", "inspect", write_text(text, tmp_path / "log.csv"))
-        assert "problem 1: no column" in found
+        output = succeed("data", "inspect", write_text(text, tmp_path / "log.csv"))
+        assert "problem 1: no column" in output
 
     def test_what_cannot_be_looked_at_and_a_file_that_is_not_replaced(self, tmp_path):
         for text, words in (

@@ -205,7 +205,7 @@ class TestFormulas:
         log = read(table, tmp_path, f"log.{suffix}", **mapping)
         np.testing.assert_array_equal(log.terminated, plain.terminated)
         np.testing.assert_array_equal(log.rewards, plain.rewards - 5 * plain.terminated)
-        found = [
+        logs = [
             read(
                 table,
                 tmp_path,
@@ -216,7 +216,7 @@ class TestFormulas:
             ).truncated
             for flag in ("done", "max(status == 'died', t > 90)")
         ]
-        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(*logs)
 
 
 class TestEndsOfEpisodes:
@@ -313,10 +313,13 @@ def test_refusals_name_all_that_is_wrong_with_the_mapping_then_with_the_rows(tmp
         "episode": "usr",
     }
     misspelt = {**MAPPING, **names, "encode": {"town": "one-hot"}}
-    said = [f"no column '{name}' ({role})" for role, name in names.items()]
+    missing_columns = [f"no column '{name}' ({role})" for role, name in names.items()]
     lacking = {"observations": "x_*", "impute": "median", "tme": "t", "gamma": 2}
-    for given, words in (
-        (misspelt, ["has 5 problems: (1) ", *said, "no column 'town' (encode)"]),
+    for declared, words in (
+        (
+            misspelt,
+            ["has 5 problems: (1) ", *missing_columns, "no column 'town' (encode)"],
+        ),
         (
             {**MAPPING, "observations": "x_*"},
             [
@@ -340,4 +343,4 @@ def test_refusals_name_all_that_is_wrong_with_the_mapping_then_with_the_rows(tmp
         ),
     ):
         with one_line(DataError, *words):
-            open_transitions(path, mapping=given)
+            open_transitions(path, mapping=declared)

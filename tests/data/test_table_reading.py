@@ -85,15 +85,15 @@ class TestFormats:
         expected = read(plain, tmp_path)
         stacked = np.stack([plain.pop("x_1"), plain.pop("x_2")], axis=1)
         ids = [uuid.uuid5(uuid.NAMESPACE_DNS, name).bytes for name in plain["id"]]
-        found = {
+        columns = {
             **plain,
             "id": pa.array(ids, pa.binary(16)).dictionary_encode(),
             "r": pa.array(plain["r"]).dictionary_encode(),
             "x": pa.FixedSizeListArray.from_arrays(pa.array(stacked.reshape(-1)), 2),
         }
-        assert_same(read(pa.table(found), tmp_path, observations="x"), expected)
-        found["x"] = pa.array(stacked.tolist(), pa.list_(pa.float64()))
-        assert_same(read(pa.table(found), tmp_path, observations="x"), expected)
+        assert_same(read(pa.table(columns), tmp_path, observations="x"), expected)
+        columns["x"] = pa.array(stacked.tolist(), pa.list_(pa.float64()))
+        assert_same(read(pa.table(columns), tmp_path, observations="x"), expected)
 
     def test_dtypes_follow_the_types_not_the_values(self, tmp_path):
         narrow = {
@@ -115,7 +115,7 @@ class TestFormats:
 
 
 @pytest.mark.parametrize(
-    ("values", "mapping", "asked", "space", "kept"),
+    ("values", "mapping", "requested", "space", "kept"),
     [
         ([0, 1, 2, 0, 1, 2, 0, 1], {}, None, Discrete(3), [0, 1, 2, 1, 2, 0]),
         ([0.5] * N, {}, Continuous(1, -1, 1), Continuous(1, -1, 1), [[0.5]] * 6),
@@ -143,11 +143,11 @@ class TestFormats:
         ),
     ],
 )
-def test_action_spaces(tmp_path, values, mapping, asked, space, kept):
+def test_action_spaces(tmp_path, values, mapping, requested, space, kept):
     log = read(
         walk() if values is None else walk(a=values),
         tmp_path,
-        action_space=asked,
+        action_space=requested,
         **mapping,
     )
     assert log.action_space == space
@@ -353,8 +353,8 @@ REFUSALS = [
 @pytest.mark.parametrize(("columns", "mapping", "words"), REFUSALS)
 def test_refusals(tmp_path, columns, mapping, words):
     message = refusal(walk(**columns), tmp_path, **mapping)
-    for each in (words,) if isinstance(words, str) else words:
-        assert each in message
+    for word in (words,) if isinstance(words, str) else words:
+        assert word in message
     assert "corrupt" not in message
 
 
@@ -397,7 +397,7 @@ def read_slowly(rows, state, has_truncated, has_next):
     episodes = {}
     for row in rows:
         episodes.setdefault(row["id"], []).append(row)
-    found = []
+    all_rows = []
     for steps in sorted(
         episodes.values(),
         key=lambda steps: rows.index(min(steps, key=lambda r: r["t"])),
@@ -416,7 +416,7 @@ def read_slowly(rows, state, has_truncated, has_next):
             else:
                 continue
             cut = has_truncated and bool(row["cut"])
-            made = (
+            row_values = (
                 here,
                 row["a"],
                 row["r"],
@@ -425,11 +425,11 @@ def read_slowly(rows, state, has_truncated, has_next):
                 cut,
                 len(kept),
             )
-            kept.append(dict(zip(COLUMNS, made, strict=True)))
+            kept.append(dict(zip(COLUMNS, row_values, strict=True)))
         if kept and not steps[-1]["done"] and (not has_truncated or steps[-1]["cut"]):
             kept[-1]["truncated"] = True
-        found += kept
-    return found
+        all_rows += kept
+    return all_rows
 
 
 @settings(max_examples=25, deadline=None)
@@ -441,17 +441,17 @@ def read_slowly(rows, state, has_truncated, has_next):
     st.sampled_from(["parquet", "csv"]),
 )
 def test_the_reference_at_once_and_in_pieces(
-    tmp_path_factory, given, has_cut, has_next, piece_rows, suffix
+    tmp_path_factory, rows, has_cut, has_next, piece_rows, suffix
 ):
     expected = read_slowly(
-        [dict(row) for row in given], ["x_1", "x_10"], has_cut, has_next
+        [dict(row) for row in rows], ["x_1", "x_10"], has_cut, has_next
     )
     path = tmp_path_factory.mktemp("tables") / f"log.{suffix}"
-    write({name: [row[name] for row in given] for name in given[0]}, path)
+    write({name: [row[name] for row in rows] for name in rows[0]}, path)
     mapping = {**MAPPING, "truncated": "cut" if has_cut else None}
     mapping["next_observations"] = "next_*" if has_next else ()
     if not expected:
-        for reader in (read_table, lambda *given: list(TableStream(*given))):
+        for reader in (read_table, lambda *arguments: list(TableStream(*arguments))):
             with pytest.raises(DataError, match="no row has a next"):
                 reader(path, mapping)
         return

@@ -34,7 +34,7 @@ def stays(n=30, outcome=1.0, cost=-0.1):
     rewards = np.where(
         step == 3, np.where(np.arange(count) // 4 % 2, outcome, -outcome), cost
     )
-    actions = [None if each == 3 else "treat" for each in step]
+    actions = [None if number == 3 else "treat" for number in step]
     return walk(lengths, [True] * n, r=rewards.tolist(), a=actions)
 
 
@@ -104,8 +104,8 @@ def test_parts_of_a_table_in_several_files(tmp_path):
     frame.write_parquet(tmp_path / "log.parquet")
     mapping = {**MAPPING, **OUTCOMES, "reward_row": "previous"}
     parts, whole = (
-        open_transitions(each, mapping=mapping)
-        for each in (folder, tmp_path / "log.parquet")
+        open_transitions(source, mapping=mapping)
+        for source in (folder, tmp_path / "log.parquet")
     )
     np.testing.assert_array_equal(parts.rewards, whole.rewards)
 
@@ -136,10 +136,10 @@ def test_by_hand(tmp_path, rewards, actions, impute, expected):
 
 def test_a_reward_before_every_action_of_its_episode_is_refused(tmp_path):
     table = walk((3, 3), (True, True), a=[None, "l", "r", "l", "r", "l"])
-    said = refusal(table, tmp_path, impute={"a": "cut"}, reward_row="previous")
+    message = refusal(table, tmp_path, impute={"a": "cut"}, reward_row="previous")
     assert (
         "1 reward stands in rows without an action, with none above in the episode"
-        in said
+        in message
     )
 
 
@@ -154,7 +154,7 @@ class TestLastRowsOfCutEpisodes:
     @staticmethod
     def table(last, usual=0.0, n=40):
         rewards = [
-            each for i in range(n) for each in (usual, usual, usual, last * (-1) ** i)
+            value for i in range(n) for value in (usual, usual, usual, last * (-1) ** i)
         ]
         return walk([4] * n, [False] * n, r=rewards, done=None)
 

@@ -99,7 +99,7 @@ def save(columns, path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "meaning"),
     [
         *(
             (n, Flag.GOES_ON)
@@ -147,12 +147,12 @@ def save(columns, path):
         ),
     ],
 )
-def test_what_the_name_of_a_flag_says(name, said):
-    assert flag_of(name) is said
+def test_what_the_name_of_a_flag_says(name, meaning):
+    assert flag_of(name) is meaning
 
 
 @pytest.mark.parametrize(
-    ("name", "others", "now"),
+    ("name", "other_names", "now"),
     [
         *(
             (n, {"obs"}, "obs")
@@ -169,8 +169,8 @@ def test_what_the_name_of_a_flag_says(name, said):
         ("next_observations", {"obs", "state"}, None),
     ],
 )
-def test_what_the_name_of_a_next_state_says(name, others, now):
-    assert earlier_name(name, [*others, name]) == now
+def test_what_the_name_of_a_next_state_says(name, other_names, now):
+    assert earlier_name(name, [*other_names, name]) == now
 
 
 C = walks()
@@ -202,10 +202,10 @@ class TestFlagsOfEnds:
             pytest.skip("a discount is a number")
         values = DONE if name == "done" else ~DONE
         path = save({**basic(C), name: flag(kind, values)}, tmp_path / f"log.{suffix}")
-        found = inspect_table(path)
-        assert found.problems == []
-        assert found.mapping["observations"] == ["x", "y"]
-        log = open_transitions(path, mapping=found.mapping)
+        inspection = inspect_table(path)
+        assert inspection.problems == []
+        assert inspection.mapping["observations"] == ["x", "y"]
+        log = open_transitions(path, mapping=inspection.mapping)
         assert int(log.terminated.sum()) == int(DONE.sum())
         assert log.n_episodes == 120
 
@@ -246,13 +246,16 @@ class TestFlagsOfEnds:
     )
     def test_several_flags(self, tmp_path, flags, terminal, truncated):
         path = save({**basic(C), **flags}, tmp_path / "log.parquet")
-        found = inspect_table(path)
-        assert (found.mapping.get("terminal"), found.mapping.get("truncated")) == (
+        inspection = inspect_table(path)
+        assert (
+            inspection.mapping.get("terminal"),
+            inspection.mapping.get("truncated"),
+        ) == (
             terminal,
             truncated,
         )
-        mapping = dict(found.mapping)
-        if "final_state" in found.open:
+        mapping = dict(inspection.mapping)
+        if "final_state" in inspection.open:
             # Last rows with a reward may be steps, in spite of the names of RLDS.
             mapping["final_state"] = False
         log = open_transitions(path, mapping=mapping)
@@ -275,13 +278,13 @@ class TestFlagsOfEnds:
     )
     def test_flags_that_contradict_each_other_are_asked_about(self, tmp_path, flags):
         path = save({**basic(C), **flags}, tmp_path / "log.parquet")
-        found = inspect_table(path)
-        assert found.mapping["terminal"].startswith("? ")
+        inspection = inspect_table(path)
+        assert inspection.mapping["terminal"].startswith("? ")
         with one_line(
             DataError,
             match=r"the mapping leaves terminal open; write one of: terminal: ",
         ):
-            open_transitions(path, mapping=found.mapping)
+            open_transitions(path, mapping=inspection.mapping)
 
     @pytest.mark.parametrize("name", ["mask", "alive", "discount", "finished_school"])
     def test_a_flag_that_fits_no_end_is_an_observation(self, tmp_path, name):
@@ -312,9 +315,9 @@ class TestWithoutIds:
             "reward": C["reward"],
         }
         path = save({**columns, name: values.reshape(-1, 1)}, tmp_path / "log.npz")
-        found = inspect_table(path)
-        assert found.problems == []
-        log = open_transitions(path, mapping=found.mapping)
+        inspection = inspect_table(path)
+        assert inspection.problems == []
+        log = open_transitions(path, mapping=inspection.mapping)
         np.testing.assert_array_equal(log.next_observations, C["next"])
         np.testing.assert_array_equal(log.terminated, DONE)
         np.testing.assert_array_equal(log.episode_ids, C["episode"])
@@ -329,8 +332,8 @@ class TestWithoutIds:
             name: flag(kind, FIRST),
         }
         path = save(columns, tmp_path / "log.npz")
-        found = inspect_table(path)
-        assert found.mapping["starts"] == name
+        inspection = inspect_table(path)
+        assert inspection.mapping["starts"] == name
         with one_line(
             DataError,
             match=(
@@ -338,8 +341,10 @@ class TestWithoutIds:
                 " last_row: term"
             ),
         ):
-            open_transitions(path, mapping=found.mapping)
-        log = open_transitions(path, mapping={**found.mapping, "last_row": "terminal"})
+            open_transitions(path, mapping=inspection.mapping)
+        log = open_transitions(
+            path, mapping={**inspection.mapping, "last_row": "terminal"}
+        )
         np.testing.assert_array_equal(log.episode_ids, C["episode"])
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -351,22 +356,30 @@ class TestWithoutIds:
             name: column for name, column in basic(C).items() if name != "episode"
         } | {"done": DONE}
         path = save({**columns, "t": C["t"] + 1}, tmp_path / f"log.{suffix}")
-        found = inspect_table(path)
-        assert (found.problems, found.mapping["starts"], "time" in found.mapping) == (
+        inspection = inspect_table(path)
+        assert (
+            inspection.problems,
+            inspection.mapping["starts"],
+            "time" in inspection.mapping,
+        ) == (
             [],
             "t == 1",
             False,
         )
-        log = open_transitions(path, mapping=found.mapping)
+        log = open_transitions(path, mapping=inspection.mapping)
         assert (log.n_episodes, int(log.terminated.sum())) == (120, int(DONE.sum()))
         path = save({**columns, "is_first": FIRST}, tmp_path / f"flagged.{suffix}")
-        found = inspect_table(path)
-        assert (found.problems, found.mapping["starts"], "time" in found.mapping) == (
+        inspection = inspect_table(path)
+        assert (
+            inspection.problems,
+            inspection.mapping["starts"],
+            "time" in inspection.mapping,
+        ) == (
             [],
             "is_first",
             False,
         )
-        assert open_transitions(path, mapping=found.mapping).n_episodes == 120
+        assert open_transitions(path, mapping=inspection.mapping).n_episodes == 120
 
     def test_a_flag_of_last_rows_is_asked_about_and_every_answer_is_read(
         self, tmp_path
@@ -378,10 +391,14 @@ class TestWithoutIds:
             },
             tmp_path / "log.csv",
         )
-        found = inspect_table(path)
-        assert found.mapping["terminal"] == "? terminal: is_last | truncated: is_last"
+        inspection = inspect_table(path)
+        assert (
+            inspection.mapping["terminal"] == "? terminal: is_last | truncated: is_last"
+        )
         rest = {
-            name: value for name, value in found.mapping.items() if name != "terminal"
+            name: value
+            for name, value in inspection.mapping.items()
+            if name != "terminal"
         }
         assert (
             open_transitions(
@@ -390,7 +407,7 @@ class TestWithoutIds:
             == ENDS.sum()
         )
         assert not open_transitions(
-            path, mapping={**found.mapping, "truncated": "is_last"}
+            path, mapping={**inspection.mapping, "truncated": "is_last"}
         ).terminated.any()
 
 
@@ -398,7 +415,7 @@ class TestLists:
     """A list that is called an action is never the observation, wherever it stands."""
 
     @pytest.mark.parametrize(
-        ("names", "found"),
+        ("names", "next_columns"),
         [
             # LeRobot
             (
@@ -412,7 +429,7 @@ class TestLists:
         ],
     )
     @pytest.mark.parametrize("first", ["action", "state"])
-    def test_names(self, tmp_path, names, found, first):
+    def test_names(self, tmp_path, names, next_columns, first):
         action, state, following = names
         vectors = C["state"] * [1.0, 0.0] + np.random.default_rng(0).normal(
             size=(len(DONE), 2)
@@ -432,7 +449,10 @@ class TestLists:
         }
         path = save(columns, tmp_path / "log.parquet")
         mapping = inspect_table(path).mapping
-        assert (mapping["action"], mapping["observations"]) == ([found[0]], [found[1]])
+        assert (mapping["action"], mapping["observations"]) == (
+            [next_columns[0]],
+            [next_columns[1]],
+        )
         assert mapping.get("next_observations") == ([following] if following else None)
         log = open_transitions(path, mapping=mapping)
         np.testing.assert_array_equal(log.actions[:3], vectors[:3])
@@ -450,17 +470,17 @@ class TestLists:
             {**columns, "t": C["t"], name: values, "agent": np.zeros(len(DONE))},
             tmp_path / "log.parquet",
         )
-        found = inspect_table(path)
+        inspection = inspect_table(path)
         if name == "terminateds":
-            assert found.mapping["terminal"] == name
+            assert inspection.mapping["terminal"] == name
             return
         answer = "status == 'over'" if name == "status" else "finito"
         assert (
-            found.mapping["last_row"]
+            inspection.mapping["last_row"]
             == f"? terminal: {answer} | last_row: cut | last_row: terminal"
         )
-        told = {**found.mapping, "terminal": answer}
-        assert open_transitions(path, mapping=told).terminated.sum() == DONE.sum()
+        answered = {**inspection.mapping, "terminal": answer}
+        assert open_transitions(path, mapping=answered).terminated.sum() == DONE.sum()
 
     def test_structs_and_ragged_lists_are_named_and_the_remedy_is_right(self, tmp_path):
         rows = {
@@ -475,15 +495,15 @@ class TestLists:
         }
         frame = pl.DataFrame(rows)
         frame.write_parquet(tmp_path / "log.parquet")
-        found = inspect_table(tmp_path / "log.parquet")
-        assert (found.mapping["time"], found.mapping["action"]) == (
+        inspection = inspect_table(tmp_path / "log.parquet")
+        assert (inspection.mapping["time"], inspection.mapping["action"]) == (
             "sequence_number",
             ["action"],
         )
-        assert "observations" not in found.mapping
+        assert "observations" not in inspection.mapping
         (remedy,) = (
-            re.search(r"in polars: frame\.(unnest\('\w+'\))", each)
-            for each in found.problems[1:]
+            re.search(r"in polars: frame\.(unnest\('\w+'\))", problem)
+            for problem in inspection.problems[1:]
         )
         assert remedy.group(1) == "unnest('state_features')"
         frame.unnest("state_features").write_parquet(tmp_path / "flat.parquet")
@@ -515,23 +535,27 @@ class TestLists:
         columns = {**basic(C), "done": DONE}
         columns["daily_cost"] = columns.pop("reward")
         path = save(columns, tmp_path / "log.csv")
-        found = inspect_table(path)
-        assert found.mapping["reward"] == "? reward: -daily_cost | reward: daily_cost"
-        log = open_transitions(path, mapping={**found.mapping, "reward": "-daily_cost"})
+        inspection = inspect_table(path)
+        assert (
+            inspection.mapping["reward"] == "? reward: -daily_cost | reward: daily_cost"
+        )
+        log = open_transitions(
+            path, mapping={**inspection.mapping, "reward": "-daily_cost"}
+        )
         np.testing.assert_allclose(log.rewards[:5], -C["reward"][:5])
 
 
-def sums(rewards, discount=1.0, own=True):
+def sums(rewards, discount=1.0, with_its_reward=True):
     """Discounted sums of the rewards that follow in each episode, with a row's own
     reward or without it.
     """
-    found = np.zeros(len(rewards))
+    sums_of_rows = np.zeros(len(rewards))
     total = 0.0
     for i in range(len(rewards) - 1, -1, -1):
         total = 0.0 if ENDS[i] else total
-        found[i] = rewards[i] + discount * total if own else total
+        sums_of_rows[i] = rewards[i] + discount * total if with_its_reward else total
         total = rewards[i] + discount * total
-    return found
+    return sums_of_rows
 
 
 def of_episode(values, how):
@@ -553,8 +577,8 @@ class TestTheFuture:
     Named or not, it is no observation.
     """
 
-    def look(self, tmp_path, suffix="csv", **more):
-        path = save({**basic(C), "done": DONE, **more}, tmp_path / f"log.{suffix}")
+    def look(self, tmp_path, suffix="csv", **columns):
+        path = save({**basic(C), "done": DONE, **columns}, tmp_path / f"log.{suffix}")
         return inspect_table(path)
 
     @pytest.mark.parametrize(
@@ -568,10 +592,10 @@ class TestTheFuture:
         ],
     )
     def test_next_states_are_next_observations(self, tmp_path, names):
-        found = self.look(tmp_path, **dict(zip(names, C["next"].T, strict=True)))
-        assert found.mapping["observations"] == ["x", "y"]
-        assert found.mapping["next_observations"] == list(names)
-        assert found.problems == []
+        inspection = self.look(tmp_path, **dict(zip(names, C["next"].T, strict=True)))
+        assert inspection.mapping["observations"] == ["x", "y"]
+        assert inspection.mapping["next_observations"] == list(names)
+        assert inspection.problems == []
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet"])
     @pytest.mark.parametrize(
@@ -579,15 +603,15 @@ class TestTheFuture:
         [
             sums(C["reward"]).round(3),
             sums(C["reward"], 0.9).round(3),
-            sums(C["reward"], own=False).round(3),
+            sums(C["reward"], with_its_reward=False).round(3),
             sums(np.ones(len(DONE))),
-            sums(np.ones(len(DONE)), own=False),
+            sums(np.ones(len(DONE)), with_its_reward=False),
         ],
     )
     def test_sums_of_what_follows_are_left_out(self, tmp_path, suffix, column):
-        found = self.look(tmp_path, suffix, z=column)
-        assert found.mapping["observations"] == ["x", "y"]
-        (problem,) = found.problems
+        inspection = self.look(tmp_path, suffix, z=column)
+        assert inspection.mapping["observations"] == ["x", "y"]
+        (problem,) = inspection.problems
         assert re.match(
             r"z: the (sum of the rewards|number of rows) that follow: left out", problem
         )
@@ -601,9 +625,9 @@ class TestTheFuture:
         ],
     )
     def test_what_is_known_at_the_end_alone_is_left_out(self, tmp_path, column):
-        found = self.look(tmp_path, z=column.astype(float))
-        assert found.mapping["observations"] == ["x", "y"]
-        assert found.problems[0].startswith("z: in every episode it is its ")
+        inspection = self.look(tmp_path, z=column.astype(float))
+        assert inspection.mapping["observations"] == ["x", "y"]
+        assert inspection.problems[0].startswith("z: in every episode it is its ")
 
     @pytest.mark.parametrize(
         "column",
@@ -615,12 +639,12 @@ class TestTheFuture:
         ],
     )
     def test_what_goes_with_the_result_is_asked_about(self, tmp_path, column):
-        found = self.look(tmp_path, z=column)
+        inspection = self.look(tmp_path, z=column)
         assert (
-            found.mapping["observations"]
+            inspection.mapping["observations"]
             == "? observations: [x, y] | observations: [x, y, z]"
         )
-        assert "known only at the end?" in found.problems[0]
+        assert "known only at the end?" in inspection.problems[0]
         path = tmp_path / "log.csv"
         with one_line(
             DataError,
@@ -628,7 +652,7 @@ class TestTheFuture:
                 r"leaves observations open; write one of: observations: \[x, y\]; obs"
             ),
         ):
-            open_transitions(path, mapping=found.mapping)
+            open_transitions(path, mapping=inspection.mapping)
         for names in (["x", "y"], ["x", "y", "z"]):
             changes = {
                 "observations": names,
@@ -639,25 +663,27 @@ class TestTheFuture:
                 ),
             }
             assert open_transitions(
-                path, mapping={**found.mapping, **changes}
+                path, mapping={**inspection.mapping, **changes}
             ).observations.shape[1] >= len(names)
 
     def test_values_of_the_next_row_without_a_name_are_asked_about(self, tmp_path):
-        found = self.look(tmp_path, b=C["next"][:, 0])
+        inspection = self.look(tmp_path, b=C["next"][:, 0])
         assert (
-            found.mapping["observations"]
+            inspection.mapping["observations"]
             == "? observations: [x, y] | observations: [x, y, b]"
         )
-        assert found.problems[0].startswith(
+        assert inspection.problems[0].startswith(
             "b: it is x one row later, or x is its value of before"
         )
 
     @pytest.mark.parametrize("name", ["action", "reward"])
     def test_the_next_action_or_reward_is_left_out(self, tmp_path, name):
         following = np.append(C[name][1:], 0)
-        found = self.look(tmp_path, z=np.where(ENDS, 0, following))
-        assert found.mapping["observations"] == ["x", "y"]
-        assert found.problems[0].startswith(f"z: it is {name} one row later: left out")
+        inspection = self.look(tmp_path, z=np.where(ENDS, 0, following))
+        assert inspection.mapping["observations"] == ["x", "y"]
+        assert inspection.problems[0].startswith(
+            f"z: it is {name} one row later: left out"
+        )
 
     @pytest.mark.parametrize(
         "columns",
@@ -682,13 +708,13 @@ class TestTheFuture:
         ],
     )
     def test_what_is_known_before_stays(self, tmp_path, columns):
-        found = self.look(tmp_path, **columns)
+        inspection = self.look(tmp_path, **columns)
         assert [
-            each
-            for each in found.problems
-            if "later" in each or "follow" in each or "end?" in each
+            problem
+            for problem in inspection.problems
+            if "later" in problem or "follow" in problem or "end?" in problem
         ] == []
-        assert set(columns) <= set(found.mapping["observations"])
+        assert set(columns) <= set(inspection.mapping["observations"])
 
 
 class TestOpenKeys:
@@ -752,7 +778,7 @@ class TestOpenKeys:
         generator = np.random.default_rng(0)
         columns = {
             "id": ids,
-            "t": np.concatenate([np.arange(each) for each in lengths]),
+            "t": np.concatenate([np.arange(length) for length in lengths]),
             "x": generator.normal(size=n),
             "a": generator.integers(2, size=n),
             "r": generator.normal(size=n),
@@ -760,12 +786,12 @@ class TestOpenKeys:
         if truncated:
             last = np.append(ids[1:] != ids[:-1], True)
             columns["truncated"] = last & ((ids % 2 == 0) | (truncated == "all"))
-        found = inspect_table(save(columns, tmp_path / "log.parquet"))
-        assert found.mapping["last_row"].startswith(expected)
+        inspection = inspect_table(save(columns, tmp_path / "log.parquet"))
+        assert inspection.mapping["last_row"].startswith(expected)
 
     @pytest.mark.parametrize("value", ["?", "? last_row: cut | last_row: terminal"])
     def test_by_hand(self, value):
-        given = {
+        roles = {
             "observations": "x",
             "action": "a",
             "reward": "r",
@@ -778,9 +804,9 @@ class TestOpenKeys:
                 "leaves last_row open; write one of: last_row: cut; last_row: terminal"
             ),
         ):
-            TableMapping(**given)
+            TableMapping(**roles)
         assert TableMapping(
-            **{**given, "observations": "?", "last_row": "cut"}
+            **{**roles, "observations": "?", "last_row": "cut"}
         ).observations == ("?",)  # a pattern
 
     def test_rewards_of_rows_without_an_action_are_proposed_to_move(self, tmp_path):
@@ -791,8 +817,8 @@ class TestOpenKeys:
             "step": step,
             "x": np.random.default_rng(0).normal(size=120),
             "action": [
-                None if each == 3 else ["treat", "watch"][i % 2]
-                for i, each in enumerate(step)
+                None if number == 3 else ["treat", "watch"][i % 2]
+                for i, number in enumerate(step)
             ],
             "reward": np.where(step == 3, np.repeat([1.0, -1.0], 60), -0.02),
             "done": step == 3,

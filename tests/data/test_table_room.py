@@ -113,8 +113,8 @@ def test_reading_stays_within_the_stated_figure(tmp_path):
     for bomb, (name, _, *ways) in zip(bombs, CASES, strict=True):
         assert bomb.stat().st_size < ALLOWED / 4
         for words in ways:
-            said = next(lines)
+            line = next(lines)
             peak = int(next(lines))
-            assert words in said
-            assert said == words or "allowed are 20 MB" in said
+            assert words in line
+            assert line == words or "allowed are 20 MB" in line
             assert peak < ALLOWED + (BESIDE_TEXT if name == TEXT else BESIDE), name

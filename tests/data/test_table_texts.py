@@ -67,9 +67,9 @@ def refusal(path, **changes):
             path,
             None,
             {
-                name: each
-                for name, each in {**MAPPING, **changes}.items()
-                if each is not None
+                name: role
+                for name, role in {**MAPPING, **changes}.items()
+                if role is not None
             },
         )
     return str(caught.value)
@@ -140,8 +140,8 @@ class TestWordsForMissing:
         assert f"region={word}" in log.feature_names
         for name in ("a", "region"):
             assert any(
-                f"in 2 rows {name} is a word such as NA or null" in each
-                for each in log.metadata.notes
+                f"in 2 rows {name} is a word such as NA or null" in text_of_note
+                for text_of_note in log.metadata.notes
             )
         raw = open_raw(path, None, {**MAPPING, "by": "region"})
         assert raw.labels.tolist() == [word, word]
@@ -165,13 +165,17 @@ class TestWordsForMissing:
         path = write_csv(
             tmp_path / "log.csv", x=["1", word, "3", "4"], done=done, region=region
         )
-        found = {each.name: each for each in inspect_table(path).columns}
-        assert {name: each.missing for name, each in found.items() if each.missing} == {
+        profiles = {profile.name: profile for profile in inspect_table(path).columns}
+        assert {
+            name: profile.missing
+            for name, profile in profiles.items()
+            if profile.missing
+        } == {
             "x": 1,
             "done": 1,
         }
-        assert found["region"].distinct == 3
-        assert found["done"].role == "terminal"
+        assert profiles["region"].distinct == 3
+        assert profiles["done"].role == "terminal"
 
 
 def test_a_formula_of_numbers_counts_its_words(tmp_path):
@@ -221,7 +225,8 @@ def test_a_reward_compares_with_texts_that_are_there(
         write_csv(
             path,
             sold=[
-                str(each).lower() if isinstance(each, bool) else each for each in column
+                str(value).lower() if isinstance(value, bool) else value
+                for value in column
             ],
         )
     else:
@@ -232,7 +237,7 @@ def test_a_reward_compares_with_texts_that_are_there(
         return
     log = read(path, reward=reward)
     assert log.rewards.tolist() == (
-        expected if is_equal else [10.0 - each for each in expected]
+        expected if is_equal else [10.0 - value for value in expected]
     )
 
 
@@ -356,11 +361,11 @@ def test_inspect_proposes_decimal_commas_only_where_they_are_plain(tmp_path):
         x=["1.234", "3,5", "7", "NA"],
         r=["1,234", "2", "3", "4"],
     )
-    found = inspect_table(path)
-    kinds = {each.name: each.kind for each in found.columns}
+    inspection = inspect_table(path)
+    kinds = {profile.name: profile.kind for profile in inspection.columns}
     assert kinds["x"] == "numbers with decimal commas"
     assert kinds["r"] == "numbers with commas, to be read in two ways"
-    assert found.mapping["decimal_comma"] is True
+    assert inspection.mapping["decimal_comma"] is True
 
 
 def test_a_row_with_too_many_fields_is_found_with_decimal_commas(tmp_path):
@@ -422,12 +427,14 @@ class TestSpellings:
             assert len(set(read(path, action_names=every).actions.tolist())) == len(
                 every
             )
-            one = [
+            distinct = [
                 label
                 for label in every
                 if label not in ("Mail", "STRASSE", "caf\u00e9", "mail ")
             ]
-            assert len(set(read(path, action_names=one).actions.tolist())) == len(one)
+            assert len(set(read(path, action_names=distinct).actions.tolist())) == len(
+                distinct
+            )
             return
         log = read(path, action_names=declared)
         names = log.metadata.extra["action_names"]
@@ -476,12 +483,12 @@ def test_inspect_proposes_each_action_once(tmp_path):
     rows["t"] = list(map(str, range(40)))
     rows["a"] = ["TRUE", "True", "true", "false"] * 10
     rows["done"] = ["TRUE", "True", "False", "false"] * 10
-    found = inspect_table(write_csv(tmp_path / "log.csv", **rows))
-    assert found.mapping["action_names"] == ["false", "true"]
-    assert found.mapping["terminal"] == "done"
+    inspection = inspect_table(write_csv(tmp_path / "log.csv", **rows))
+    assert inspection.mapping["action_names"] == ["false", "true"]
+    assert inspection.mapping["terminal"] == "done"
     rows["a"] = ["mail", "Mail", "call", "call"] * 10
-    found = inspect_table(write_csv(tmp_path / "log.csv", **rows))
+    inspection = inspect_table(write_csv(tmp_path / "log.csv", **rows))
     assert any(
         "'Mail', 'mail' are one action, or several?" in problem
-        for problem in found.problems
+        for problem in inspection.problems
     )

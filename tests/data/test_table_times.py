@@ -63,8 +63,8 @@ def rewards(path, stream):
         log = open_transitions(path, mapping=MAPPING)
         return log.rewards.tolist(), log.metadata.notes
     opened = TableStream(path, MAPPING, piece_rows=2)
-    found = np.concatenate([piece.rewards for piece in opened]).tolist()
-    return found, opened.metadata.notes
+    all_rewards = np.concatenate([piece.rewards for piece in opened]).tolist()
+    return all_rewards, opened.metadata.notes
 
 
 @pytest.mark.parametrize("kind", ORDERED)
@@ -81,8 +81,10 @@ def test_texts_are_ordered_as_times(tmp_path, kind, order):
     columns["r"] = [10.0 * episode + i for i in order for episode in (1, 2)]
     columns["done"] = [i // 2 == order.index(2) for i in range(6)]
     for ending, stream in (("csv", False), ("arrow", True)):
-        found, notes = rewards(write(columns, tmp_path / f"log.{ending}"), stream)
-        assert found == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
+        read_rewards, notes = rewards(
+            write(columns, tmp_path / f"log.{ending}"), stream
+        )
+        assert read_rewards == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
         assert (NAIVE in notes) == (kind in WITHOUT_OFFSET)
 
 
@@ -142,11 +144,13 @@ def test_times_rise_across_pieces_without_episodes(tmp_path, monkeypatch):
     ]
     path = write(walk((4,), (True,), t=times), tmp_path / "log.csv")
     mapping = {**MAPPING, "episode": None}
-    found = np.concatenate(
-        [each.rewards for each in TableStream(path, mapping, piece_rows=1)]
+    all_rewards = np.concatenate(
+        [piece.rewards for piece in TableStream(path, mapping, piece_rows=1)]
     )
-    assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert open_transitions(path, mapping=mapping).rewards.tolist() == found.tolist()
+    assert all_rewards.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert (
+        open_transitions(path, mapping=mapping).rewards.tolist() == all_rewards.tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,8 +169,8 @@ def test_types_are_ordered_by_the_same_rule(tmp_path, kind, is_naive):
         .cast(kind)
     )
     columns = walk((3,), (True,), t=times, done=[True, False, False])
-    found, notes = rewards(write(columns, tmp_path / "log.parquet"), False)
-    assert found == [2.0, 3.0, 1.0]
+    read_rewards, notes = rewards(write(columns, tmp_path / "log.parquet"), False)
+    assert read_rewards == [2.0, 3.0, 1.0]
     assert (NAIVE in notes) == is_naive
 
 

@@ -158,7 +158,7 @@ def read_in_every_role(path):
     Without a role it must be no hindrance.
     """
     open_transitions(path, mapping=MAPPING)
-    assert {each.name for each in inspect_table(path).columns} == {*ROWS, "u"}
+    assert {column.name for column in inspect_table(path).columns} == {*ROWS, "u"}
     outcomes = {}
     for role in ROLES:
         mapping = {
@@ -181,12 +181,14 @@ def read_all(folder):
         for suffix in (".arrow", ".parquet"):
             if write(column, folder / f"{i}{suffix}"):
                 refusals = read_in_every_role(folder / f"{i}{suffix}").values()
-                assert not any("truncated or corrupt" in each for each in refusals), (
+                assert not any(
+                    "truncated or corrupt" in refusal for refusal in refusals
+                ), (
                     name,
                     suffix,
                     refusals,
                 )
-                assert not any("\n" in each for each in refusals), (
+                assert not any("\n" in refusal for refusal in refusals), (
                     name,
                     suffix,
                     refusals,

@@ -36,7 +36,7 @@ class TestConstruction:
             Continuous(2),
             episode_ids=ids,
         )
-        given = (observations, actions, rewards, flags, ids)
+        columns = (observations, actions, rewards, flags, ids)
         adopted = (
             log.observations,
             log.actions,
@@ -44,7 +44,7 @@ class TestConstruction:
             log.terminated,
             log.episode_ids,
         )
-        for given_array, kept in zip(given, adopted, strict=True):
+        for given_array, kept in zip(columns, adopted, strict=True):
             assert np.shares_memory(given_array, kept)
             assert given_array.flags.writeable
             assert not kept.flags.writeable

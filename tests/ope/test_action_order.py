@@ -107,16 +107,16 @@ def test_an_order_that_a_mapping_or_a_file_fixes_is_kept(tmp_path) -> None:
     letters = sorted(BANNERS)
     log = open_transitions(path, mapping={**MAPPING, "action_names": letters})
     write_transitions(log, tmp_path / "kept.hdf5")
-    for each in (log, open_transitions(tmp_path / "kept.hdf5")):
-        assert each.metadata.extra["action_names"] == letters
-        assert not any("natural order" in note for note in each.metadata.notes)
+    for source in (log, open_transitions(tmp_path / "kept.hdf5")):
+        assert source.metadata.extra["action_names"] == letters
+        assert not any("natural order" in note for note in source.metadata.notes)
 
 
 def test_inspect_lists_actions_in_natural_order(tmp_path) -> None:
-    found = json.loads(
+    result = json.loads(
         succeed("data", "inspect", table(tmp_path / "log.csv", rows=400), "--json")
     )
-    assert found["mapping"]["action_names"] == BANNERS
+    assert result["mapping"]["action_names"] == BANNERS
 
 
 class Net(torch.nn.Module):
@@ -195,9 +195,9 @@ def test_the_order_stands_in_the_report_and_in_the_json(tmp_path, monkeypatch) -
         "--policy",
         "banner_policy:first",
     )
-    said = json.loads(succeed(*command, "--json", "--out", tmp_path / "out"))
-    assert said["diagnostics"]["action_names"] == BANNERS
-    assert f"array columns are read as: {', '.join(BANNERS)}" in said["notes"]
+    printed = json.loads(succeed(*command, "--json", "--out", tmp_path / "out"))
+    assert printed["diagnostics"]["action_names"] == BANNERS
+    assert f"array columns are read as: {', '.join(BANNERS)}" in printed["notes"]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert page.count(", ".join(BANNERS)) >= 2
 
@@ -226,9 +226,9 @@ def test_a_policy_in_the_order_of_letters_is_doubted_and_the_remedy_mends_it(
     path = table(tmp_path / "log.csv")
     log = open_transitions(path, mapping=MAPPING)
     options = {**QUICK, "hidden_units": (8,), "instruments": 40}
-    found = koffline.evaluate(log, policy, **options)
+    estimate = koffline.evaluate(log, policy, **options)
     reasons = [
-        reason.text for reason in found.verdict.reasons if reason.kind == "actions"
+        reason.text for reason in estimate.verdict.reasons if reason.kind == "actions"
     ]
     assert bool(reasons) == is_doubted
     if not is_doubted:
@@ -256,13 +256,16 @@ def test_agreement_is_the_sum_of_covariances_by_hand() -> None:
     actions = np.tile(np.arange(7), 50)
     column_of = [letters.index(name) for name in names]
     probabilities = np.eye(7)[np.array(column_of)[actions]]
-    found = find_other_order(probabilities, actions, np.arange(350), names)
-    assert found is not None
-    assert (found.order, list(found.names)) == ("the order of letters", letters)
-    assert found.agreement == pytest.approx(6 / 7 * (1 - 1 / 7))
-    assert found.stated_agreement == pytest.approx(-6 / 7 / 7)
-    assert found.p_value == 0.0 or found.p_value < 1e-100
-    assert "p < 0.0001" in str(found)
+    other_order = find_other_order(probabilities, actions, np.arange(350), names)
+    assert other_order is not None
+    assert (other_order.order, list(other_order.names)) == (
+        "the order of letters",
+        letters,
+    )
+    assert other_order.agreement == pytest.approx(6 / 7 * (1 - 1 / 7))
+    assert other_order.stated_agreement == pytest.approx(-6 / 7 / 7)
+    assert other_order.p_value == 0.0 or other_order.p_value < 1e-100
+    assert "p < 0.0001" in str(other_order)
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ def test_complete_episodes_say_it_by_their_returns() -> None:
         terminated=ended, truncated=np.zeros(len(log), bool), weights=weights
     )
     log = log.with_metadata(log.metadata.with_notes("it assumed something"))
-    found = koffline.evaluate(log, "uniform", 0.9, **QUICK)
-    assert found.notes == ("it assumed something",)
-    assert not any("assumed" in text for text in found.warnings)
+    estimate = koffline.evaluate(log, "uniform", 0.9, **QUICK)
+    assert estimate.notes == ("it assumed something",)
+    assert not any("assumed" in text for text in estimate.warnings)
     expected = np.average(log.returns(0.9), weights=weights[::10])
-    assert found.behavior_value == pytest.approx(expected, rel=1e-9)
-    assert found.uplift.value == pytest.approx(found.value - expected)
-    assert found.diagnostics["beyond_cuts"] == 0.0
+    assert estimate.behavior_value == pytest.approx(expected, rel=1e-9)
+    assert estimate.uplift.value == pytest.approx(estimate.value - expected)
+    assert estimate.diagnostics["beyond_cuts"] == 0.0
 
 
 def test_a_return_goes_on_after_the_cut() -> None:
@@ -46,11 +46,11 @@ def test_a_return_goes_on_after_the_cut() -> None:
         terminated=np.zeros(600, bool),
         truncated=np.arange(600) % 10 == 9,
     )
-    found = koffline.evaluate(log, "uniform", 0.9, **{**QUICK, "steps": 500})
-    assert found.diagnostics["logged_return"] == pytest.approx(6.516, abs=1e-3)
-    assert found.diagnostics["beyond_cuts"] == pytest.approx(0.9**10)
-    assert found.behavior_value == pytest.approx(10.0, abs=0.05)
-    assert found.uplift.value == pytest.approx(0.0, abs=0.02)
+    estimate = koffline.evaluate(log, "uniform", 0.9, **{**QUICK, "steps": 500})
+    assert estimate.diagnostics["logged_return"] == pytest.approx(6.516, abs=1e-3)
+    assert estimate.diagnostics["beyond_cuts"] == pytest.approx(0.9**10)
+    assert estimate.behavior_value == pytest.approx(10.0, abs=0.05)
+    assert estimate.uplift.value == pytest.approx(0.0, abs=0.02)
 
 
 def test_replicas_are_not_clipped_one_by_one() -> None:
@@ -73,23 +73,23 @@ def test_the_uplift_is_that_of_the_exact_values(name: str) -> None:
     assert isinstance(case, FiniteCase)
     problem = case(1, 4000)
     behavior = case.world.mdp.policy_value(case.behavior, case.gamma)
-    found = koffline.evaluate(
+    estimate = koffline.evaluate(
         problem.transitions, problem.policy, problem.gamma, **SMALL
     )
-    assert found.uplift.interval.holds(problem.value - behavior)
-    assert found.uplift.behavior_interval.holds(behavior)
-    assert abs(found.behavior_value - behavior) < abs(
-        found.diagnostics["logged_return"] - behavior
+    assert estimate.uplift.interval.holds(problem.value - behavior)
+    assert estimate.uplift.behavior_interval.holds(behavior)
+    assert abs(estimate.behavior_value - behavior) < abs(
+        estimate.diagnostics["logged_return"] - behavior
     )
 
 
 def test_noise_that_both_share_cancels() -> None:
     problem = EXACT_PROBLEMS["linear_on"](2)
-    found = koffline.evaluate(
+    estimate = koffline.evaluate(
         problem.transitions, problem.policy, problem.gamma, **SMALL
     )
-    assert found.uplift.interval.holds(0.0)
-    assert found.uplift.interval.width < 0.6 * found.interval.width
+    assert estimate.uplift.interval.holds(0.0)
+    assert estimate.uplift.interval.width < 0.6 * estimate.interval.width
 
 
 @pytest.mark.slow
@@ -103,10 +103,10 @@ def test_uplift_intervals_hold_the_uplift_in_most_logs(name: str) -> None:
     for seed in range(40):
         problem = case(seed, 2000)
         behavior = case.world.mdp.policy_value(case.behavior, case.gamma)
-        found = koffline.evaluate(
+        estimate = koffline.evaluate(
             problem.transitions, problem.policy, problem.gamma, seed=seed, **SMALL
         )
-        held += found.uplift.interval.holds(problem.value - behavior)
+        held += estimate.uplift.interval.holds(problem.value - behavior)
     assert held >= 33
 
 
@@ -163,9 +163,9 @@ def _interval(low: float, high: float) -> Interval:
 def test_the_verdict_has_a_sentence(
     uplift: Uplift | None, coverage: float, words: str
 ) -> None:
-    found: PointEstimate = dataclasses.replace(FOUND, uplift=uplift)
+    estimate: PointEstimate = dataclasses.replace(FOUND, uplift=uplift)
     near = Coverage(coverage, np.zeros(0), np.zeros(0))
-    assert words in judge(found, LIMITS, near, 10.0, ROBUST).sentence
+    assert words in judge(estimate, LIMITS, near, 10.0, ROBUST).sentence
 
 
 @pytest.mark.parametrize(("rows_after", "most"), [(True, 3), (False, 4)])
@@ -176,9 +176,9 @@ def test_ends_of_the_world_are_not_too_frequent_where_recording_stops(
     action.
     """
     log = mortal_log(rows_after, most=most)
-    found = koffline.evaluate(
+    estimate = koffline.evaluate(
         log, lambda states: np.full((len(states), 2), 0.5), 0.9, **QUICK
     )
-    assert found.value == pytest.approx(1 / 0.28, rel=0.05)
-    assert found.behavior_value == pytest.approx(1 / 0.28, rel=0.05)
-    assert abs(found.uplift.value) < 0.1
+    assert estimate.value == pytest.approx(1 / 0.28, rel=0.05)
+    assert estimate.behavior_value == pytest.approx(1 / 0.28, rel=0.05)
+    assert abs(estimate.uplift.value) < 0.1

@@ -45,8 +45,10 @@ def visits(seed: int = 0, **changes) -> koffline.Transitions:
         "next_observations": states,
         "actions": random.integers(2, size=n),
     }
-    more = {"episode_ids": np.arange(n), "clusters": user, **changes}
-    return koffline.Transitions(**columns, rewards=rewards, **ends, **chances, **more)
+    changed = {"episode_ids": np.arange(n), "clusters": user, **changes}
+    return koffline.Transitions(
+        **columns, rewards=rewards, **ends, **chances, **changed
+    )
 
 
 @pytest.mark.parametrize("kind", ["discrete", "rows"])
@@ -84,10 +86,10 @@ def test_standard_errors_are_those_of_sums_over_clusters():
     np.testing.assert_allclose(
         mean.deviations, mean.value - np.array(without), rtol=1e-9
     )
-    found = estimate_one("is", prepare_episodes(log, policy, 0.9), None)
-    assert f"{USERS} independent units" in found.interval.assumptions
+    estimate = estimate_one("is", prepare_episodes(log, policy, 0.9), None)
+    assert f"{USERS} independent units" in estimate.interval.assumptions
     # none is certified
-    assert set(found.diagnostics["intervals"]) == {
+    assert set(estimate.diagnostics["intervals"]) == {
         "episodes-t",
         "episodes-bootstrap",
     }
@@ -95,22 +97,26 @@ def test_standard_errors_are_those_of_sums_over_clusters():
 
 @pytest.mark.parametrize("estimator", ["kloss", "dr"])
 def test_intervals_are_as_wide_as_users_differ(estimator):
-    told, untold = (
+    with_clusters, untold = (
         koffline.evaluate(log, "uniform", estimator=estimator, **QUICK).interval
         for log in (visits(), visits(clusters=None))
     )
-    assert told.width > 2.0 * untold.width
-    assert told.width == pytest.approx(2.0 * 2.05 * np.sqrt(1.0 / USERS), rel=0.6)
+    assert with_clusters.width > 2.0 * untold.width
+    assert with_clusters.width == pytest.approx(
+        2.0 * 2.05 * np.sqrt(1.0 / USERS), rel=0.6
+    )
 
 
 def test_clusters_across_shards_are_those_in_memory(tmp_path):
     log = visits()
-    asked = {**QUICK, "steps": 20, "sample_rows": 100}
+    options = {**QUICK, "steps": 20, "sample_rows": 100}
     koffline.write_transitions(log, tmp_path / "log.hdf5")
     convert_to_shards(tmp_path / "log.hdf5", tmp_path / "shards", 90)
     logs = log, koffline.open_transitions(tmp_path / "shards")
-    one, other = (koffline.evaluate(each, "uniform", **asked).interval for each in logs)
-    assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-10)
+    first, other = (
+        koffline.evaluate(source, "uniform", **options).interval for source in logs
+    )
+    assert (first.low, first.high) == pytest.approx((other.low, other.high), rel=1e-10)
 
 
 def test_groups_and_folds_count_users():

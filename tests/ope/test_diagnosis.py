@@ -36,35 +36,38 @@ def problem():
 
 
 def test_an_error_in_one_place_is_found_there(problem) -> None:
-    found = diagnose(
+    diagnosis = diagnose(
         wrong, problem.transitions, problem.policy, problem.gamma, draws=199
     )
-    assert found.test.rejects
-    assert found.test.kernel_ratio > 2.0
-    assert found.regions[0].is_significant
+    assert diagnosis.test.rejects
+    assert diagnosis.test.kernel_ratio > 2.0
+    assert diagnosis.regions[0].is_significant
     # before it: below
-    above = next(region for region in found.regions if region.mean_residual < 0.0)
+    above = next(region for region in diagnosis.regions if region.mean_residual < 0.0)
     assert above.is_significant
     assert above.action == 1
     assert np.linalg.norm(above.center - CASE.world.coordinates[5]) < 0.2
     assert (
-        min(found.maps, key=lambda one: float(np.nanmin(one.values.mean))).action == 1
+        min(
+            diagnosis.maps, key=lambda panel: float(np.nanmin(panel.values.mean))
+        ).action
+        == 1
     )
-    assert any("not known which rows" in sentence for sentence in found.warnings)
+    assert any("not known which rows" in sentence for sentence in diagnosis.warnings)
 
 
 def test_exact_values_are_left_alone_and_worth_what_they_are(problem) -> None:
-    found = diagnose(
+    diagnosis = diagnose(
         exact, problem.transitions, problem.policy, problem.gamma, draws=99
     )
-    assert not found.test.rejects
-    assert 0.2 < found.test.kernel_ratio < 2.0
-    assert not any(region.is_significant for region in found.regions)
+    assert not diagnosis.test.rejects
+    assert 0.2 < diagnosis.test.kernel_ratio < 2.0
+    assert not any(region.is_significant for region in diagnosis.regions)
     # up to the jitter's cells
-    assert found.value == pytest.approx(problem.value_at_starts, abs=0.02)
-    record = json.loads(found.to_json())
+    assert diagnosis.value == pytest.approx(problem.value_at_starts, abs=0.02)
+    record = json.loads(diagnosis.to_json())
     assert record["test"]["rejects"] is False
-    assert record["residual_by_step"]["mean"] == found.by_step.mean.tolist()
+    assert record["residual_by_step"]["mean"] == diagnosis.by_step.mean.tolist()
 
 
 def test_bins_by_hand() -> None:
@@ -72,11 +75,11 @@ def test_bins_by_hand() -> None:
     residuals = np.where(numbers < 2.0, -1.0, 2.0) + np.tile(
         [0.5, 0.5, 0.5, 0.5, -0.5, -0.5, -0.5, -0.5], 4
     )
-    found = make_profile(numbers, residuals, np.ones(32))
-    np.testing.assert_allclose(found.center, [0.0, 1.0, 2.0, 3.0])
-    np.testing.assert_allclose(found.mean, [-1.0, -1.0, 2.0, 2.0])
-    np.testing.assert_array_equal(found.rows, [8] * 4)
-    np.testing.assert_allclose(found.standard_error, np.full(4, 0.5 / np.sqrt(7)))
+    profile = make_profile(numbers, residuals, np.ones(32))
+    np.testing.assert_allclose(profile.center, [0.0, 1.0, 2.0, 3.0])
+    np.testing.assert_allclose(profile.mean, [-1.0, -1.0, 2.0, 2.0])
+    np.testing.assert_array_equal(profile.rows, [8] * 4)
+    np.testing.assert_allclose(profile.standard_error, np.full(4, 0.5 / np.sqrt(7)))
 
 
 def test_the_truth_is_not_rejected_where_recording_stops() -> None:

@@ -209,12 +209,12 @@ class Reading:
         wanted = np.ones(9) if self.ratios is None else np.ravel(self.ratios)
         solved = torch.as_tensor(np.linalg.lstsq(known, wanted, rcond=None)[0])
         streams = tuple(range(resampled))
-        asked = (
+        weights = (
             Resampling(self.seed, 0, streams),
             instruments,
             solved.repeat(resampled, 1),
         )
-        return pass_over_rows(self.networks, 1, *asked, problem)
+        return pass_over_rows(self.networks, 1, *weights, problem)
 
     def values(self, log: koffline.Transitions) -> RowValues:
         return self.passed(self.problem(log)).values
@@ -235,9 +235,9 @@ def test_the_mean_of_dr_over_all_logs_is_the_value(episodes: int, seed: int) -> 
     for chance, drawn in logs(OUTCOMES, episodes):
         log = as_log(drawn)
         values = reading.values(log)
-        found = over_episodes("dr", log, values)
-        mean += chance * found.value
-        uplift += chance * found.uplift.value
+        estimate = over_episodes("dr", log, values)
+        mean += chance * estimate.value
+        uplift += chance * estimate.uplift.value
         total += chance
         negative += int((values.now < 0.0).any())
     assert total == pytest.approx(1.0, **EXACT)
@@ -264,18 +264,20 @@ def visits(start: tuple[float, ...]) -> np.ndarray:
     return wanted / logged
 
 
-@pytest.mark.parametrize(("episodes", "given"), [(1, None), (2, None), (2, (2, 1))])
+@pytest.mark.parametrize(
+    ("episodes", "start_counts"), [(1, None), (2, None), (2, (2, 1))]
+)
 def test_the_mean_of_drl_over_all_logs_is_the_value_with_the_true_ratio(
-    episodes: int, given: tuple[int, int] | None
+    episodes: int, start_counts: tuple[int, int] | None
 ) -> None:
     """With start states of the log's own, or given ones: so many of state 0 and of
     state 1.
     """
     start = START
     states = None
-    if given is not None:
-        start = tuple(np.array(given) / sum(given))
-        states = np.repeat(np.eye(4)[:2], given, axis=0)
+    if start_counts is not None:
+        start = tuple(np.array(start_counts) / sum(start_counts))
+        states = np.repeat(np.eye(4)[:2], start_counts, axis=0)
     reading = Reading(wrong_networks(), ratios=visits(start), starts=states)
     mean = 0.0
     for chance, drawn in logs(ALWAYS_TWO, episodes):
@@ -294,8 +296,8 @@ def test_one_log_of_all_episodes_has_the_value(name: str) -> None:
     log = as_log(list(episodes), list(chances))
     # one resampled network: the same for all rows
     values = Reading(wrong_networks(replicas=2)).values(log)
-    found = over_episodes(name, log, values)
-    assert found.value == pytest.approx(value(OUTCOMES, TARGET), **EXACT)
+    estimate = over_episodes(name, log, values)
+    assert estimate.value == pytest.approx(value(OUTCOMES, TARGET), **EXACT)
 
 
 def test_unknown_actions_have_one_value_in_all_places() -> None:
@@ -338,14 +340,16 @@ def test_an_evaluation_values_unknown_actions_so() -> None:
     )
     with open_workspace(log, policy, settings) as workspace, torch.no_grad():
         known = workspace.known_actions
-        found = workspace.row_values_of_episodes
+        of_episodes = workspace.row_values_of_episodes
         plain = workspace.row_values
     assert known is not None
     assert known.tolist() == [True, True, False]
     firsts = {int(row): number for number, row in enumerate(log.episode_starts)}
     for row in range(len(log)):
         of_state = plain.starts[firsts[row]] if row in firsts else plain.later[row - 1]
-        assert found.now[row] == (of_state if log.actions[row] == 2 else plain.now[row])
+        assert of_episodes.now[row] == (
+            of_state if log.actions[row] == 2 else plain.now[row]
+        )
 
 
 def errors_of_rare_clicks(
@@ -353,15 +357,15 @@ def errors_of_rare_clicks(
 ) -> np.ndarray:
     """Relative errors of ``dr``, one for each log."""
     truth = world.truth()
-    found = []
+    errors = []
     for seed in range(draws):
-        asked = {"estimator": "dr", "seed": seed, **options}
-        found.append(
-            koffline.evaluate(world.log(seed, rows), world.policy, **asked).value
+        settings = {"estimator": "dr", "seed": seed, **options}
+        errors.append(
+            koffline.evaluate(world.log(seed, rows), world.policy, **settings).value
             / truth
             - 1.0
         )
-    return np.array(found)
+    return np.array(errors)
 
 
 def assert_unbiased(errors: np.ndarray) -> None:

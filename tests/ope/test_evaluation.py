@@ -86,23 +86,23 @@ def test_same_seed_same_estimate_other_seed_another() -> None:
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_estimates_scale_with_the_rewards(scale: float) -> None:
     log = discrete_log()
-    one, scaled = (
+    plain, scaled = (
         koffline.evaluate(log.replace(rewards=log.rewards * factor), SOFT, 0.9, **QUICK)
         for factor in (1.0, scale)
     )
     # float32 training sees the same scaled rewards up to their last bit; 60 steps
     # amplify it little
-    assert scaled.value == pytest.approx(one.value * scale, rel=1e-3)
-    assert scaled.interval.low == pytest.approx(one.interval.low * scale, rel=1e-2)
+    assert scaled.value == pytest.approx(plain.value * scale, rel=1e-3)
+    assert scaled.interval.low == pytest.approx(plain.interval.low * scale, rel=1e-2)
 
 
 def test_start_states_from_outside_and_the_logs_hint() -> None:
     log = discrete_log()
-    given = koffline.evaluate(
+    at_starts = koffline.evaluate(
         log, SOFT, 0.9, initial_observations=log.observations[:7], **QUICK
     )
-    assert given.diagnostics["n_initial_states"] == 7
-    assert given.evidence.initial_values.shape == (7,)
+    assert at_starts.diagnostics["n_initial_states"] == 7
+    assert at_starts.evidence.initial_values.shape == (7,)
     hinted = log.with_metadata(type(log.metadata)(gamma=0.8))
     assert koffline.evaluate(hinted, SOFT, **QUICK).gamma == 0.8
     settings = EvaluationSettings(gamma=0.7, **QUICK)
@@ -201,8 +201,8 @@ def test_certified_bounds_hold_the_truth_and_are_labelled(table: EstimateTable) 
     problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
     kinds = [bound.kind for bound in table.bounds]
     assert {"kernel-calibrated", "kernel-certified"} <= set(kinds)
-    made = [bound.interval for bound in table.bounds if bound.interval is not None]
-    certified = [interval for interval in made if interval.kind in CERTIFIED_KINDS]
+    intervals = [bound.interval for bound in table.bounds if bound.interval is not None]
+    certified = [interval for interval in intervals if interval.kind in CERTIFIED_KINDS]
     assert all(
         interval.holds(problem.value) and interval.assumptions for interval in certified
     )
@@ -238,10 +238,10 @@ def test_logs_without_episodes_and_other_starts_leave_reasons() -> None:
 )
 def test_the_interval_asked_for_is_the_interval_given(name: str, kind: str) -> None:
     problem = EXACT_PROBLEMS["chain_on"](2, 400)
-    given: dict[str, object] = {**QUICK, "steps": 200}
-    given |= {"estimator": name, "interval": kind}
+    options: dict[str, object] = {**QUICK, "steps": 200}
+    options |= {"estimator": name, "interval": kind}
     estimate = koffline.evaluate(
-        problem.transitions, problem.policy, problem.gamma, **given
+        problem.transitions, problem.policy, problem.gamma, **options
     )
     assert estimate.interval is not None, estimate.warnings
     assert (estimate.interval.kind, estimate.interval.level) == (kind, 0.95)
@@ -266,10 +266,10 @@ def test_a_handful_of_rows_gives_reasons_and_never_an_abort(n: int) -> None:
 
 def test_exploded_networks_answer_nothing() -> None:
     """Finite but huge: brought within the bounds one by one, all would say the same."""
-    found = koffline.evaluate(
+    estimate = koffline.evaluate(
         discrete_log(300), SOFT, 0.9, **{**QUICK, "learning_rate": 1e5}
     )
-    assert (found.interval, found.verdict.answer) == (
+    assert (estimate.interval, estimate.verdict.answer) == (
         None,
         "not answerable from this log",
     )

@@ -39,10 +39,14 @@ def test_resampling_counts_whole_episodes_and_their_starts() -> None:
     np.testing.assert_array_equal(
         drawn.row_counts(alone), drawn.start_weights(alone)[:, 0]
     )
-    given = prepare_problem(
+    of_starts = prepare_problem(
         discrete_log(), SOFT, 0.9, 1, np.random.default_rng(0), np.zeros((4, 2))
     )
-    assert Resampling.draw(given, 0, 2, seed=1).start_weights(given).shape == (2, 2, 4)
+    assert Resampling.draw(of_starts, 0, 2, seed=1).start_weights(of_starts).shape == (
+        2,
+        2,
+        4,
+    )
 
 
 def test_poisson_counts_have_the_law_of_their_name() -> None:
@@ -101,11 +105,11 @@ def test_it_trains_as_long_as_the_estimate_moves(monkeypatch, options, steps) ->
 
 @pytest.mark.usefixtures("_short_rounds")
 def test_rounds_are_so_many_steps() -> None:
-    one, same = (
-        evaluated(estimator="kloss", **own)
-        for own in ({"agreement": 1e9}, {"steps": 20})
+    first, same = (
+        evaluated(estimator="kloss", **changes)
+        for changes in ({"agreement": 1e9}, {"steps": 20})
     )
-    assert (one.value, one.interval.low) == (same.value, same.interval.low)
+    assert (first.value, first.interval.low) == (same.value, same.interval.low)
 
 
 @pytest.mark.usefixtures("_short_rounds")
@@ -115,9 +119,9 @@ def test_rounds_are_so_many_steps() -> None:
 def test_features_are_learnt_while_the_held_out_loss_falls(
     monkeypatch, losses, steps
 ) -> None:
-    told = iter(losses)
+    losses_told = iter(losses)
     monkeypatch.setattr(training, "_SHARP", 0.0)
     monkeypatch.setattr(
-        training.Training, "_held_out_loss", lambda self, network: next(told)
+        training.Training, "_held_out_loss", lambda self, network: next(losses_told)
     )
     assert evaluated(agreement=1e9).diagnostics["training_steps"] == steps

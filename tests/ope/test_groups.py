@@ -41,20 +41,20 @@ def log_of_two_kinds(n: int = 300, every: int = 3) -> koffline.Transitions:
 
 def test_groups_share_networks_and_their_mean_is_the_value() -> None:
     log = log_of_two_kinds()
-    plain, found = (
+    plain, by_feature = (
         koffline.evaluate(log, SOFT, 0.9, **QUICK, by=by) for by in (None, 0)
     )
     assert (plain.groups, plain.by) == ((), None)
     # nothing was trained anew
-    assert (found.value, found.interval) == (
+    assert (by_feature.value, by_feature.interval) == (
         plain.value,
         plain.interval,
     )
-    small, large = found.groups
+    small, large = by_feature.groups
     assert (small.group, small.starts, large.group, large.starts) == ("-1", 20, "2", 10)
-    assert (20 * small.value + 10 * large.value) / 30 == pytest.approx(found.value)
+    assert (20 * small.value + 10 * large.value) / 30 == pytest.approx(by_feature.value)
     assert large.value > small.value + 3.0
-    assert found.as_dict()["groups"][1]["interval"]["level"] == 0.95
+    assert by_feature.as_dict()["groups"][1]["interval"]["level"] == 0.95
 
 
 def test_the_interval_is_bonferronis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +66,10 @@ def test_the_interval_is_bonferronis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         evaluation,
         "values_by_group",
-        lambda *given: kept.append(given) or whole(*given),
+        lambda *arguments: kept.append(arguments) or whole(*arguments),
     )
     settings = {**QUICK, "resampled_replicas": 6}
-    found = koffline.evaluate(log_of_two_kinds(), SOFT, 0.9, **settings, by=0).groups[1]
+    group = koffline.evaluate(log_of_two_kinds(), SOFT, 0.9, **settings, by=0).groups[1]
     workspace, _, _ = kept[0]
     fitted = workspace.fitted
     network = workspace.fitted.heads["kloss"]
@@ -85,8 +85,8 @@ def test_the_interval_is_bonferronis(monkeypatch: pytest.MonkeyPatch) -> None:
         * resampled.std(ddof=1)
         * np.sqrt((1 + 1 / fitted.resampling.full) * 10 / 9)
     )
-    assert found.interval.width == pytest.approx(2 * half, rel=1e-6)
-    assert found.value == pytest.approx(values[:, KIND].mean(), rel=1e-6)
+    assert group.interval.width == pytest.approx(2 * half, rel=1e-6)
+    assert group.value == pytest.approx(values[:, KIND].mean(), rel=1e-6)
 
 
 def test_labels_features_and_shards_say_the_same(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_labels_features_and_shards_say_the_same(tmp_path: Path) -> None:
         log, SOFT, 0.9, **QUICK, by={"segment": labels}, sample_rows=120
     )
     assert [row.starts for row in lazy.groups] == [20, 10]
-    for one, other in zip(lazy.groups, held.groups, strict=True):
-        assert one.value == pytest.approx(other.value, rel=1e-9)
+    for from_disk, in_memory in zip(lazy.groups, held.groups, strict=True):
+        assert from_disk.value == pytest.approx(in_memory.value, rel=1e-9)
 
 
 def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
@@ -113,60 +113,63 @@ def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
     settings = {**QUICK, "steps": 200}
     for paid in (0.0, 3.0):
         rows = log.replace(rewards=log.rewards + paid * np.repeat(label, 10))
-        found = koffline.evaluate(
+        estimate = koffline.evaluate(
             rows, "uniform", 0.5, **settings, by={"it": label}
         ).groups
-        assert all((row.value is None) == (paid > 0.0) for row in found)
+        assert all((row.value is None) == (paid > 0.0) for row in estimate)
         assert all(
-            row.value is not None or "add it to these" in row.reason for row in found
+            row.value is not None or "add it to these" in row.reason for row in estimate
         )
 
 
 @pytest.mark.parametrize(
-    ("often", "given", "every"),
+    ("often", "has_starts", "every"),
     [(1.0, False, 15), (1.0, True, 15), (0.05, False, 15), (1.0, False, 3)],
 )
 def test_groups_where_the_log_never_acts_as_the_policy_does(
-    often: float, given: bool, every: int
+    often: float, has_starts: bool, every: int
 ) -> None:
     log = log_of_two_kinds(3000, every)
     log = log.replace(actions=log.actions % 2 * (log.observations[:, 0] < 0.0))
-    starts = log.observations[::10] if given else None
+    starts = log.observations[::10] if has_starts else None
     policy = DiscretePolicy(
         3, lambda s: np.tile([1.0 - often, often, 0.0], (len(s), 1))
     )
-    asked = {**QUICK, "steps": 400, "by": 0, "initial_observations": starts}
-    found = koffline.evaluate(log, policy, 0.9, **asked)
-    one, other = found.groups
-    assert (one.reason, other.starts, other.value is None) == (
+    options = {**QUICK, "steps": 400, "by": 0, "initial_observations": starts}
+    estimate = koffline.evaluate(log, policy, 0.9, **options)
+    first_group, second_group = estimate.groups
+    assert (first_group.reason, second_group.starts, second_group.value is None) == (
         None,
         300 // every,
         often > 0.1,
     )
     # of all start states together
-    assert every > 3 or "worth: about" in found.verdict.sentence
+    assert every > 3 or "worth: about" in estimate.verdict.sentence
     answer = (
         "not answerable: about (9.|100)" if often > 0.1 else "with care: about [3-7]"
     )
-    assert re.match(f"{answer}% of the policy's visits", other.reason)
-    shown = group_rows(found)[1][3]
-    assert (other.reason in shown, "…" in shown) == (True, often < 0.1)
+    assert re.match(f"{answer}% of the policy's visits", second_group.reason)
+    shown = group_rows(estimate)[1][3]
+    assert (second_group.reason in shown, "…" in shown) == (True, often < 0.1)
 
 
 def test_copies_and_given_starts_keep_their_groups() -> None:
     log = log_of_two_kinds()
     order = np.r_[np.arange(30), [0, 0, 1]]
     copied = log.select_episodes(order)
-    found = koffline.evaluate(
+    estimate = koffline.evaluate(
         copied, SOFT, 0.9, **QUICK, by={"it": np.where(KIND, "a", "b")[order]}
     )
-    assert [(row.group, row.starts) for row in found.groups] == [("a", 10), ("b", 20)]
-    assert "8 " in found.groups[0].reason  # (3 + 9 · 1)² / (9 + 9) = 8
+    assert [(row.group, row.starts) for row in estimate.groups] == [
+        ("a", 10),
+        ("b", 20),
+    ]
+    assert "8 " in estimate.groups[0].reason  # (3 + 9 · 1)² / (9 + 9) = 8
     starts = log.observations[:: len(log) // 60][:60]
-    given = koffline.evaluate(
+    at_starts = koffline.evaluate(
         log, SOFT, 0.9, **QUICK, by=0, initial_observations=starts
     )
-    assert sum(row.starts for row in given.groups) == 60
+    assert sum(row.starts for row in at_starts.groups) == 60
     with pytest.raises(ConfigError, match="other start states were given"):
         koffline.evaluate(
             log, SOFT, 0.9, **QUICK, by={"it": KIND}, initial_observations=starts
@@ -210,7 +213,7 @@ def test_a_column_of_a_table_in_the_command(tmp_path: Path) -> None:
     table = tmp_path / "log.csv"
     report = tmp_path / "report"
     table.write_text("\n".join(["user,day,x,act,gain,end,segment", *rows]))
-    asked = (
+    arguments = (
         "evaluate",
         table,
         *COLUMNS,
@@ -221,17 +224,17 @@ def test_a_column_of_a_table_in_the_command(tmp_path: Path) -> None:
         "--quiet",
         *AS_OPTIONS,
     )
-    shown = succeed(*asked, "--by", "segment", "--out", report)
-    found = json.loads((report / "estimate.json").read_text())
-    starts = {row["group"]: row["starts"] for row in found["groups"]}
+    shown = succeed(*arguments, "--by", "segment", "--out", report)
+    result = json.loads((report / "estimate.json").read_text())
+    starts = {row["group"]: row["starts"] for row in result["groups"]}
     assert starts == {"new": 15, "old": 20, "vip": 5}
     few = "too few start states to answer: 5 (at least 10)"
     page = (report / "report.html").read_text()
-    assert (found["groups"][2]["value"], found["groups"][2]["reason"]) == (None, few)
+    assert (result["groups"][2]["value"], result["groups"][2]["reason"]) == (None, few)
     assert few in shown
     assert few in page
     assert "By segment" in page
-    assert json.loads(succeed(*asked, "--json"))["value"] == found["value"]
-    told = "has no column 'segmnt' (by); did you mean 'segment'?"
-    assert_refused(run_cli(*asked, "--by", "segmnt"), told)
-    assert_refused(run_cli(*asked, "--by", "x", "--estimator", "all"))
+    assert json.loads(succeed(*arguments, "--json"))["value"] == result["value"]
+    message = "has no column 'segmnt' (by); did you mean 'segment'?"
+    assert_refused(run_cli(*arguments, "--by", "segmnt"), message)
+    assert_refused(run_cli(*arguments, "--by", "x", "--estimator", "all"))

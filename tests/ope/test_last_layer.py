@@ -50,11 +50,11 @@ def plain_features(network, replica, inputs, readout):
     rows = []
     for index in range(len(inputs)):
         draws = np.atleast_2d(inputs[index])
-        each = [
+        of_draws = [
             np.append(plain_hidden(network, replica, draw[None])[0], 1.0)
             for draw in draws
         ]
-        units = np.mean(each, axis=0)
+        units = np.mean(of_draws, axis=0)
         rows.append(
             units if readout is None else np.outer(units, readout[index]).ravel()
         )
@@ -125,12 +125,14 @@ def test_minimiser_solves_the_ridged_least_squares_problem(
             stacked, np.concatenate([vector, held @ old]), rcond=None
         )[0]
         np.testing.assert_allclose(solved[replica], expected, atol=2e-5)
-        own = resampling.row_weights(problem)[replica].numpy() * (1.0 - stopped)
+        weights_of_rows = resampling.row_weights(problem)[replica].numpy() * (
+            1.0 - stopped
+        )
         # LSTD with the log's next row
         moves = now - problem.discounts[:, None] * np.roll(now, -1, axis=0)
         columns = np.column_stack([moves, problem.rewards])
         np.testing.assert_allclose(
-            logged.system[replica], (now.T * own) @ columns, atol=1e-5
+            logged.system[replica], (now.T * weights_of_rows) @ columns, atol=1e-5
         )
         cuts = (
             resampling.start_weights(problem)[replica].numpy()[:, unit]
@@ -162,8 +164,8 @@ def workspace(request):
     policy = SOFT if request.param == "discrete" else NOISY
     with open_workspace(
         uneven_log(request.param, 12), policy, EvaluationSettings(**SETTINGS)
-    ) as made:
-        yield made
+    ) as opened:
+        yield opened
 
 
 def test_weights_of_rows_give_the_value_of_the_minimiser(workspace):
@@ -196,9 +198,9 @@ def test_copies_of_critics_need_no_large_ridge() -> None:
     )
     goal = matrix.sum(dim=2)
     for ridge in (1e-12, 1e-18):  # the second leaves no Cholesky factor
-        found = least_squares(matrix, goal, ridge, 2)
+        solution = least_squares(matrix, goal, ridge, 2)
         torch.testing.assert_close(
-            (matrix @ found[..., None])[..., 0], goal, rtol=1e-9, atol=1e-9
+            (matrix @ solution[..., None])[..., 0], goal, rtol=1e-9, atol=1e-9
         )
 
 
@@ -248,9 +250,9 @@ def seen_by(fitted, replica):
 @pytest.mark.parametrize("name", ["mql", "lstdq", "mwl", "dualdice"])
 def test_each_network_has_the_solution_of_its_own_system(workspace, name):
     fitted = workspace.fitted
-    found = find_estimator(name).values(fitted) / fitted.problem.reward_scale
+    estimates = find_estimator(name).values(fitted) / fitted.problem.reward_scale
     # the network of the whole log
-    np.testing.assert_allclose(found[0, 0], found[0, 1], rtol=1e-12)
+    np.testing.assert_allclose(estimates[0, 0], estimates[0, 1], rtol=1e-12)
     rows = fitted.problem.row_weights.sum()
     for replica in range(4):
         columns, critics = seen_by(fitted, replica)
@@ -268,7 +270,7 @@ def test_each_network_has_the_solution_of_its_own_system(workspace, name):
                 metric = reference.dice_metric(critics, whole, 0.1)
             theta, _ = reference.minimax(critics, columns, ridge, metric)
             expected = reference.start_mean(columns) @ theta
-        assert found[replica, 0] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert estimates[replica, 0] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_kernel_intervals_allow_for_the_features_of_other_networks(workspace):
@@ -293,26 +295,28 @@ def test_kernel_intervals_allow_for_the_features_of_other_networks(workspace):
     deviation = np.std(values, ddof=1) * fitted.problem.reward_scale
     reach = stats.t.ppf(0.5 + level / 2.0, df=3) * deviation * np.sqrt(1.0 + 1.0 / 4.0)
     assert fitted.feature_reach == pytest.approx(reach, rel=1e-4)
-    found = system_interval(workspace, "bootstrap-pivot")
+    of_system = system_interval(workspace, "bootstrap-pivot")
     bare = make_interval(
         "bootstrap-pivot",
         workspace.held_system,
         level=level,
         seed=workspace.settings.seed,
     )
-    high = found.value + np.hypot(bare.interval.high - bare.value, reach)
-    assert found.interval.high == pytest.approx(min(high, workspace.limits.bounds[1]))
+    high = of_system.value + np.hypot(bare.interval.high - bare.value, reach)
+    assert of_system.interval.high == pytest.approx(
+        min(high, workspace.limits.bounds[1])
+    )
 
 
 def test_estimate_is_the_mean_of_all_networks_and_its_error_their_spread(workspace):
     for name in ("kloss", "mql"):
-        found = run_estimator(workspace, name)
+        estimate = run_estimator(workspace, name)
         fitted = workspace.fitted
         of_head = fitted.values_of(name) if name in fitted.heads else None
         values = find_estimator(name).values(fitted) if of_head is None else of_head
         low, high = workspace.limits.bounds
-        assert found.value == pytest.approx(np.clip(values[:, 1].mean(), low, high))
-        assert found.standard_error == pytest.approx(values[1:, 0].std(ddof=1))
+        assert estimate.value == pytest.approx(np.clip(values[:, 1].mean(), low, high))
+        assert estimate.standard_error == pytest.approx(values[1:, 0].std(ddof=1))
 
 
 def test_a_network_that_gives_no_number_is_left_out_and_too_few_are_refused(workspace):

@@ -42,12 +42,12 @@ def test_one_extreme_value_hides_no_feature():
     states = np.array(log.observations)
     states[7, 1] = 1e9
     states[9, 1] = -1e5
-    found, usual = (
-        prepare_problem(each, SOFT, 0.9, 1, np.random.default_rng(0))
-        for each in (log.replace(observations=states), log)
+    with_extremes, usual = (
+        prepare_problem(log_read, SOFT, 0.9, 1, np.random.default_rng(0))
+        for log_read in (log.replace(observations=states), log)
     )
-    np.testing.assert_allclose(found.input_scale, usual.input_scale, rtol=0.02)
-    assert found.inputs[[7, 9], 1].tolist() == [10.0, -10.0]
+    np.testing.assert_allclose(with_extremes.input_scale, usual.input_scale, rtol=0.02)
+    assert with_extremes.inputs[[7, 9], 1].tolist() == [10.0, -10.0]
 
 
 class TestCopies:
@@ -62,15 +62,15 @@ class TestCopies:
             **QUICK,
         )
         many = copied(problem.transitions, 15)
-        found = estimate_all(
+        table = estimate_all(
             many, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK
         )
-        assert found.n_episodes == 150
+        assert table.n_episodes == 150
         assert any(
             "150 episodes, only 10 of them different" in warning
-            for warning in found.warnings
+            for warning in table.warnings
         )
-        for row, expected in zip(found.rows, alone.rows, strict=True):
+        for row, expected in zip(table.rows, alone.rows, strict=True):
             assert row.estimate.value == pytest.approx(
                 expected.estimate.value, rel=1e-9
             )
@@ -84,10 +84,14 @@ class TestCopies:
     def test_their_weights_add_up_row_by_row(self):
         log = copied(cut_after_twenty(2).transitions, 3)
         weights = np.arange(1.0, 1.0 + len(log))
-        found = without_copies(log.replace(weights=weights))
-        assert (found.units, len(found.kept), len(found.transitions)) == (6, 2, 40)
+        distinct = without_copies(log.replace(weights=weights))
+        assert (distinct.units, len(distinct.kept), len(distinct.transitions)) == (
+            6,
+            2,
+            40,
+        )
         assert np.array_equal(
-            found.transitions.weights, weights.reshape(3, 40).sum(axis=0)
+            distinct.transitions.weights, weights.reshape(3, 40).sum(axis=0)
         )
 
     def test_equal_episodes_are_chance_where_states_recur(self):
@@ -98,11 +102,11 @@ class TestCopies:
             "next_observations": later,
             "rewards": now[:, 0],
         }
-        found = without_copies(
+        distinct = without_copies(
             discrete_log(600, 2, **columns, actions=generator.integers(2, size=600))
         )
-        assert len(found.kept) == found.units
-        assert found.notes == []
+        assert len(distinct.kept) == distinct.units
+        assert distinct.notes == []
 
     @pytest.mark.parametrize(
         "column", ["rewards", "truncated", "behavior_log_probabilities"]
@@ -120,34 +124,34 @@ class TestCopies:
         problem = cut_after_twenty(10)
         log = copied(problem.transitions, 15)
         for name in ("lstdq", "kloss"):
-            found = koffline.evaluate(
+            estimate = koffline.evaluate(
                 log, problem.policy, 0.95, estimator=name, sample_rows=2000, **QUICK
             )
-            assert found.interval is None
+            assert estimate.interval is None
             assert re.search(
-                r"No interval: \d+% of the rows are copies", " ".join(found.warnings)
+                r"No interval: \d+% of the rows are copies", " ".join(estimate.warnings)
             )
 
 
 class TestTooLittle:
     @pytest.mark.parametrize(
-        ("gamma", "others", "said"),
+        ("gamma", "other_estimators", "reason"),
         [
             (0.95, 1e-9, "the log has one episode that counts"),
             (0.999, 1.0, "ask for a smaller gamma"),
         ],
         ids=["one episode with all the weight", "a future that no episode shows"],
     )
-    def test_no_estimator_has_an_interval(self, gamma, others, said):
+    def test_no_estimator_has_an_interval(self, gamma, other_estimators, reason):
         problem = cut_after_twenty(20, gamma)
         log = problem.transitions.replace(
-            weights=np.where(np.arange(400) < 20, 1.0, others)
+            weights=np.where(np.arange(400) < 20, 1.0, other_estimators)
         )
         names = ("kloss", "fqe", "lstdq", "mwl", "wpdis", "drl")
         table = estimate_all(log, problem.policy, gamma, names=names, **QUICK)
         for row in table.rows:
             assert row.estimate.interval is None
-            assert any(said in warning for warning in row.estimate.warnings)
+            assert any(reason in warning for warning in row.estimate.warnings)
         assert table.verdict.answer == NOT_ANSWERABLE
         assert not re.search(r'"(low|high)": [-\d]', table.to_json())
 
@@ -156,16 +160,16 @@ class TestTooLittle:
         answer is none.
         """
         problem = cut_after_twenty(20, 0.999)
-        told = {"reward_bounds": (-0.1, 2.9), "norm_bound": 1e4}
-        for given in (told, {}):
-            settings = {**QUICK, "interval": "kernel-certified", **given}
-            found = koffline.evaluate(
+        bounds = {"reward_bounds": (-0.1, 2.9), "norm_bound": 1e4}
+        for bounds_given in (bounds, {}):
+            settings = {**QUICK, "interval": "kernel-certified", **bounds_given}
+            estimate = koffline.evaluate(
                 problem.transitions, problem.policy, 0.999, **settings
             )
-            assert found.verdict.answer == NOT_ANSWERABLE
-            assert found.uplift is None
-            assert given == {} or found.interval.holds(problem.value)
-            assert given == told or found.interval is None
+            assert estimate.verdict.answer == NOT_ANSWERABLE
+            assert estimate.uplift is None
+            assert bounds_given == {} or estimate.interval.holds(problem.value)
+            assert bounds_given == bounds or estimate.interval is None
 
 
 class TestPossibleValues:
@@ -207,13 +211,13 @@ class TestPossibleValues:
 
     def test_an_impossible_estimate_has_no_interval(self):
         limits = Limits(facts_of(discrete_log(), 0.9), (-2.0, 58.0))
-        found = limits.settle(
+        settled = limits.settle(
             PointEstimate("lstdq", -3.0, 1.0, Interval(-5.0, -1.0, 0.95, "bootstrap")),
             [],
         )
-        assert found.value == pytest.approx(-2.0)
-        assert found.interval is None
-        assert any("lies outside [-2, 58]" in warning for warning in found.warnings)
+        assert settled.value == pytest.approx(-2.0)
+        assert settled.interval is None
+        assert any("lies outside [-2, 58]" in warning for warning in settled.warnings)
 
     @pytest.mark.parametrize(
         ("logged", "expected"), [(-3.0, -2.0), (7.0, 7.0), (60.0, 58.0)]
@@ -222,11 +226,13 @@ class TestPossibleValues:
         uplift = Uplift(
             1.0, None, logged, Interval(logged - 1.0, logged + 1.0, 0.95, "bootstrap")
         )
-        found = PointEstimate(
+        estimate = PointEstimate(
             "lstdq", 3.0, 1.0, Interval(1.0, 5.0, 0.95, "bootstrap"), uplift
         )
         settled = (
-            Limits(facts_of(discrete_log(), 0.9), (-2.0, 58.0)).settle(found, []).uplift
+            Limits(facts_of(discrete_log(), 0.9), (-2.0, 58.0))
+            .settle(estimate, [])
+            .uplift
         )
         assert settled.behavior_value == expected
         assert settled.value == 1.0
@@ -248,10 +254,12 @@ class TestPossibleValues:
         table = estimate_all(
             log, problem.policy, 0.98, names=names, bounds=False, **options
         )
-        for found in (table[name].estimate for name in names):
-            assert found.value == pytest.approx(50.0, rel=1e-3)
-            assert found.interval is None  # the log shows nothing else
-            assert not any("lies outside" in warning for warning in found.warnings)
+        for of_estimator in (table[name].estimate for name in names):
+            assert of_estimator.value == pytest.approx(50.0, rel=1e-3)
+            assert of_estimator.interval is None  # the log shows nothing else
+            assert not any(
+                "lies outside" in warning for warning in of_estimator.warnings
+            )
 
 
 def test_a_log_whose_rows_are_all_alike_answers_nothing_about_any_policy():

@@ -144,9 +144,9 @@ def problem_of(log: Transitions, history: int = 0) -> EvaluationProblem:
 
 
 def shift_of(log: Transitions, values: RowValues) -> Shift:
-    found = memory_shift(problem_of(log), values, seed=0)
-    assert found is not None
-    return found
+    shift = memory_shift(problem_of(log), values, seed=0)
+    assert shift is not None
+    return shift
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -164,9 +164,9 @@ def test_the_shift_is_what_the_action_before_does_to_the_value(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(3))
 def test_in_a_markov_world_nothing_is_found(seed: int) -> None:
     log = ring(0.0, seed)
-    values, found = counted_values(log)
+    values, mean = counted_values(log)
     shift = shift_of(log, values)
-    assert abs(found - true_value(0.0)) < 0.1
+    assert abs(mean - true_value(0.0)) < 0.1
     assert shift.p_value > 1e-3
     assert abs(shift.value) < 0.05
 
@@ -174,13 +174,13 @@ def test_in_a_markov_world_nothing_is_found(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_drifting_world_is_worth_what_it_is_at_the_end(seed: int) -> None:
     log = ring(0.0, seed, drift=0.2)
-    values, found = counted_values(log)
+    values, mean = counted_values(log)
     shift = drift_shift(problem_of(log), values, 0)
     assert shift is not None
     assert shift.p_value < 1e-6
     truth = true_value(0.0) + 0.5 * 0.2 / (1.0 - GAMMA * (1.0 - END))
-    assert abs(found - true_value(0.0)) < 0.1
-    assert abs(found + shift.value - truth) < 0.25 * abs(found - truth)
+    assert abs(mean - true_value(0.0)) < 0.1
+    assert abs(mean + shift.value - truth) < 0.25 * abs(mean - truth)
     still = ring(0.0, seed)
     calm = drift_shift(problem_of(still), counted_values(still)[0], 0)
     assert calm is not None
@@ -236,7 +236,7 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
     rows = slice(*log.episode_starts[[10, 20]].tolist())
     part = LogPart(log.select_episodes(np.arange(10, 20)), np.arange(10, 20))
 
-    found = in_problem(
+    shift_of_part = in_problem(
         lambda problem: problem,
         Measures(**whole.measures),
         POLICY,
@@ -247,7 +247,9 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
         part,
     )
     for name in ("inputs", "next_inputs", "kernel_inputs", "rewards"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[rows])
+        np.testing.assert_array_equal(
+            getattr(shift_of_part, name), getattr(whole, name)[rows]
+        )
     assert whole.inputs.shape[1] == STATES + 2 * (1 + STATES + 2 + 1)
     assert not whole.start_inputs[..., STATES:].any()
 
@@ -274,12 +276,12 @@ def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
 
 def test_a_ranking_takes_the_row_before_for_every_policy() -> None:
     """Read as states the rows turn the order round; truths 1.23 and 1.99."""
-    found = koffline.select_policies(
+    ranking = koffline.select_policies(
         ring(0.5, 3), {"right": POLICY, "uniform": "uniform"}, GAMMA, **QUICK
     )
-    assert [policy.name for policy in found.policies] == ["uniform", "right"]
-    assert "part of it for every policy here" in found.warnings[0]
-    assert found.settings["history"] == 1
+    assert [policy.name for policy in ranking.policies] == ["uniform", "right"]
+    assert "part of it for every policy here" in ranking.warnings[0]
+    assert ranking.settings["history"] == 1
 
 
 def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() -> None:
@@ -302,10 +304,10 @@ def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() 
     ask = partial(
         koffline.evaluate, log, lambda s: np.tile([0.2, 0.8], (len(s), 1)), 0.9, **QUICK
     )
-    found = ask()
+    estimate = ask()
     truth = 0.8 * 0.9**3 / 0.1
-    assert found.settings["history"] == 3
-    assert abs(found.value - truth) < 0.3 * abs(ask(history=0).value - truth)
+    assert estimate.settings["history"] == 3
+    assert abs(estimate.value - truth) < 0.3 * abs(ask(history=0).value - truth)
 
 
 def test_episodes_that_end_by_a_clock_nobody_logged_ask_for_the_step() -> None:
@@ -325,13 +327,13 @@ def test_episodes_that_end_by_a_clock_nobody_logged_ask_for_the_step() -> None:
         steps=steps,
         action_space=Discrete(2),
     )
-    found = koffline.evaluate(log, POLICY, GAMMA, **QUICK)
+    estimate = koffline.evaluate(log, POLICY, GAMMA, **QUICK)
     truth = np.mean((1 - GAMMA**lengths) / (1 - GAMMA))
-    assert found.settings["history"] is None
-    (reason,) = found.verdict.because("state")
+    assert estimate.settings["history"] is None
+    (reason,) = estimate.verdict.because("state")
     about = float(reason.split("the value would be about ")[1].split(":")[0])
     assert "with the step as part of it" in reason
-    assert abs(about - truth) < 0.5 * abs(found.value - truth)
+    assert abs(about - truth) < 0.5 * abs(estimate.value - truth)
     ranked = koffline.select_policies(
         log, {"one": POLICY, "other": POLICY}, GAMMA, **QUICK
     )
@@ -346,27 +348,27 @@ def test_a_group_beyond_the_state_is_found_and_one_that_does_not_matter_is_not()
     paid = log.replace(
         rewards=log.rewards + 0.5 * np.repeat(members, log.episode_lengths)
     )
-    plain, found = (
+    plain, with_history = (
         group_shift(problem_of(e), counted_values(e)[0], 0, members, 2)
         for e in (log, paid)
     )
     assert plain.p_value > 1e-3
-    assert found.p_value < 1e-6
+    assert with_history.p_value < 1e-6
     # half of the episodes pay 0.25 more than the mean of both kinds in every row, for
     # ever but for ends
-    assert found.value == pytest.approx(
-        0.25 / (1 - GAMMA * (1 - END)), abs=4 * found.standard_error
+    assert with_history.value == pytest.approx(
+        0.25 / (1 - GAMMA * (1 - END)), abs=4 * with_history.standard_error
     )
 
 
 def test_who_decides_on_the_row_before() -> None:
-    asked = [
+    requests = [
         ("auto", "default", None),
         ("auto", "default", 0),
         ("kloss", "default", None),
     ]
     certified = ("auto", "kernel-certified", None)
-    assert [may_look_back(*settings) for settings in (*asked, certified)] == [
+    assert [may_look_back(*settings) for settings in (*requests, certified)] == [
         True,
         False,
         False,

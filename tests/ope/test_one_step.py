@@ -48,17 +48,17 @@ def policy(states: np.ndarray) -> np.ndarray:
 
 
 def test_every_estimator_agrees_with_the_exact_answer() -> None:
-    found = estimate_all(users(), policy, **SMALL)
+    table = estimate_all(users(), policy, **SMALL)
     for name in ESTIMATORS:
-        estimate = found[name].estimate
-        assert estimate is not None, found[name].reason
+        estimate = table[name].estimate
+        assert estimate is not None, table[name].reason
         assert estimate.value == pytest.approx(TRUTH, abs=0.12), name
         assert estimate.interval.holds(TRUTH), name
         if estimate.uplift is not None:
             assert estimate.uplift.interval.holds(TRUTH - LOGGING), name
     # not magic, drl
-    assert sum(row.estimate.uplift is not None for row in found.rows) == 14
-    assert found.verdict.answer == "supported"
+    assert sum(row.estimate.uplift is not None for row in table.rows) == 14
+    assert table.verdict.answer == "supported"
 
 
 def test_gamma_changes_nothing() -> None:
@@ -67,7 +67,7 @@ def test_gamma_changes_nothing() -> None:
         for gamma in (None, 0.99)
     ]
     for name in ESTIMATORS:
-        values = [found[name].estimate.value for found in with_gamma]
+        values = [table[name].estimate.value for table in with_gamma]
         assert values[0] == pytest.approx(values[1], rel=1e-6), name
 
 
@@ -79,10 +79,10 @@ def test_the_command_needs_no_gamma_and_knows_a_bandits_names(tmp_path, monkeypa
     for words in ("is (IPS)", "wis (SNIPS)", "every episode is one step"):
         assert words in shown
     assert "γ" not in shown
-    found = json.loads(succeed(*shared, "--estimator", "wis", "--json"))
-    assert found["behavior_value"] == pytest.approx(users(600).rewards.mean())
-    assert found["uplift"]["value"] == pytest.approx(
-        found["value"] - users(600).rewards.mean()
+    result = json.loads(succeed(*shared, "--estimator", "wis", "--json"))
+    assert result["behavior_value"] == pytest.approx(users(600).rewards.mean())
+    assert result["uplift"]["value"] == pytest.approx(
+        result["value"] - users(600).rewards.mean()
     )
     assert_refused(run_cli(*shared, "--estimator", "SNIPS"), "did you mean 'wis'")
     cut = koffline.evaluate(
@@ -95,10 +95,10 @@ def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networ
     None
 ):
     log = users(600)
-    found = koffline.evaluate(log, policy, **SMALL)
-    assert (found.estimator, found.interval.kind) == ("dr", "episodes-t")
+    of_rows = koffline.evaluate(log, policy, **SMALL)
+    assert (of_rows.estimator, of_rows.interval.kind) == ("dr", "episodes-t")
     assert (
-        found.value
+        of_rows.value
         == estimate_all(log, policy, names=["dr"], **SMALL)["dr"].estimate.value
     )
     for other, options in (
@@ -120,12 +120,12 @@ def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_of_networ
         "resampled_replicas": 2,
         "full_replicas": 1,
     }
-    found = koffline.evaluate(
+    of_rows = koffline.evaluate(
         log.replace(behavior_log_probabilities=None), policy, 0.9, **few
     )
-    heads = found.diagnostics["estimates_by_head"]
-    assert found.estimator == "kloss+fqe"
-    assert found.value == pytest.approx((heads["kloss"] + heads["fqe"]) / 2)
+    heads = of_rows.diagnostics["estimates_by_head"]
+    assert of_rows.estimator == "kloss+fqe"
+    assert of_rows.value == pytest.approx((heads["kloss"] + heads["fqe"]) / 2)
     assert abs(heads["kloss"] - heads["fqe"]) > 1e-9
 
 

@@ -35,7 +35,7 @@ GAMMA = 0.9
 
 
 def plain_residuals(problem, network, replica):
-    found = []
+    residuals = []
     for row in range(problem.n_rows):
         now = plain_q(network, replica, problem.inputs[row : row + 1])[0]
         later = plain_q(network, replica, problem.next_inputs[row])  # (m, n)
@@ -45,8 +45,10 @@ def plain_residuals(problem, network, replica):
         else:
             value = now @ problem.readout[row]
             following = later[0] @ problem.next_probabilities[row]
-        found.append(problem.rewards[row] + problem.discounts[row] * following - value)
-    return np.array(found)
+        residuals.append(
+            problem.rewards[row] + problem.discounts[row] * following - value
+        )
+    return np.array(residuals)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,8 +81,8 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(kind, monkeypatch):
     )
     resampling = Resampling(5, 0, drawn.streams)
     duals = torch.ones(2, 60).double()
-    made = pass_over_rows(network, 1, resampling, instruments, duals, problem)
-    found = made.diagnostics(problem.reward_scale)
+    passed = pass_over_rows(network, 1, resampling, instruments, duals, problem)
+    measured = passed.diagnostics(problem.reward_scale)
     psi = instruments(table.kernel_inputs).numpy()
     losses = []
     ratios = []
@@ -92,14 +94,18 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(kind, monkeypatch):
         diagonal = sum(residual[i] ** 2 for i in unseen)
         losses.append(off / len(pairs))
         ratios.append((off + diagonal) / diagonal)
-    assert found["held_out_kernel_loss"] == pytest.approx(
+    assert measured["held_out_kernel_loss"] == pytest.approx(
         np.mean(losses) * problem.reward_scale**2, rel=1e-4
     )
-    assert found["held_out_kernel_ratio"] == pytest.approx(np.mean(ratios), rel=1e-4)
-    own = plain_residuals(problem, network, 0) * problem.reward_scale
-    assert found["residual_mean"] == pytest.approx(own.mean(), abs=1e-5)
-    assert found["residual_rms"] == pytest.approx(np.sqrt(np.mean(own**2)), rel=1e-5)
-    np.testing.assert_allclose(made.sample(problem.reward_scale), own, atol=1e-5)
+    assert measured["held_out_kernel_ratio"] == pytest.approx(np.mean(ratios), rel=1e-4)
+    of_network = plain_residuals(problem, network, 0) * problem.reward_scale
+    assert measured["residual_mean"] == pytest.approx(of_network.mean(), abs=1e-5)
+    assert measured["residual_rms"] == pytest.approx(
+        np.sqrt(np.mean(of_network**2)), rel=1e-5
+    )
+    np.testing.assert_allclose(
+        passed.sample(problem.reward_scale), of_network, atol=1e-5
+    )
 
 
 def test_means_over_the_networks_that_left_the_episode_out() -> None:
@@ -116,7 +122,7 @@ def test_means_over_the_networks_that_left_the_episode_out() -> None:
         unseen = [
             replica for replica in range(4) if counts[replica, row] == 0
         ] or range(4)
-        for found, inputs, readout in (
+        for predicted, inputs, readout in (
             (values.now, problem.inputs[row], problem.readout),
             (values.later, problem.next_inputs[row, 0], problem.next_probabilities),
         ):
@@ -124,7 +130,7 @@ def test_means_over_the_networks_that_left_the_episode_out() -> None:
                 [plain_q(network, 1 + replica, inputs) for replica in unseen], axis=0
             )
             expected = outputs @ readout[row] * problem.reward_scale
-            np.testing.assert_allclose(found[row], expected, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(predicted[row], expected, rtol=1e-10, atol=1e-12)
     assert values.unseen == np.mean((counts == 0).any(axis=0))
 
 
@@ -159,8 +165,14 @@ def test_value_and_standard_error_are_those_of_sums_over_units(kind, starts):
     terms = values.weights * (
         columns["rewards"] + columns["discounts"] * values.later - values.now
     )
-    given = columns, problem.episode_starts, terms, values.starts, problem.fixed_starts
-    error = reference.standard_error(*given)
+    arguments = (
+        columns,
+        problem.episode_starts,
+        terms,
+        values.starts,
+        problem.fixed_starts,
+    )
+    error = reference.standard_error(*arguments)
     assert sums.standard_error() == pytest.approx(error, rel=1e-12)
     assert drl(sums, least=1e3 * error).interval.width == pytest.approx(2e3 * error)
     mass = np.average(
@@ -176,8 +188,8 @@ def test_sums_of_parts_add_up_and_given_starts_count_once():
         dataclasses.replace(problem, clusters=problem.units + len(problem.units)),
         values,
     )
-    given = {"start_value": whole.start_value, "start_weight": whole.start_weight}
-    doubled = dataclasses.replace(whole + other, **given)
+    sums = {"start_value": whole.start_value, "start_weight": whole.start_weight}
+    doubled = dataclasses.replace(whole + other, **sums)
     assert doubled.value == pytest.approx(whole.value)
     assert doubled.count == 2 * whole.count
 

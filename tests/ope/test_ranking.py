@@ -31,15 +31,15 @@ def test_the_better_policy_comes_first_and_differs() -> None:
         for chance in (0.1, 0.5, 0.9)
     }
     options = {"steps": 100, "full_replicas": 1, "resampled_replicas": 4}
-    found = select_policies(log, policies, 0.95, seed=5, **options)
-    ranked = [(policy.rank, policy.name) for policy in found.policies]
+    ranking = select_policies(log, policies, 0.95, seed=5, **options)
+    ranked = [(policy.rank, policy.name) for policy in ranking.policies]
     assert ranked == [(1, "right 0.9"), (2, "right 0.5"), (3, "right 0.1")]
-    assert found.best.maybe_best
-    assert not found.policies[-1].maybe_best
-    assert found.candidates[0] is found.best
-    assert len(json.loads(found.to_json())["comparisons"]) == 3
-    first, *_, last = found.policies
-    assert found.comparisons[0].difference == pytest.approx(first.value - last.value)
+    assert ranking.best.maybe_best
+    assert not ranking.policies[-1].maybe_best
+    assert ranking.candidates[0] is ranking.best
+    assert len(json.loads(ranking.to_json())["comparisons"]) == 3
+    first, *_, last = ranking.policies
+    assert ranking.comparisons[0].difference == pytest.approx(first.value - last.value)
 
 
 def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
@@ -55,10 +55,12 @@ def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
         )
         for action, name in enumerate(("a", "wild", "b"))
     }
-    found = select_policies(discrete_log(), named, 0.9, **QUICK)
-    assert {policy.name for policy in found.policies} == {"a", "b"}
-    assert found.unranked == ({"name": "wild", "reason": "3 of 3 networks diverged"},)
-    assert "wild is not ranked: 3 of 3 networks diverged" in found.warnings
+    of_names = select_policies(discrete_log(), named, 0.9, **QUICK)
+    assert {policy.name for policy in of_names.policies} == {"a", "b"}
+    assert of_names.unranked == (
+        {"name": "wild", "reason": "3 of 3 networks diverged"},
+    )
+    assert "wild is not ranked: 3 of 3 networks diverged" in of_names.warnings
     with pytest.raises(
         KofflineError,
         match=r"fewer than two policies could be evaluated \(wild: 3 of 3",
@@ -75,41 +77,41 @@ def test_a_policy_that_the_log_cannot_answer_comes_last_whatever_its_value() -> 
     named = {
         f"act {a}": lambda s, a=a: np.tile(np.eye(3)[a], (len(s), 1)) for a in range(3)
     }
-    found = select_policies(
+    ranking = select_policies(
         log,
         named,
         settings=EvaluationSettings(gamma=0.9, seed=7, **QUICK),
         history=None,
     )
-    assert found.seed == 7
-    last = found.policies[-1]
+    assert ranking.seed == 7
+    last = ranking.policies[-1]
     assert (last.name, last.interval, last.maybe_best) == ("act 2", None, False)
     assert last.verdict.answer.startswith("not answerable")
-    (pair,) = found.comparisons  # the other two are compared
+    (pair,) = ranking.comparisons  # the other two are compared
     assert {pair.better, pair.worse} == {"act 0", "act 1"}
-    assert any(text.startswith("act 2: ranked last") for text in found.warnings)
+    assert any(text.startswith("act 2: ranked last") for text in ranking.warnings)
 
 
 def test_estimators_without_replicas_are_compared_by_intervals() -> None:
-    found = select_policies(
+    ranking = select_policies(
         discrete_log(), ["uniform", SOFT], 0.9, estimator="lstdq", seed=7, **QUICK
     )
-    (pair,) = found.comparisons
+    (pair,) = ranking.comparisons
     assert pair.high - pair.low > 0.999 * sum(
-        policy.interval.width for policy in found.policies
+        policy.interval.width for policy in ranking.policies
     )
-    assert "by the intervals" in found.assumptions
+    assert "by the intervals" in ranking.assumptions
 
 
 def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given() -> (
     None
 ):
-    found, again = (
+    ranking, again = (
         select_policies(continuous_log(), [NOISY, "uniform"], 0.9, **QUICK)
         for _ in range(2)
     )
-    assert found.to_json(timing=False) == again.to_json(timing=False)
-    assert len(found.comparisons) == 1
+    assert ranking.to_json(timing=False) == again.to_json(timing=False)
+    assert len(ranking.comparisons) == 1
 
 
 def test_every_policy_has_a_name_of_its_own() -> None:
@@ -146,26 +148,34 @@ def test_bad_input_is_refused_in_one_line(changes, kind, message) -> None:
 def test_one_pair_by_hand() -> None:
     # Resampled differences 1, 3, 5: deviation 2.
     values = np.array([[3.0, 5.0, 2.0, 2.0, 9.0], [1.0, 1.0, 1.0, -1.0, 4.0]])
-    (found,) = compare_replicas(("a", "b"), (4.0, 1.0), values, 2, level=0.9)
+    (comparison,) = compare_replicas(("a", "b"), (4.0, 1.0), values, 2, level=0.9)
     error = 2.0 * math.sqrt(1.0 + 1.0 / 2.0)
-    assert (found.better, found.worse, found.difference) == ("a", "b", 3.0)
-    assert found.p_value == pytest.approx(2.0 * stats.t.sf(3.0 / error, df=2))
-    assert found.high - 3.0 == pytest.approx(stats.t.ppf(0.95, df=2) * error)
-    assert found.low == pytest.approx(6.0 - found.high)
-    assert found.adjusted_p_value == found.p_value
-    assert not found.significant
+    assert (comparison.better, comparison.worse, comparison.difference) == (
+        "a",
+        "b",
+        3.0,
+    )
+    assert comparison.p_value == pytest.approx(2.0 * stats.t.sf(3.0 / error, df=2))
+    assert comparison.high - 3.0 == pytest.approx(stats.t.ppf(0.95, df=2) * error)
+    assert comparison.low == pytest.approx(6.0 - comparison.high)
+    assert comparison.adjusted_p_value == comparison.p_value
+    assert not comparison.significant
 
 
 def test_what_all_replicas_share_cancels_and_equal_policies_do_not_differ() -> None:
     generator = np.random.default_rng(1)
     shared = 100.0 * generator.normal(size=8)
     values = np.array([[1.0], [0.0]]) + shared + 0.01 * generator.normal(size=(2, 8))
-    (found,) = compare_replicas(("a", "b"), (1.0, 0.0), values, 2)
-    assert found.significant
-    assert found.high - found.low < 0.2
+    (comparison,) = compare_replicas(("a", "b"), (1.0, 0.0), values, 2)
+    assert comparison.significant
+    assert comparison.high - comparison.low < 0.2
     same = np.tile(np.arange(6.0), (2, 1))
-    (found,) = compare_replicas(("a", "b"), (2.5, 2.5), same, 2)
-    assert (found.difference, found.p_value, found.significant) == (0.0, 1.0, False)
+    (comparison,) = compare_replicas(("a", "b"), (2.5, 2.5), same, 2)
+    assert (comparison.difference, comparison.p_value, comparison.significant) == (
+        0.0,
+        1.0,
+        False,
+    )
     (sure,) = compare_replicas(
         ("a", "b"), (3.5, 2.5), same + np.array([[1.0], [0.0]]), 2
     )
@@ -179,10 +189,10 @@ def test_intervals_alone_by_hand() -> None:
         Interval(5.0 - z, 5.0 + z, 0.95, "x"),
         Interval(-1.0 - 2 * z, -1.0 + 2 * z, 0.95, "x"),
     ]
-    (found,) = compare_intervals("ab", [5.0, -1.0], intervals)
-    assert found.p_value == pytest.approx(2.0 * stats.norm.sf(2.0))
-    assert found.high - found.low == pytest.approx(6.0 * z)
-    assert found.significant
+    (comparison,) = compare_intervals("ab", [5.0, -1.0], intervals)
+    assert comparison.p_value == pytest.approx(2.0 * stats.norm.sf(2.0))
+    assert comparison.high - comparison.low == pytest.approx(6.0 * z)
+    assert comparison.significant
     (same,) = compare_intervals("ab", [1.0, 1.0], [Interval(1.0, 1.0, 0.95, "x")] * 2)
     assert same.p_value == 1.0
 

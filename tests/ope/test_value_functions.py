@@ -38,23 +38,29 @@ def q(states, actions):
     return table(states)[np.arange(len(states)), actions]
 
 
-@pytest.mark.parametrize("given", [q, table])
-def test_a_function_of_actions_or_a_table_of_them(given) -> None:
-    made = as_value_function(given, THREE, (2,))
-    assert made.name == given.__name__
-    np.testing.assert_array_equal(made.values(STATES, ACTIONS), q(STATES, ACTIONS))
+@pytest.mark.parametrize("source", [q, table])
+def test_a_function_of_actions_or_a_table_of_them(source) -> None:
+    value_function = as_value_function(source, THREE, (2,))
+    assert value_function.name == source.__name__
+    np.testing.assert_array_equal(
+        value_function.values(STATES, ACTIONS), q(STATES, ACTIONS)
+    )
     expected = (SOFT.probabilities(STATES) * table(STATES)).sum(axis=1)
-    np.testing.assert_allclose(made.expected(STATES, SOFT), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        value_function.expected(STATES, SOFT), expected, rtol=1e-12
+    )
 
 
 def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
-    made = as_value_function(
+    value_function = as_value_function(
         lambda states, actions: actions[:, 0], koffline.Continuous(1, -1.0, 1.0), (2,)
     )
     generator = np.random.default_rng(1)
     draws = np.mean([NOISY.sample(STATES, generator)[:, 0] for _ in range(5)], axis=0)
     np.testing.assert_allclose(
-        made.expected(STATES, NOISY, 5, np.random.default_rng(1)), draws, rtol=1e-12
+        value_function.expected(STATES, NOISY, 5, np.random.default_rng(1)),
+        draws,
+        rtol=1e-12,
     )
 
 
@@ -66,16 +72,16 @@ class Both(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:
     module = torch.nn.Linear(2, 3)
-    found = as_value_function(module, THREE, (2,)).values(STATES, ACTIONS)
+    of_module = as_value_function(module, THREE, (2,)).values(STATES, ACTIONS)
     whole = module(torch.as_tensor(STATES, dtype=torch.float32)).detach().numpy()
-    np.testing.assert_allclose(found, whole[np.arange(7), ACTIONS], rtol=1e-5)
+    np.testing.assert_allclose(of_module, whole[np.arange(7), ACTIONS], rtol=1e-5)
     torch.jit.script(Both()).save(str(tmp_path / "q.pt"))
     (tmp_path / "my_values.py").write_text(
         "def q(states, actions):\n    return states.sum(1) + actions\n"
     )
     monkeypatch.chdir(tmp_path)
-    for given in (tmp_path / "q.pt", "my_values:q"):
-        values = as_value_function(given, THREE, (2,)).values(STATES, ACTIONS)
+    for source in (tmp_path / "q.pt", "my_values:q"):
+        values = as_value_function(source, THREE, (2,)).values(STATES, ACTIONS)
         np.testing.assert_allclose(values, STATES.sum(axis=1) + ACTIONS, rtol=1e-5)
 
 
@@ -94,17 +100,19 @@ def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) 
     actions = np.arange(16) % 3
     scaled = d3_models.build("DQN", 3, observation_scaler=d3_models.standard_scaler())
     path = d3_models.saved(scaled, tmp_path)
-    made = as_value_function(path, THREE, (4,))
-    assert made.name == path
-    assert made.trained_on is None
+    value_function = as_value_function(path, THREE, (4,))
+    assert value_function.name == path
+    assert value_function.trained_on is None
     np.testing.assert_allclose(
-        made.values(raw, actions), scaled.predict_value(raw, actions), rtol=1e-6
+        value_function.values(raw, actions),
+        scaled.predict_value(raw, actions),
+        rtol=1e-6,
     )
     preprocessing = d3_models.d3rlpy.preprocessing
     scaled.config.reward_scaler = preprocessing.MultiplyRewardScaler(4.0)
-    found = as_value_function(scaled, THREE, (4,)).values(raw, actions)
+    of_scaled = as_value_function(scaled, THREE, (4,)).values(raw, actions)
     np.testing.assert_allclose(
-        found, scaled.predict_value(raw, actions) / 4.0, rtol=1e-6
+        of_scaled, scaled.predict_value(raw, actions) / 4.0, rtol=1e-6
     )
     scaled.config.reward_scaler = preprocessing.StandardRewardScaler(
         mean=2.0, std=3.0, eps=0.0
@@ -118,7 +126,7 @@ def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) 
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("source", "message"),
     [
         (lambda s, a: s, r"shape \(7, 2\) for 7 rows"),
         (lambda s, a: np.full(len(s), np.nan), "a value is nan"),
@@ -127,18 +135,18 @@ def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) 
         (lambda s: np.zeros((len(s), 4)), r"shape \(7, 4\)"),
     ],
 )
-def test_what_is_no_value_function_is_one_line(given, message) -> None:
+def test_what_is_no_value_function_is_one_line(source, message) -> None:
     with one_line(DataError, match=message):
-        as_value_function(given, THREE, (2,)).values(STATES, ACTIONS)
+        as_value_function(source, THREE, (2,)).values(STATES, ACTIONS)
 
 
 def test_an_evaluation_gives_its_value_function() -> None:
     estimate = koffline.evaluate(LOG, SOFT, 0.9, **QUICK)
-    made = as_value_function(estimate, THREE, (2,))
-    assert made is estimate.value_function
-    assert made.expected(LOG.initial_observations(), SOFT).mean() == pytest.approx(
-        estimate.value, rel=1e-5
-    )
+    of_estimate = as_value_function(estimate, THREE, (2,))
+    assert of_estimate is estimate.value_function
+    assert of_estimate.expected(
+        LOG.initial_observations(), SOFT
+    ).mean() == pytest.approx(estimate.value, rel=1e-5)
     assert "value_function" not in estimate.as_dict()
     without = koffline.evaluate(LOG, SOFT, 0.9, estimator="lstdq", **QUICK)
     assert without.value_function is None
@@ -187,9 +195,9 @@ def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
     trained = log.select(np.arange(400))
     fresh = log.select(np.arange(400, 800))
     for log in (fresh, trained):
-        found = measure_freshness(fitted_to(trained), log)
-        assert found[0] is None
-        assert "Rows repeat themselves" in found[1][0]
+        freshness = measure_freshness(fitted_to(trained), log)
+        assert freshness[0] is None
+        assert "Rows repeat themselves" in freshness[1][0]
 
 
 def test_what_needs_rows_in_memory_says_so() -> None:
@@ -242,36 +250,36 @@ def test_every_row_is_spoken_for_by_a_model_that_has_not_seen_it() -> None:
         mean = float(part.rewards.mean())
         return lambda s, a: np.full(len(s), mean)
 
-    made = cross_fit(LOG, fit, folds=3, seed=1)
-    for (own, model), part in zip(made.over(LOG), seen, strict=True):
+    fitted = cross_fit(LOG, fit, folds=3, seed=1)
+    for (rows, model), part in zip(fitted.over(LOG), seen, strict=True):
         assert not np.intersect1d(
-            row_fingerprints(part), row_fingerprints(LOG)[own]
+            row_fingerprints(part), row_fingerprints(LOG)[rows]
         ).size
-        assert measure_freshness(model, LOG.select(own)) == (True, ())
-    case = make_case(made, LOG, SOFT, make_bellman_settings(gamma=0.9))
-    for own, part in zip(case.folds, seen, strict=True):
-        np.testing.assert_allclose(case.values[own], part.rewards.mean())
-        following = 0.9 * ~LOG.terminated[own] * part.rewards.mean()
+        assert measure_freshness(model, LOG.select(rows)) == (True, ())
+    case = make_case(fitted, LOG, SOFT, make_bellman_settings(gamma=0.9))
+    for rows, part in zip(case.folds, seen, strict=True):
+        np.testing.assert_allclose(case.values[rows], part.rewards.mean())
+        following = 0.9 * ~LOG.terminated[rows] * part.rewards.mean()
         np.testing.assert_allclose(
-            case.residuals[own], LOG.rewards[own] + following - case.values[own]
+            case.residuals[rows], LOG.rewards[rows] + following - case.values[rows]
         )
     with pytest.raises(DataError, match="give the same log"):
-        next(made.over(LOG.select(np.arange(59))))
+        next(fitted.over(LOG.select(np.arange(59))))
 
 
 def test_models_of_different_folds_are_never_multiplied() -> None:
-    made = cross_fit(
+    fitted = cross_fit(
         LOG,
         lambda part: lambda s, a: np.full(len(s), part.rewards.mean()),
         folds=2,
         seed=0,
     )
-    found = bellman_test(made, LOG, SOFT, 0.9, draws=99, features=0)
-    assert found.held_out
-    gram = found.rows.kernel.gram(found.rows.inputs).numpy()
-    together = made.folds[:, None] == made.folds
-    residuals = found.rows.residuals
+    test = bellman_test(fitted, LOG, SOFT, 0.9, draws=99, features=0)
+    assert test.held_out
+    gram = test.rows.kernel.gram(test.rows.inputs).numpy()
+    together = fitted.folds[:, None] == fitted.folds
+    residuals = test.rows.residuals
     total = residuals @ (gram * together) @ residuals
-    assert found.statistic == pytest.approx(total / 60, rel=1e-9)
+    assert test.statistic == pytest.approx(total / 60, rel=1e-9)
     loss = (total - (residuals**2).sum()) / (together.sum() - 60)
-    assert found.kernel_loss == pytest.approx(loss, rel=1e-9)
+    assert test.kernel_loss == pytest.approx(loss, rel=1e-9)

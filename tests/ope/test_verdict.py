@@ -107,7 +107,7 @@ def robust(**changed: float) -> PointEstimate:
     ],
 )
 def test_what_is_missing_decides(answer, missing, changed) -> None:
-    given = {
+    facts = {
         "estimate": FOUND,
         "limits": LIMITS,
         "coverage": 0.95,
@@ -115,13 +115,13 @@ def test_what_is_missing_decides(answer, missing, changed) -> None:
         "robust": ROBUST,
         **changed,
     }
-    share = given.pop("unlogged", 0.0)
+    share = facts.pop("unlogged", 0.0)
     shares = np.array([share, 1.0 - share])
-    starts = given.pop("of_starts", 1.0)
+    starts = facts.pop("of_starts", 1.0)
     near = np.array([np.inf, 0.5])
-    holes = given.pop("holes", 0.0)
-    given["coverage"] = Coverage(given["coverage"], near, shares, starts, holes=holes)
-    verdict = judge(**given)
+    holes = facts.pop("holes", 0.0)
+    facts["coverage"] = Coverage(facts["coverage"], near, shares, starts, holes=holes)
+    verdict = judge(**facts)
     assert verdict.answer == answer
     assert [reason.kind for reason in verdict.reasons] == missing.split()
 
@@ -134,9 +134,9 @@ def test_the_doubly_robust_estimate_is_compared_with_the_interval_before_it_was_
     value, bounds
 ) -> None:
     whole = Interval(49.35, 51.02, 0.95, "bootstrap")
-    found = dataclasses.replace(FOUND, value=50.0, interval=whole.within(bounds))
+    estimate = dataclasses.replace(FOUND, value=50.0, interval=whole.within(bounds))
     coverage = Coverage(0.95, np.array([np.inf, 0.5]), np.array([0.0, 1.0]), 1.0)
-    verdict = judge(found, LIMITS, coverage, 100.0, robust(value=value))
+    verdict = judge(estimate, LIMITS, coverage, 100.0, robust(value=value))
     assert ("contradiction" in [reason.kind for reason in verdict.reasons]) == (
         not whole.holds(value)
     )
@@ -167,17 +167,23 @@ def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval(
 ):
     log = discrete_log()
     log = log.replace(actions=np.zeros(len(log), dtype=np.int64))
-    found = koffline.evaluate(
+    estimate = koffline.evaluate(
         log, lambda s: np.tile([0.0, 0.1, 0.9], (len(s), 1)), 0.9, **QUICK
     )
-    assert found.verdict.answer == NOT_ANSWERABLE
-    assert (found.interval, found.uplift, found.behavior_value) == (None, None, None)
-    told = "100% of the policy's actions are ones the log never or hardly takes"
-    assert found.verdict.sentence.startswith(
-        f"This log does not say what the policy is worth: {told}"
+    assert estimate.verdict.answer == NOT_ANSWERABLE
+    assert (estimate.interval, estimate.uplift, estimate.behavior_value) == (
+        None,
+        None,
+        None,
     )
-    assert found.as_dict()["verdict"]["reasons"] == [{"kind": "support", "text": told}]
-    assert next(iter(found.as_dict())) == "verdict"
+    expected = "100% of the policy's actions are ones the log never or hardly takes"
+    assert estimate.verdict.sentence.startswith(
+        f"This log does not say what the policy is worth: {expected}"
+    )
+    assert estimate.as_dict()["verdict"]["reasons"] == [
+        {"kind": "support", "text": expected}
+    ]
+    assert next(iter(estimate.as_dict())) == "verdict"
 
 
 @pytest.mark.parametrize("command", ["--interval=kernel-certified", "--estimator=all"])
@@ -187,7 +193,7 @@ def test_no_number_on_the_screen_looks_like_knowledge_where_there_is_none(
     log = discrete_log()
     path = tmp_path / "log.hdf5"
     write_transitions(log.replace(actions=np.zeros(len(log), dtype=np.int64)), path)
-    asked = (
+    arguments = (
         "evaluate",
         path,
         "--policy",
@@ -198,7 +204,7 @@ def test_no_number_on_the_screen_looks_like_knowledge_where_there_is_none(
         command,
         *AS_OPTIONS,
     )
-    shown = run_cli(*asked, "--out", tmp_path / "out").output
+    shown = run_cli(*arguments, "--out", tmp_path / "out").output
     assert NOT_ANSWERABLE in shown
     assert not re.search(r"\d …|certified, |uplift +│", shown)
     page = (tmp_path / "out" / "report.html").read_text().split("<h2>How to get")[0]
@@ -218,19 +224,19 @@ def test_rows_that_are_missing_inside_episodes_reach_the_verdict_and_the_page(
         tmp_path / name for name in ("gaps.csv", "report", "shards")
     )
     table.write_text("\n".join(["user,day,x,act,gain,end", *rows]))
-    given = ("--policy", "uniform", "--gamma", 0.8, *AS_OPTIONS)
-    screen = succeed("evaluate", table, *COLUMNS, *given, "--out", report)
-    said = "32.2% of the steps may be missing"
-    assert said in " ".join(screen.split("take it with care")[1].split())
-    found = json.loads((report / "estimate.json").read_text())["verdict"]
-    assert found["answer"] == WITH_CARE
-    assert said in found["reasons"][0]["text"]
-    assert said in (report / "report.html").read_text().split("Diagnostics")[0]
+    options = ("--policy", "uniform", "--gamma", 0.8, *AS_OPTIONS)
+    screen = succeed("evaluate", table, *COLUMNS, *options, "--out", report)
+    share_missing = "32.2% of the steps may be missing"
+    assert share_missing in " ".join(screen.split("take it with care")[1].split())
+    verdict = json.loads((report / "estimate.json").read_text())["verdict"]
+    assert verdict["answer"] == WITH_CARE
+    assert share_missing in verdict["reasons"][0]["text"]
+    assert share_missing in (report / "report.html").read_text().split("Diagnostics")[0]
     succeed("data", "convert", table, shards, "--shard-rows", 500, *COLUMNS)
-    lazy = json.loads(succeed("evaluate", shards, "--lazy", *given, "--json"))[
+    lazy = json.loads(succeed("evaluate", shards, "--lazy", *options, "--json"))[
         "verdict"
     ]
-    assert lazy["reasons"][0] == found["reasons"][0]
+    assert lazy["reasons"][0] == verdict["reasons"][0]
 
 
 def test_signs_of_a_misread_log_are_reasons_for_care() -> None:
@@ -276,10 +282,10 @@ def test_start_states_that_the_log_does_not_show_are_not_covered(
     problem = prepare_problem(
         log, SOFT, 0.9, 1, np.random.default_rng(0), log.observations[::20] + shift
     )
-    found = measure_coverage(problem, np.random.default_rng(1))
-    assert found.fraction > 0.8
-    assert (found.of_starts > 0.8) == covered
-    assert found.of_starts in (0.0, pytest.approx(1.0, abs=0.2))
+    coverage = measure_coverage(problem, np.random.default_rng(1))
+    assert coverage.fraction > 0.8
+    assert (coverage.of_starts > 0.8) == covered
+    assert coverage.of_starts in (0.0, pytest.approx(1.0, abs=0.2))
 
 
 def test_a_rare_flag_does_not_overflow_the_stack_where_denormal_numbers_count_as_zero() -> (
@@ -339,8 +345,8 @@ def test_a_region_where_the_log_never_acts_as_the_policy_does_is_a_hole(
         (1.0 * beyond, 0.7, 1.0),
         (1.0 - beyond, 0.0, 0.02),
     ):
-        found = visited_holes(problem, 100.0 * visits, 1)  # starts hardly count
-        assert least <= found <= most
+        holes = visited_holes(problem, 100.0 * visits, 1)  # starts hardly count
+        assert least <= holes <= most
     assert 0.1 < visited_holes(problem, None, 1) < 0.2  # of starts
 
 

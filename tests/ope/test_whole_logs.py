@@ -44,38 +44,38 @@ DRAWN = ContinuousPolicy(
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """A log by kind: in memory, and opened from a folder of small shards."""
-    found = {}
+    logs = {}
     for kind in ("discrete", "continuous", "rows", "left out"):
         folder = tmp_path_factory.mktemp("logs") / kind
         log = uneven_log(kind.replace("left out", "discrete"))
         if kind == "left out":
             log = log.with_metadata(Metadata(lost_last_rows=True))
-        found[kind] = log, in_shards(log, folder, 90)
-    return found
+        logs[kind] = log, in_shards(log, folder, 90)
+    return logs
 
 
 def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
     table = estimate_all(
         log, policy, 0.9, names=names, seed=4, bounds=False, **QUICK, **options
     )
-    found: dict[str, np.ndarray | str] = {}
+    numbers: dict[str, np.ndarray | str] = {}
     for row in table.rows:
         estimate = row.estimate
         if estimate is None:
-            found[row.name] = row.reason
+            numbers[row.name] = row.reason
             continue
         ends = (
             []
             if estimate.interval is None
             else [estimate.interval.low, estimate.interval.high]
         )
-        more = (
+        uplift_numbers = (
             []
             if estimate.uplift is None
             else [estimate.uplift.value, estimate.uplift.behavior_value]
         )
-        found[row.name] = np.array([estimate.value, *ends, *more])
-    return found
+        numbers[row.name] = np.array([estimate.value, *ends, *uplift_numbers])
+    return numbers
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ def test_storage_changes_no_estimate_and_no_interval(
     assert answered >= (len(names) if names else 15 if kind == "discrete" else 8)
     monkeypatch.setattr(working_log, "_MOST_ROWS", 40)
     stream = StreamSettings(memory="1GB", workers=workers)
-    found = answers(shards, policy, names, sample_rows=sample_rows, stream=stream)
-    assert found.keys() == expected.keys()
+    from_disk = answers(shards, policy, names, sample_rows=sample_rows, stream=stream)
+    assert from_disk.keys() == expected.keys()
     for name, value in expected.items():
         if isinstance(value, str):
-            assert found[name] == value
+            assert from_disk[name] == value
         else:
             largest = np.abs(value).max()  # one end of an interval may be near zero
             np.testing.assert_allclose(
-                found[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name
+                from_disk[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name
             )
 
 
@@ -151,16 +151,19 @@ def test_late_ends_are_left_out_as_often_as_recording_stopped(stored, tmp_path) 
 
 def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
     memory, shards = stored["discrete"]
-    found = koffline.evaluate(shards, TILTED, 0.9, sample_rows=150, **QUICK)
-    assert (found.n_transitions, found.n_episodes) == (len(memory), memory.n_episodes)
-    assert found.data_sha256 == memory.sha256
-    assert found.diagnostics["sample_rows"] < 200
-    assert found.diagnostics["n_terminated"] == memory.terminated.sum()
-    assert found.diagnostics["logged_return"] == pytest.approx(
+    estimate = koffline.evaluate(shards, TILTED, 0.9, sample_rows=150, **QUICK)
+    assert (estimate.n_transitions, estimate.n_episodes) == (
+        len(memory),
+        memory.n_episodes,
+    )
+    assert estimate.data_sha256 == memory.sha256
+    assert estimate.diagnostics["sample_rows"] < 200
+    assert estimate.diagnostics["n_terminated"] == memory.terminated.sum()
+    assert estimate.diagnostics["logged_return"] == pytest.approx(
         memory.returns(0.9).mean(), rel=1e-12
     )
     whole = koffline.evaluate(memory, TILTED, 0.9, **QUICK)
-    assert found.diagnostics["logged_return_se"] == pytest.approx(
+    assert estimate.diagnostics["logged_return_se"] == pytest.approx(
         whole.diagnostics["logged_return_se"]
     )
     assert "sample_rows" not in whole.diagnostics
@@ -196,18 +199,18 @@ def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None
     with open_workspace(
         log, TILTED, EvaluationSettings(gamma=0.9, sample_rows=150, **QUICK)
     ) as workspace:
-        found = workspace.row_sums
+        sums = workspace.row_sums
         fitted = workspace.fitted
         rows = prepare_part(log, workspace.policy, 0.9, measures=workspace.problem)
         values = reader_of(fitted, "kloss")(rows).values
     mass = values.weights * (1.0 - rows.discounts)
-    assert found.diagnostics()["mass"] == pytest.approx(
+    assert sums.diagnostics()["mass"] == pytest.approx(
         np.average(mass, weights=log.weights), rel=1e-9
     )
     direct = np.average(values.starts, weights=log.weights[log.episode_starts])
     delta = log.rewards + rows.discounts * values.later - values.now
     expected = direct + np.average(values.weights * delta, weights=log.weights)
-    assert found.value == pytest.approx(expected, rel=1e-9)
+    assert sums.value == pytest.approx(expected, rel=1e-9)
 
 
 class TestAKilledPass:
@@ -234,19 +237,19 @@ class TestAKilledPass:
             patched.setattr(working_log, "_sum_of_shards", counting)
             patched.setattr(working_log, "SECONDS_BETWEEN_SAVES", 0.0)
             patched.setattr(working_log, "_ROWS_TOGETHER", 90)
-            asked = {"estimator": "dr", "seed": 4, "sample_rows": 150, **QUICK}
-            found = koffline.evaluate(
-                shards, policy, 0.9, stream=StreamSettings(partial=folder), **asked
+            options = {"estimator": "dr", "seed": 4, "sample_rows": 150, **QUICK}
+            estimate = koffline.evaluate(
+                shards, policy, 0.9, stream=StreamSettings(partial=folder), **options
             )
-        return found.to_json(timing=False), read
+        return estimate.to_json(timing=False), read
 
     def test_goes_on(self, stored, tmp_path, monkeypatch) -> None:
         _, shards = stored["discrete"]
         expected, whole = self.run(shards, None, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             self.run(shards, tmp_path / "sums", monkeypatch, kill_after=whole - 2)
-        found, rest = self.run(shards, tmp_path / "sums", monkeypatch)
-        assert found == expected
+        value, rest = self.run(shards, tmp_path / "sums", monkeypatch)
+        assert value == expected
         assert rest == 2
 
     def test_another_policy_or_log_starts_anew(

@@ -182,7 +182,7 @@ def test_damaged_files_end_in_one_line_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("assignment", "what"),
+    ("assignment", "damaged"),
     [
         ("learning_rate=1e30", "the networks' values are not finite"),
         # Squares of rewards overflow, Adam's steps do not.
@@ -193,13 +193,13 @@ def test_damaged_files_end_in_one_line_and_nothing_is_lost(
     ],
 )
 def test_a_diverged_run_is_a_failure_that_its_record_keeps(
-    assignment, what, tmp_path, monkeypatch
+    assignment, damaged, tmp_path, monkeypatch
 ):
     config = load_config(
         make_config(write_log(tmp_path), "kloss_dqn"), [f"algo.params.{assignment}"]
     )
     with pytest.raises(
-        ConfigError, match=f"training diverged after step 0: .*{what}"
+        ConfigError, match=f"training diverged after step 0: .*{damaged}"
     ) as caught:
         train(config, tmp_path / "run")
     # nothing is trained again

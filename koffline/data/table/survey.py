@@ -135,11 +135,11 @@ class SurveyedTable:
         """Whether times are dates, or count seconds since a date; episodes are then
         ordered by them.
         """
-        time = self.roles.time or ""
-        counts = _A_DATE <= self.earliest < np.inf
-        kind = self.rows.schema.get(time)
-        is_date = counts or kind == pl.Date or isinstance(kind, pl.Datetime)
-        return is_date and not self.is_own and self.roles.episode is not None
+        kind = self.rows.schema.get(self.roles.time or "")
+        is_date = kind == pl.Date or isinstance(kind, pl.Datetime)
+        is_large_number = _A_DATE <= self.earliest < np.inf
+        has_dates = is_date or is_large_number
+        return has_dates and not self.is_own and self.roles.episode is not None
 
     @property
     def noted(self) -> Metadata:

@@ -177,10 +177,16 @@ def _of_clusters(clusters: np.ndarray | None, deviations: np.ndarray) -> np.ndar
 def _pull(
     parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float
 ) -> np.ndarray:
-    """Change of means when entries with these parts of the weight are left out."""
-    alone = parts >= _ALL
-    moves = parts * (values - means) / np.where(alone, 1.0, 1.0 - parts)
-    return np.where(alone, means, moves)
+    """By how much a weighted mean exceeds the mean without an entry, p (x − mean) / (1
+    − p), for each entry x with the part p of the weight.
+
+    parts: p. values: x. means: with all entries. An entry that has all the weight takes
+    the whole mean with it.
+    """
+    has_all = parts >= _ALL
+    rest = np.where(has_all, 1.0, 1.0 - parts)
+    moves = parts * (values - means) / rest
+    return np.where(has_all, means, moves)
 
 
 def standard_error(deviations: Float[np.ndarray, " episode"]) -> float | None:

@@ -129,10 +129,12 @@ def accumulate_systems(
     critics: FourierFeatures | None,
     row_weights: Float[Tensor, "replica row"],
 ) -> Float[Tensor, "replica critic column"]:
-    """ψᵀW [Z r], summed over blocks of rows of positive weight.
+    """ψᵀW [Z r] of each network, summed over blocks of rows of positive weight; with
+    last-layer parameters θ (p,) the residuals of the rows are r − Zθ.
 
-    critics: from kernel inputs (B, k) to ψ (B, m); None: the features φ, and m = p.
-    row_weights: W of each network.
+    network: R networks, whose hidden layers give φ. table: the rows, with the policy's
+    actions in the next states. critics: from kernel inputs (B, k) to ψ (B, m); None:
+    the features φ, and m = p. row_weights: W of each network.
     """
     outputs = network.sizes[-1]
     width = network.sizes[-2] + 1

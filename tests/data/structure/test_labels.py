@@ -33,7 +33,7 @@ def grid(seed: int = 0, rows: int = 6000, scrambled: bool = True):
 
 def found_in(now, later, rewards, actions, **names):
     states, following = (
-        np.asarray(each, dtype=float)[:, None] for each in (now, later)
+        np.asarray(numbers, dtype=float)[:, None] for numbers in (now, later)
     )
     return find_labels(
         states, following, np.ones(len(now), bool), rewards, actions, **names
@@ -43,24 +43,24 @@ def found_in(now, later, rewards, actions, **names):
 @pytest.mark.parametrize("kind", [np.int64, np.float32, np.float64])
 def test_scrambled_cells_are_labels_with_their_remedy(kind) -> None:
     now, later, rewards, actions = grid()
-    (found,) = found_in(
+    (symptom,) = found_in(
         now.astype(kind), later.astype(kind), rewards, actions, names=["cell"]
     )
-    assert (found.name, found.column, found.label, found.values) == (
+    assert (symptom.name, symptom.column, symptom.label, symptom.values) == (
         NAME,
         0,
         "cell",
         SIDE * SIDE,
     )
-    assert found.effect > 0.5
-    assert found.p_value > 0.05
-    assert found.structure_p_value < 1e-8
+    assert symptom.effect > 0.5
+    assert symptom.p_value > 0.05
+    assert symptom.structure_p_value < 1e-8
     assert (
-        found.remedy
+        symptom.remedy
         == "if they are labels, say so (--encode 'cell=one-hot'); if quantities,"
         " leave it"
     )
-    assert found.remedy in str(found)
+    assert symptom.remedy in str(symptom)
 
 
 def test_names_are_those_of_encode_for_arrays() -> None:
@@ -231,7 +231,7 @@ def test_rows_of_a_cluster_are_no_independent_witnesses_either() -> None:
 
 def test_quantities_are_hardly_ever_and_labels_mostly_found() -> None:
     """At most 1 % of quantities; the benchmark measures it on thousands of logs."""
-    taken = found = 0
+    taken = n_labels_found = 0
     for seed in range(200):
         generator = np.random.default_rng([9, seed])
         _, values = quantity(generator)
@@ -239,9 +239,9 @@ def test_quantities_are_hardly_ever_and_labels_mostly_found() -> None:
         if seed % 4 == 0:
             _, values = labels(generator)
             means = generator.normal(size=values.now.max() + 1)[values.now]
-            found += is_found(values, means, generator)
+            n_labels_found += is_found(values, means, generator)
     assert taken <= 2
-    assert found >= 0.5 * 50
+    assert n_labels_found >= 0.5 * 50
 
 
 def test_the_warning_reaches_the_verdict_and_its_remedy_mends_it(
@@ -260,14 +260,14 @@ def test_the_warning_reaches_the_verdict_and_its_remedy_mends_it(
         "cells.npz", **columns, rewards=rewards, terminals=terminals, episode_ids=ids
     )
     options = ("--policy", "uniform", "--gamma", 0.9, *AS_OPTIONS, "--json")
-    said = json.loads(succeed("evaluate", "cells.npz", *options))["verdict"]
-    (reason,) = (each["text"] for each in said["reasons"] if each["kind"] == NAME)
+    verdict = json.loads(succeed("evaluate", "cells.npz", *options))["verdict"]
+    (reason,) = (entry["text"] for entry in verdict["reasons"] if entry["kind"] == NAME)
     remedy = reason.split("(--encode '")[1].split("')")[0]
     assert remedy == "observations=one-hot"
     again = json.loads(succeed("evaluate", "cells.npz", "--encode", remedy, *options))[
         "verdict"
     ]
-    assert NAME not in {each["kind"] for each in again["reasons"]}
+    assert NAME not in {entry["kind"] for entry in again["reasons"]}
 
 
 def test_a_column_whose_order_the_user_declared_is_not_doubted(tmp_path) -> None:

@@ -410,7 +410,7 @@ def test_parts_of_a_log_add_up_and_rare_symptoms_are_left_out() -> None:
     rare = Structure(((1_000_000, ()), (1000, (symptom,))))
     assert rare.symptoms == ()
     often = Structure(((1000, (symptom,)),)) + Structure(((1000, ()),))
-    assert [one.test for one in often.symptoms] == ["some test"]
+    assert [seen.test for seen in often.symptoms] == ["some test"]
     assert symptom.text == "seen; mend it"
     assert symptom.share == 1.0
 

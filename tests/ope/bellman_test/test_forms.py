@@ -89,10 +89,10 @@ def test_draws_are_loops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shifts = case.weights * (case.problem.discounts - 1.0)
     generator = torch.Generator().manual_seed(case.settings.seed)
     if kind == "exact":
-        own = reference.products(
+        by_loops = reference.products(
             np.eye(20), case.inputs.numpy(), case.kernel.bandwidth, 1
         )
-        np.testing.assert_allclose(near, own, atol=1e-12)
+        np.testing.assert_allclose(near, by_loops, atol=1e-12)
     else:
         mapping = random_fourier_features(
             case.kernel, case.inputs.shape[1], features, generator
@@ -101,7 +101,7 @@ def test_draws_are_loops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = drawn_of(case, features, 7, 5)
     if kind == "blocks of features":
         monkeypatch.setattr(forms, "_BLOCK", 7)
-        found = draw_by_features(
+        of_features = draw_by_features(
             scores, shifts, case.inputs, mapping, 20, 7, np.random.default_rng(5)
         )
         drawn_at_once = drawn
@@ -109,39 +109,41 @@ def test_draws_are_loops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         signs = np.concatenate(
             [forms.random_signs((rows, 7), bits) for rows in (7, 7, 6)]
         ).T
-        drawn = found
+        drawn = of_features
         assert (drawn.growth_2, drawn.statistic) == (
             0.0,
             pytest.approx(drawn_at_once.statistic, rel=1e-10),
         )
     near = near.numpy() / 20
-    others = near - np.diag(np.diagonal(near))
+    beside_diagonal = near - np.diag(np.diagonal(near))
     assert set(np.unique(signs)) == {-1.0, 1.0}
     for draw, signed in enumerate(signs * scores):
         assert drawn.statistics[draw] == pytest.approx(signed @ near @ signed, rel=1e-9)
-        assert drawn.linear[draw] == pytest.approx(shifts @ others @ signed, rel=1e-8)
+        assert drawn.linear[draw] == pytest.approx(
+            shifts @ beside_diagonal @ signed, rel=1e-8
+        )
     assert drawn.mean == pytest.approx(np.diagonal(near) @ scores**2, rel=1e-9)
-    assert drawn.quadratic == pytest.approx(shifts @ others @ shifts, rel=1e-9)
+    assert drawn.quadratic == pytest.approx(shifts @ beside_diagonal @ shifts, rel=1e-9)
 
 
 def test_units_scale_with_rewards() -> None:
     """Rewards and values times 1e6: T times 1e12, p and power alike."""
     known = known_problem(2, 100)
     big = known.transitions.replace(rewards=known.transitions.rewards * 1e6)
-    one = koffline.bellman_test(known.q, known.transitions, known.policy, 0.9)
+    test = koffline.bellman_test(known.q, known.transitions, known.policy, 0.9)
     other = koffline.bellman_test(
         lambda s, a: 1e6 * known.q(s, a), big, known.policy, 0.9
     )
-    assert other.statistic == pytest.approx(1e12 * one.statistic, rel=1e-9)
-    assert (other.p_value, other.power) == (one.p_value, one.power)
-    assert other.detectable == pytest.approx(1e6 * one.detectable, rel=1e-6)
+    assert other.statistic == pytest.approx(1e12 * test.statistic, rel=1e-9)
+    assert (other.p_value, other.power) == (test.p_value, test.power)
+    assert other.detectable == pytest.approx(1e6 * test.detectable, rel=1e-6)
 
 
 def test_moments_are_those_of_all_signs() -> None:
     """T − mean of the null made anew, and that null's variance, over all 2⁸ residuals
     ε_g f_g + c s_g.
     """
-    found, (scores, shifts), c = random_draws(8), random_scores(8, 0), 0.7
+    draws_of_signs, (scores, shifts), c = random_draws(8), random_scores(8, 0), 0.7
     signs = np.array(list(itertools.product((-1.0, 1.0), repeat=8)))
     drawn = np.square(signs @ scores).sum(axis=1)
     lifted = signs[:, :, None] * scores + c * shifts  # (B, G, 6)
@@ -153,11 +155,15 @@ def test_moments_are_those_of_all_signs() -> None:
         np.square(products).sum(axis=(1, 2))
         - np.square(np.einsum("bgg->bg", products)).sum(1)
     )
-    assert (found.mean, found.variance) == pytest.approx(
+    assert (draws_of_signs.mean, draws_of_signs.variance) == pytest.approx(
         (drawn.mean(), drawn.var()), rel=1e-12
     )
-    assert c**2 * found.quadratic == pytest.approx(excess.mean(), rel=1e-10)
-    grown = found.variance + c**2 * found.growth_2 + c**4 * found.growth_4
+    assert c**2 * draws_of_signs.quadratic == pytest.approx(excess.mean(), rel=1e-10)
+    grown = (
+        draws_of_signs.variance
+        + c**2 * draws_of_signs.growth_2
+        + c**4 * draws_of_signs.growth_4
+    )
     assert grown == pytest.approx(spread.mean(), rel=1e-10)
 
 
@@ -193,12 +199,12 @@ def test_p_value_by_hand_and_critical_value() -> None:
     by_hand = SignDraws(
         0.0, np.array([1.0, 2.0, 3.0, 4.0]), np.zeros(4), 2.5, 1.25, 0.0
     )
-    assert [by_hand.p_value(one) for one in (3.0, 5.0, 0.5)] == pytest.approx(
-        [3 / 5, 1 / 5, 1.0]
-    )
+    assert [
+        by_hand.p_value(statistic) for statistic in (3.0, 5.0, 0.5)
+    ] == pytest.approx([3 / 5, 1 / 5, 1.0])
     drawn = random_draws(40, draws=199)
     critical = drawn.critical(0.1)
     assert drawn.p_value(critical * 1.0001) <= 0.1 < drawn.p_value(critical * 0.9999)
     assert drawn.power(0.0, 0.1) == np.mean(
-        [drawn.p_value(one) <= 0.1 for one in drawn.statistics]
+        [drawn.p_value(statistic) <= 0.1 for statistic in drawn.statistics]
     )

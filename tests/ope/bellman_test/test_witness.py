@@ -42,7 +42,7 @@ def test_witness_is_the_loop(kind: str) -> None:
     places = log.observations[5:9] + 0.1
     actions = log.actions[5:9]
     at = case.place(places, actions).numpy()
-    for index, found in enumerate(np.stack(witness(places, actions), axis=1)):
+    for index, values in enumerate(np.stack(witness(places, actions), axis=1)):
         expected = reference.witness(
             case.residuals,
             case.weights,
@@ -50,7 +50,7 @@ def test_witness_is_the_loop(kind: str) -> None:
             at[index],
             case.kernel.bandwidth,
         )
-        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        np.testing.assert_allclose(values, expected, rtol=1e-9)
 
 
 def test_kernel_loss_is_the_squared_norm_of_the_witness(plain) -> None:
@@ -80,10 +80,10 @@ def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> N
 
 def test_maps_are_the_witness_on_a_grid(broken) -> None:
     _, result = broken
-    found = result.witness.map(1, resolution=7)
-    assert found.values.mean.shape == (7, 7)
-    place = np.array([[found.axes[0][2], found.axes[1][5]]])
-    assert found.values.mean[5, 2] == pytest.approx(
+    mapped = result.witness.map(1, resolution=7)
+    assert mapped.values.mean.shape == (7, 7)
+    place = np.array([[mapped.axes[0][2], mapped.axes[1][5]]])
+    assert mapped.values.mean[5, 2] == pytest.approx(
         result.witness(place, np.array([1])).mean[0], rel=1e-9
     )
     log = discrete_log()

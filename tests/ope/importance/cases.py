@@ -100,7 +100,7 @@ def episode_estimates(
     **options,
 ) -> dict[str, PointEstimate | str]:
     """Estimates by name, or why there are none. q: a value function or its values."""
-    found: dict[str, PointEstimate | str] = {}
+    estimates: dict[str, PointEstimate | str] = {}
     for name in names:
         try:
             problem = prepare_episodes(log, policy, gamma, behavior=behavior, clip=clip)
@@ -109,10 +109,10 @@ def episode_estimates(
                 if q is None or isinstance(q, RowValues)
                 else values_of(q, log, policy)
             )
-            found[name] = estimate_one(name, problem, model, **options)
+            estimates[name] = estimate_one(name, problem, model, **options)
         except (DataError, PolicyError) as error:
-            found[name] = str(error)
-    return found
+            estimates[name] = str(error)
+    return estimates
 
 
 def log_of_steps(
@@ -120,7 +120,7 @@ def log_of_steps(
 ) -> Transitions:
     """Episodes of one length that the world ends, in states that say nothing."""
     n = len(rewards)
-    given = {
+    arguments = {
         "observations": np.zeros((n, 1)),
         "actions": np.zeros(n, dtype=int) if actions is None else actions,
         "rewards": rewards,
@@ -130,7 +130,7 @@ def log_of_steps(
         "action_space": Discrete(n_actions),
         "episode_ids": np.arange(n) // length,
     }
-    return Transitions(**{**given, **columns})
+    return Transitions(**{**arguments, **columns})
 
 
 def random_case(seed: int = 0, zeros: bool = False) -> Case:
@@ -212,7 +212,7 @@ class World:
         )
         ids, weights = (
             np.repeat(part, lengths)
-            for part in (range(len(paths)), [one for one, _ in paths])
+            for part in (range(len(paths)), [actions for actions, _ in paths])
         )
         return self.log(*columns, ids, weights=weights)
 

@@ -64,7 +64,7 @@ def gaussian_case(
 
 
 @pytest.mark.parametrize(
-    ("made", "bound", "share", "model"),
+    ("make_log", "bound", "share", "model"),
     [
         (discrete_case(), np.inf, 8.0, "multinomial logistic"),
         (gaussian_case(), np.inf, 6.0, "conditional Gaussian"),
@@ -72,16 +72,16 @@ def gaussian_case(
     ],
     ids=["discrete", "free", "cut off"],
 )
-def test_probabilities_are_near_the_truth(made, bound, share, model) -> None:
+def test_probabilities_are_near_the_truth(make_log, bound, share, model) -> None:
     """The lost likelihood is the mean divergence: a small share of what ignoring the
     state would lose.
     """
-    log, truth = made
+    log, truth = make_log
     cut_to = None if np.isinf(bound) else (np.full(2, -bound), np.full(2, bound))
-    logs, found = estimate_behavior(log, cut_to=cut_to)
-    constant = found["behavior_log_likelihood_constant"]
+    logs, estimated = estimate_behavior(log, cut_to=cut_to)
+    constant = estimated["behavior_log_likelihood_constant"]
     assert truth.mean() - logs.mean() < (truth.mean() - constant) / share
-    assert found["behavior_model"].startswith(model)
+    assert estimated["behavior_model"].startswith(model)
 
 
 def test_no_episode_sees_itself() -> None:
@@ -92,7 +92,8 @@ def test_no_episode_sees_itself() -> None:
     actions = np.asarray(log.actions).copy()
     actions[:LENGTH] = (actions[:LENGTH] + 1) % 3
     here, there = (
-        estimate_behavior(each)[0] for each in (log, log.replace(actions=actions))
+        estimate_behavior(log_read)[0]
+        for log_read in (log, log.replace(actions=actions))
     )
     moved = np.abs(here - there) > 1e-12
     share = moved.reshape(-1, LENGTH).any(axis=1)[1:].mean()
@@ -122,10 +123,10 @@ def test_logged_probabilities_win_unless_estimates_are_asked_for() -> None:
     first = DiscretePolicy(
         3, lambda observations: np.zeros(len(observations), dtype=int)
     )
-    found = importance_ratios(logged, first)
+    ratios = importance_ratios(logged, first)
     taken = np.asarray(log.actions) == 0
-    assert (found.logs[~taken] == -np.inf).all()  # impossible actions
-    np.testing.assert_allclose(found.logs[taken], -truth[taken])
+    assert (ratios.logs[~taken] == -np.inf).all()  # impossible actions
+    np.testing.assert_allclose(ratios.logs[taken], -truth[taken])
 
 
 def test_ratios_average_one_over_rows_as_they_are_weighed() -> None:
@@ -136,7 +137,7 @@ def test_ratios_average_one_over_rows_as_they_are_weighed() -> None:
     policy = DiscretePolicy(2, lambda states: np.tile([0.1, 0.9], (len(states), 1)))
     weights = np.where(actions == 1, 2.0, 1.0)
     warned = [
-        bool(importance_ratios(each, policy).warnings)
-        for each in (log, log.replace(weights=weights))
+        bool(importance_ratios(log_read, policy).warnings)
+        for log_read in (log, log.replace(weights=weights))
     ]
     assert warned == [True, False]

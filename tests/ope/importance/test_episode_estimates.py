@@ -43,11 +43,11 @@ def test_estimated_behavior_is_said_and_not_certified() -> None:
     options = {"names": ["is"], "interval": HOEFFDING, "draws": FEW}
     world = three_states()
     arguments = problem.transitions, problem.policy, problem.gamma
-    found = episode_estimates(*arguments, behavior="estimate", **options)["is"]
-    assert found.interval is None
-    assert any("were estimated from the log" in text for text in found.warnings)
+    estimate = episode_estimates(*arguments, behavior="estimate", **options)["is"]
+    assert estimate.interval is None
+    assert any("were estimated from the log" in text for text in estimate.warnings)
     assert any(
-        "it needs exact behavior probabilities" in text for text in found.warnings
+        "it needs exact behavior probabilities" in text for text in estimate.warnings
     )
     uneven = episode_estimates(world.all_paths(), world.policy, 0.9, **options)["is"]
     assert any("episodes of equal weight" in text for text in uneven.warnings)
@@ -61,10 +61,10 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
     model = values_of(q, log, problem.policy)
     arguments = problem.policy, problem.gamma
     left = episode_estimates(log.select_episodes(kept), *arguments, q=q, draws=FEW)
-    found = episode_estimates(weighted, *arguments, q=model, draws=FEW)
+    estimates = episode_estimates(weighted, *arguments, q=model, draws=FEW)
     for name in OVER_EPISODES:
-        assert found[name].value == pytest.approx(left[name].value)
-        assert found[name].effective_sample_size == pytest.approx(
+        assert estimates[name].value == pytest.approx(left[name].value)
+        assert estimates[name].effective_sample_size == pytest.approx(
             left[name].effective_sample_size
         )
 
@@ -85,20 +85,20 @@ def test_what_does_not_apply_has_a_reason(
     name: str, options: dict, reason: str
 ) -> None:
     problem = EXACT_PROBLEMS[name](0, 100)
-    found = episode_estimates(
+    estimates = episode_estimates(
         problem.transitions, problem.policy, problem.gamma, **options
     )
-    assert all(reason in text for text in found.values())
+    assert all(reason in text for text in estimates.values())
 
 
 def test_a_policy_that_takes_no_logged_action_has_no_estimate() -> None:
     problem, q = chain(n_rows=200)
     log = problem.transitions.replace(actions=np.zeros(200, dtype=int))
     policy = DiscretePolicy(2, lambda o: np.tile([0.0, 1.0], (len(o), 1)), "never")
-    found = episode_estimates(log, policy, 0.9, q=q, draws=FEW)
+    estimates = episode_estimates(log, policy, 0.9, q=q, draws=FEW)
     assert all(
         "takes none of the logged actions: every episode's" in text
-        for text in found.values()
+        for text in estimates.values()
     )
 
 
@@ -110,11 +110,11 @@ def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     policy = DiscretePolicy(
         3, lambda o: np.tile([1.0, 0.0, 0.0], (len(o), 1)), "always"
     )
-    found = episode_estimates(log, policy, 0.9, names=WITHOUT_MODEL, draws=FEW)
+    estimates = episode_estimates(log, policy, 0.9, names=WITHOUT_MODEL, draws=FEW)
     for name in ("is", "pdis"):
-        assert "e^1200" in found[name]
+        assert "e^1200" in estimates[name]
     for name in ("wis", "wpdis"):
-        assert found[name].value == pytest.approx((1.0 - 0.9**30) / 0.1)
+        assert estimates[name].value == pytest.approx((1.0 - 0.9**30) / 0.1)
     capped = episode_estimates(log, policy, 0.9, names=["is"], clip=100.0, draws=FEW)[
         "is"
     ]

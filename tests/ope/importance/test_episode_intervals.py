@@ -27,10 +27,10 @@ from tests.ope.importance.cases import (
 def test_student_interval_is_the_two_sided_textbook_one() -> None:
     values = np.random.default_rng(0).exponential(size=12)
     mean = plain_mean(values, np.full(12, 1 / 12))
-    found = episode_intervals.student_interval(mean.value, mean.deviations, 0.9, 12.0)
+    student = episode_intervals.student_interval(mean.value, mean.deviations, 0.9, 12.0)
     expected = stats.t.interval(0.9, 11, loc=values.mean(), scale=stats.sem(values))
-    assert (found.low, found.high) == pytest.approx(expected)
-    assert (found.kind, found.level) == (EPISODES_T, 0.9)
+    assert (student.low, student.high) == pytest.approx(expected)
+    assert (student.kind, student.level) == (EPISODES_T, 0.9)
 
 
 def test_bootstrap_is_scipys_bca() -> None:
@@ -39,18 +39,18 @@ def test_bootstrap_is_scipys_bca() -> None:
     """
     values = np.random.default_rng(1).exponential(size=40)
     mean = plain_mean(values, np.full(40, 1 / 40))
-    found = episode_intervals.bootstrap_interval(mean, 0.9, 20_000, 2)
-    asked = {
+    interval = episode_intervals.bootstrap_interval(mean, 0.9, 20_000, 2)
+    expected = {
         "confidence_level": 0.9,
         "n_resamples": 20_000,
         "method": "BCa",
         "random_state": 3,
     }
-    theirs = stats.bootstrap((values,), np.mean, **asked).confidence_interval
-    assert (found.low, found.high) == pytest.approx(
-        (theirs.low, theirs.high), abs=0.03 * found.width
+    theirs = stats.bootstrap((values,), np.mean, **expected).confidence_interval
+    assert (interval.low, interval.high) == pytest.approx(
+        (theirs.low, theirs.high), abs=0.03 * interval.width
     )
-    assert found.kind == EPISODES_BOOTSTRAP
+    assert interval.kind == EPISODES_BOOTSTRAP
 
 
 def test_one_episode_or_too_few_with_weight_have_none() -> None:
@@ -98,12 +98,12 @@ def test_lower_bound_fails_no_more_often_than_allowed(kind: str, chance: float) 
 def test_on_policy_bound_is_the_plain_one_at_a_seventh_of_the_level(kind: str) -> None:
     rewards = np.random.default_rng(5).uniform(1.0, 3.0, size=500)
     problem = weighed(log_of_steps(rewards, 1), np.zeros(500))
-    found = episode_intervals.certified_interval(problem, 0.95, kind, (1.0, 3.0))
+    interval = episode_intervals.certified_interval(problem, 0.95, kind, (1.0, 3.0))
     width = widths(kind, rewards, 2.0, 0.025 / 7)
-    assert (found.low, found.high) == pytest.approx(
+    assert (interval.low, interval.high) == pytest.approx(
         (rewards.mean() - width, rewards.mean() + width)
     )
-    assert "(given)" in found.assumptions
+    assert "(given)" in interval.assumptions
 
 
 @pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
@@ -119,9 +119,9 @@ def test_certified_interval_holds_off_policy(kind: str, stepwise: bool) -> None:
         actions = np.random.default_rng(seed).integers(2, size=600)
         log = log_of_steps(actions.astype(float), 2, actions)
         problem = weighed(log, np.log(np.where(actions == 1, 0.9, 0.1)) - math.log(0.5))
-        found = episode_intervals.certified_interval(
+        interval = episode_intervals.certified_interval(
             problem, 0.8, kind, (0.0, 1.0), stepwise
         )
-        assert found.width < 1.9 if kind == HOEFFDING else found.width < 2.5
-        misses += not found.holds(0.9 * 1.9)
+        assert interval.width < 1.9 if kind == HOEFFDING else interval.width < 2.5
+        misses += not interval.holds(0.9 * 1.9)
     assert misses == 0

@@ -64,11 +64,11 @@ def test_expectations_are_exact() -> None:
         Discrete(2),
         (3,),
     )
-    found = episode_estimates(
+    estimates = episode_estimates(
         world.all_paths(), world.policy, 0.9, q=q, names=LOOPS, draws=10
     )
     at_cut = np.sum(world.target * table, axis=1)
-    for name, estimate in found.items():
+    for name, estimate in estimates.items():
         last = at_cut if name in ("dr", "wdr") else np.zeros(3)
         assert estimate.value == pytest.approx(world.finite_value(0.9, last), abs=1e-12)
 
@@ -112,8 +112,8 @@ def test_sums_and_effective_sizes_equal_loops(case: Case) -> None:
     rows = np.array(reference.step_weights(case.episodes, case.problem.shares))
     totals = rows.sum(axis=1, keepdims=True)
     expected = np.divide(rows, totals, out=np.zeros_like(rows), where=totals > 0.0)
-    found = np.concatenate([parts for _, _, parts in case.problem.blocks()], axis=1)
-    np.testing.assert_allclose(found, expected.T, rtol=1e-12)
+    all_parts = np.concatenate([parts for _, _, parts in case.problem.blocks()], axis=1)
+    np.testing.assert_allclose(all_parts, expected.T, rtol=1e-12)
     expected = reference.effective_sizes(case.episodes, case.problem.shares)
     np.testing.assert_allclose(case.problem.effective_sizes, expected, rtol=1e-12)
 

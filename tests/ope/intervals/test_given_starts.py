@@ -51,15 +51,15 @@ def system(seed: int, starts: int = 1, n: int = 400):
 
 
 def test_the_noise_is_the_covariance_of_the_mean_over_draws() -> None:
-    problem, made = system(0, starts=3)
-    assert made.start_draws * 3 >= 16_384
+    problem, of_problem = system(0, starts=3)
+    assert of_problem.start_draws * 3 >= 16_384
     expected = 0.0
     for inputs in problem.start_inputs:
         drawn = torch.nn.functional.pad(
             FEATURES(torch.as_tensor(inputs)).double(), (0, 1), value=1.0
         )
         expected += torch.cov(drawn.T) / len(drawn) / 9.0
-    noise = made.start_noise
+    noise = of_problem.start_noise
     torch.testing.assert_close(noise.T @ noise, expected, rtol=1e-6, atol=1e-12)
 
 
@@ -68,7 +68,8 @@ def test_intervals_hold_the_truth() -> None:
     for kind in ("kernel-calibrated", "kernel-certified"):
         options = {"reward_bounds": (-1.0, 1.0), "norm_bound": 20.0}
         held = sum(
-            make_interval(kind, made, **options).interval.holds(0.0) for made in systems
+            make_interval(kind, linear_system, **options).interval.holds(0.0)
+            for linear_system in systems
         )
         # of 12 at 95 %: fewer have probability 2 %; seeds are fixed
         assert held >= 10, kind

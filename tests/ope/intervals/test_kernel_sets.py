@@ -81,9 +81,9 @@ def test_parts_add_up() -> None:
         martingale_threshold(length, system.row_weights, 0.05)
     )
     margin = start_deviation((-0.5, 1.0), system.start_weights, 0.05)
-    found = Feasible.of(system).value_range(result.threshold, 3.0)
-    assert result.interval.low == pytest.approx(max(found[0] - margin, -0.5))
-    assert result.interval.high == pytest.approx(min(found[1] + margin, 1.0))
+    extremes = Feasible.of(system).value_range(result.threshold, 3.0)
+    assert result.interval.low == pytest.approx(max(extremes[0] - margin, -0.5))
+    assert result.interval.high == pytest.approx(min(extremes[1] + margin, 1.0))
     assert "given" in result.interval.assumptions
 
 
@@ -132,7 +132,7 @@ def test_extremes_agree_with_brute_force(
     feasible = Feasible.of(system)
     centre = best_constant(system).numpy()
     threshold = feasible.least_loss(norm) + extra
-    found = feasible.value_range(threshold, norm)
+    extremes = feasible.value_range(threshold, norm)
     direction = system.start_mean.numpy()
     limits = [
         {"type": "ineq", "fun": lambda theta: threshold - _loss(system, theta)},
@@ -158,8 +158,8 @@ def test_extremes_agree_with_brute_force(
             for t in tries
             if t.success and all(g["fun"](t.x) > -1e-7 for g in limits)
         )
-    assert found[1] == pytest.approx(ends[1.0], abs=1e-5)
-    assert found[0] == pytest.approx(-ends[-1.0], abs=1e-5)
+    assert extremes[1] == pytest.approx(ends[1.0], abs=1e-5)
+    assert extremes[0] == pytest.approx(-ends[-1.0], abs=1e-5)
 
 
 def test_one_parameter_by_hand() -> None:
