@@ -168,6 +168,7 @@ def info(log: Log, as_json: bool) -> None:
       koffline data info log.parquet --observations 'x_*' --action a --reward r --episode id --time t
       koffline data info shards/ --workers 8
     """
+    from koffline.data.sources import layout_of
     from koffline.data.statistics import summarise
 
     rows = log.open()
@@ -175,6 +176,7 @@ def info(log: Log, as_json: bool) -> None:
         summary = summarise(rows, log.stream, progress=True)
     else:
         summary = summarise(rows)
+    summary["layout"] = layout_of(log.source, log.mapping)
     if as_json:
         say(json.dumps(summary, default=str))
         return
@@ -188,6 +190,7 @@ def info(log: Log, as_json: bool) -> None:
 def _summary_lines(log: Any, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The summary of a log as pairs of name and text."""
     features = log.metadata.features
+    yield "layout", str(summary["layout"])
     if "shards" in summary:
         yield "shards", f"{summary['shards']}"
     yield "rows", f"{summary['rows']}"

@@ -93,10 +93,25 @@ def is_table_source(name: str) -> bool:
 
     A folder counts if it holds such files and is no log of another kind.
     """
-    if is_log_source(name):
-        return False
-    first = _candidates(name)[:1]
-    return any(kind_of(file, is_table=False) for file in first)
+    return kind_of_table(name, is_table=False) is not None
+
+
+def kind_of_table(name: str, is_table: bool) -> str | None:
+    """Kind of the first file of a table at a path, URL or pattern; None if it is no
+    table, or a log of another kind.
+
+    is_table: as in `find_tables`. Raises DataError for empty and damaged files, and
+    with ``is_table`` for all that is no table.
+    """
+    if not is_table and is_log_source(name):
+        return None
+    for file in _candidates(name)[:1]:
+        kind = kind_of(file, is_table)
+        if kind is not None:
+            return kind
+    if is_table:
+        return find_tables(name, is_table)[0]
+    return None
 
 
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:

@@ -8,23 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-import h5py
-
 from koffline.data import remote
 from koffline.data.array_labels import OF_ARRAYS, with_labels
-from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
-from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
+from koffline.data.d3rlpy_dump import write_d3rlpy_dump
+from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.disk.writer import ShardWriter, open_lazy
-from koffline.data.flat import read_flat, write_hdf5, write_npz
-from koffline.data.kinds import (
-    HDF5,
-    NPZ,
-    data_folder,
-    is_shard_folder,
-    is_table_source,
-    kind_of,
-)
-from koffline.data.minari import read_minari, write_minari
+from koffline.data.flat import write_hdf5, write_npz
+from koffline.data.kinds import is_table_source
+from koffline.data.log_readers import Place, Request, read_log, recognise
+from koffline.data.minari import write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions, check_in_memory, no_log
@@ -46,11 +38,6 @@ FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
 SUFFIXES = {f".{name}": name for name in ("hdf5", "npz", "parquet", "arrow", "csv")}
 SUFFIXES |= {".h5": "hdf5", ".feather": "arrow"}
 _START_NAMES = ("initial_observations", "observations")
-_READABLE = (
-    "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV"
-    " table, a folder of shards, a Minari folder or minari:<id>"
-)
-_NOT_FLAT = "--one-step is for tables and flat HDF5 or NPZ files"
 
 
 @overload
@@ -147,87 +134,30 @@ def open_raw(
     if not isinstance(source, (str, os.PathLike)):
         raise no_log(source)
     name = os.fspath(source)
-    if _is_table(name, mapping):
-        from koffline.data.table.reading import read_table
-
-        return read_table(name, mapping, action_space)
-    if isinstance(mapping, Mapping) and "encode" in mapping:
-        of_rows = None
-        if "one_step" in mapping:
-            of_rows = {"one_step": True}
-        log = open_raw(source, action_space, of_rows)
-        return with_labels(log, mapping["encode"], name)
-    of_minari = name.startswith(MINARI)
-    one_step = mapping is not None
-    if one_step and (of_minari or remote.is_folder(name)):
-        raise DataError(f"{name} holds episodes; {_NOT_FLAT}")
-    if of_minari:
-        return read_minari(_existing_minari_folder(name), name, action_space)
-    if not remote.exists(name):
-        raise DataError(f"{name} does not exist; check the path, or {_READABLE}")
-    if is_shard_folder(name):
-        loaded = open_lazy(name, action_space).load()
-        return RawLog(loaded.columns, loaded.action_space, loaded.metadata)
-    if remote.is_folder(name):
-        if remote.is_url(name):
-            raise DataError(f"{name} is no folder of shards; {_READABLE}")
-        return read_minari(Path(name), name, action_space)
-    with remote.local_file(name) as path:  # a temporary copy if the file is remote
-        try:
-            log = _open_file(path, action_space, one_step)
-        except DataError as error:
-            raise DataError(str(error).replace(str(path), name)) from None
-    return replace(log, metadata=replace(log.metadata, source=name))
+    with Place(name, _says_table(mapping)) as place:
+        is_table = place.is_table or place.table_kind is not None
+        if not is_table and isinstance(mapping, Mapping) and "encode" in mapping:
+            of_rows = None
+            if "one_step" in mapping:
+                of_rows = {"one_step": True}
+            log = open_raw(source, action_space, of_rows)
+            return with_labels(log, mapping["encode"], name)
+        one_step = mapping is not None and not is_table
+        return read_log(place, Request(action_space, mapping, one_step))
 
 
-def _existing_minari_folder(name: str) -> Path:
-    """The folder of ``minari:<id>``. Raises DataError if it does not exist."""
-    folder = minari_folder(name)
-    if not folder.exists():
-        fetch = f"minari download {name.removeprefix(MINARI)}"
-        raise DataError(f"{name} is not at {folder}; fetch it with `{fetch}`")
-    return folder
+def layout_of(source: Location, mapping: _Mapping = None) -> str:
+    """What the layout of a log is called. Raises DataError if it is not known."""
+    with Place(os.fspath(source), _says_table(mapping)) as place:
+        return recognise(place).title
 
 
-def _is_table(name: str, mapping: _Mapping) -> bool:
-    """Whether to read a log as a table: it is one, or its mapping has more than arrays
-    understand.
-    """
-    if is_table_source(name):
-        return True
+def _says_table(mapping: _Mapping) -> bool:
+    """Whether a mapping has more than arrays understand, so that the log is a table."""
     if not isinstance(mapping, Mapping):
         return mapping is not None
     is_of_arrays = bool(mapping) and OF_ARRAYS.issuperset(mapping)
     return not is_of_arrays or mapping.get("one_step", True) is not True
-
-
-def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
-    """Open a local file that is no table: flat, a dump of d3rlpy, or Minari's.
-
-    one_step: make every row an episode. Raises DataError, also for files of episodes
-    then.
-    """
-    kind = kind_of(str(path), is_table=True)
-    if kind not in (HDF5, NPZ):
-        raise DataError(
-            f"{path} is no data file that koffline knows, whatever its name says;"
-            f" {_READABLE}"
-        )
-    if kind == NPZ:
-        return read_flat(path, kind, action_space, one_step)
-    with reading(path, kind), h5py.File(path, "r") as opened:
-        # names alone: `name in opened` would open the file that an external link names
-        names = set(opened)
-    is_dump = {"columns", "num_episodes"} <= names
-    is_minari = "episode_0" in names
-    if one_step and (is_dump or is_minari):
-        raise DataError(f"{path} holds episodes; {_NOT_FLAT}")
-    if is_dump:
-        return read_d3rlpy_dump(path, action_space)
-    # Minari's main_data.hdf5 itself
-    if is_minari and data_folder(path.parent) == path.parent:
-        return read_minari(path.parent, str(path), action_space)
-    return read_flat(path, kind, action_space, one_step)
 
 
 def write_transitions(
@@ -302,24 +232,21 @@ def convert_to_shards(
     """
     name = os.fspath(source)
     check_apart([name], os.fspath(target))
-    with ShardWriter(target, shard_rows, force) as writer:
-        if _is_table(name, mapping):
-            from koffline.data.table.reading import TableStream
-
-            # whatever the order of the table; what was done to the rows is known at the
-            # end
-            table = TableStream(source, mapping, action_space)
-            for piece in table:
-                writer.append(piece)
-            writer.metadata = table.metadata
-        elif mapping is None and is_shard_folder(name):
-            log = open_lazy(name, action_space)
-            writer.metadata = log.metadata
-            for shard in range(len(log.shards)):
-                for block in in_whole_units(log.shard_blocks(shard)):
-                    writer.append(block)
-        else:
+    with (
+        ShardWriter(target, shard_rows, force) as writer,
+        Place(name, _says_table(mapping)) as place,
+    ):
+        reader = recognise(place)
+        # a mapping of arrays alone changes rows that lie in memory
+        is_changed = mapping is not None and place.table_kind is None
+        if reader.pieces is None or is_changed:
             writer.append(open_transitions(source, action_space, mapping=mapping))
+        else:
+            stream = reader.pieces(place, Request(action_space, mapping))
+            for piece in stream:
+                writer.append(piece)
+            # what was done to the rows is known at the end
+            writer.metadata = stream.metadata
     return open_lazy(target)
 
 

@@ -16,6 +16,10 @@ from tests.data.logs import d4rl_arrays, leaves, roll_out
 from tests.refusals import assert_refused, run_cli
 
 ROLLOUT = roll_out(("truncated", "terminated") * 6, (5, 3) * 6)
+LAYOUTS = {
+    "log.hdf5": "HDF5 file with an array for each column of a log",
+    "shards": "folder of shards",
+}
 LOG = ROLLOUT.transitions(
     metadata=Metadata(gamma=0.9, notes=("made for 1 test", "by hand"))
 )
@@ -55,6 +59,7 @@ def test_info_is_that_of_the_log_wherever_it_lies(folder, shards):
     ):
         summary = info(source, *options)
         assert summary.pop("source") == source
+        assert summary.pop("layout") == LAYOUTS[source]
         assert summary.pop("shards", 1) == (3 if source == "shards" else 1)
         rest = {
             key: value
