@@ -25,10 +25,11 @@ OWN_FILES = {
 PARQUET = "Parquet"
 ARROW = "Arrow"
 CSV = "CSV"
+JSON = "JSON"
 HDF5 = "HDF5"
 NPZ = "NPZ"
 NO_TABLE = (
-    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per"
+    "is no table that koffline knows (Parquet, Arrow, CSV, JSON, or arrays with one row per"
     " transition in HDF5 or NPZ); a mapping is for tables, `koffline data info` looks"
     " into other logs"
 )
@@ -41,7 +42,15 @@ _SUFFIXES = {
     CSV: tuple(
         f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst")
     ),
+    JSON: tuple(
+        f"{name}{packed}"
+        for name in (".json", ".jsonl", ".ndjson")
+        for packed in ("", ".gz", ".zst")
+    ),
 }
+# The folder of a LeRobot dataset holds the rows in data/, and says so in meta/.
+LEROBOT_MARK = "meta/info.json"
+_LEROBOT_ROWS = "data"
 _CONTENTS: dict[bytes, str | None] = {
     b"PAR1": PARQUET,
     b"ARROW1": ARROW,
@@ -88,8 +97,8 @@ def is_log_source(name: str) -> bool:
 
 
 def is_table_source(name: str) -> bool:
-    """Whether a path, URL or pattern is a table: Parquet and Arrow by content, CSV by
-    name.
+    """Whether a path, URL or pattern is a table: Parquet and Arrow by content, CSV and
+    JSON by name.
 
     A folder counts if it holds such files and is no log of another kind.
     """
@@ -118,8 +127,8 @@ def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     """Kind and names of the files at a path or URL: a file, a folder of files, or a
     pattern.
 
-    With ``is_table``, a text file is CSV whatever its name, and arrays in HDF5 and NPZ
-    files are columns.
+    With ``is_table``, a text file is JSON or CSV whatever its name, and arrays in HDF5
+    and NPZ files are columns.
     Raises DataError if there is no file, a damaged one, or files of different kinds.
     """
     kinds: dict[str, str] = {}
@@ -153,7 +162,8 @@ def _candidates(name: str) -> list[str]:
 def kind_of(name: str, is_table: bool) -> str | None:
     """Kind of a file by its first bytes and its name; None if it is no table.
 
-    With ``is_table``, arrays in HDF5 and NPZ files are columns, and any text is CSV.
+    With ``is_table``, arrays in HDF5 and NPZ files are columns, and any text is JSON
+    or CSV.
     Raises DataError if the file is empty or damaged.
     """
     head = remote.read_bytes(name, 16)
@@ -171,21 +181,26 @@ def kind_of(name: str, is_table: bool) -> str | None:
                 f"{name} is a truncated or corrupt {kind} table (damaged header); copy"
                 " or export it again"
             )
-    if is_table and head.lstrip()[:1] in (b"{", b"["):
-        raise DataError(
-            f"{name} is JSON, which is not read; write it as Parquet or CSV"
-            " (polars.read_ndjson), one decision a row and every nested field a column"
-            " of its own"
-        )
+    is_text_of_json = is_table and head.lstrip()[:1] in (b"{", b"[")
+    if is_text_of_json or lower.endswith(_SUFFIXES[JSON]):
+        return JSON
     if is_table or lower.endswith(_SUFFIXES[CSV]):
         return CSV
     return None
 
 
+def is_lerobot_folder(name: str) -> bool:
+    """Whether a folder, at a path or URL, is the root of a LeRobot dataset."""
+    rows = remote.joined(name, _LEROBOT_ROWS)
+    return remote.exists(remote.joined(name, LEROBOT_MARK)) and remote.is_folder(rows)
+
+
 def _files_below(folder: str) -> list[str]:
     """Files with a table's suffix, in natural order; names that begin with _ or . are
-    skipped.
+    skipped, and so is JSON beside other tables, which describes them.
     """
+    if is_lerobot_folder(folder):
+        folder = remote.joined(folder, _LEROBOT_ROWS)
     if not remote.is_url(folder):
         paths = [
             os.path.join(place, name)
@@ -195,10 +210,14 @@ def _files_below(folder: str) -> list[str]:
     else:
         with remote.storage(folder) as (system, root):
             paths = [system.unstrip_protocol(path) for path in system.find(root)]
-    suffixes = tuple(suffix for known in _SUFFIXES.values() for suffix in known)
-    tables = []
+    tables: list[str] = []
+    of_json: list[str] = []
     for path in paths:
-        is_hidden = re.search(r"/[_.]", f"/{path[len(folder) :]}")
-        if path.lower().endswith(suffixes) and not is_hidden:
+        if re.search(r"/[_.]", f"/{path[len(folder) :]}"):
+            continue
+        name = path.lower()
+        if name.endswith(_SUFFIXES[JSON]):
+            of_json.append(path)
+        elif name.endswith((*_SUFFIXES[PARQUET], *_SUFFIXES[ARROW], *_SUFFIXES[CSV])):
             tables.append(path)
-    return sorted(tables, key=natural_key)
+    return sorted(tables or of_json, key=natural_key)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from koffline.data.table.mapping import MappingRequest
 
 READABLE = (
-    "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV"
-    " table, a folder of shards, a Minari folder or minari:<id>"
+    "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow,"
+    " CSV or JSON table, a folder of shards, a Minari folder or minari:<id>"
 )
 _NOT_FLAT = "--one-step is for tables and flat HDF5 or NPZ files"
 
@@ -244,9 +244,19 @@ def _arrays(name: str, kind: str) -> LogReader:
 
 # Arrays are a table where a mapping says so.
 _TABLES = (
+    LogReader(
+        name="lerobot",
+        title="LeRobot dataset (Parquet)",
+        sniff=lambda place: (
+            place.table_kind is not None and kinds.is_lerobot_folder(place.name)
+        ),
+        read=_read_table,
+        pieces=_table_pieces,
+    ),
     _table("parquet", kinds.PARQUET, "Parquet table"),
     _table("arrow", kinds.ARROW, "Arrow table"),
     _table("csv", kinds.CSV, "CSV table"),
+    _table("json", kinds.JSON, "table of JSON objects"),
     _table("hdf5", kinds.HDF5, "table of the arrays in an HDF5 file"),
     _table("npz", kinds.NPZ, "table of the arrays in an NPZ archive"),
 )

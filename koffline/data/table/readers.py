@@ -21,14 +21,25 @@ import polars as pl
 import pyarrow as pa
 
 from koffline.data import remote
-from koffline.data.columns import natural_key
-from koffline.data.kinds import CSV, HDF5, NO_TABLE, NPZ, PARQUET, STREAM
+from koffline.data.array_layouts import (
+    ENVIRONMENTS,
+    GROUPS,
+    RING,
+    below_each_other,
+    environments_of,
+    episode_groups,
+    has_ring,
+    joined_groups,
+    unrolled_ring,
+)
+from koffline.data.kinds import CSV, HDF5, JSON, NO_TABLE, NPZ, PARQUET, STREAM
 from koffline.data.table.arrow_frames import frame_of_batch, polars_type
+from koffline.data.table.json_records import BYTES_PER_BYTE, columns_of
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import open_hdf5
-from koffline.untrusted.limits import Refused
+from koffline.untrusted.limits import Refused, check_memory
 
 Columns = Mapping[str, Any]  # names and types
 _Frames = Iterator[pl.DataFrame]
@@ -44,6 +55,7 @@ class Reader:
     """An open file of a table: names and types of its columns, and its metadata
     (``described``).
 
+    layout: the tool's, where the file itself tells it: a name of `tools.TOOLS`.
     frames: yields columns, if possible with the requested types, in frames of at most N
     rows. declared: bytes of columns in memory, for numbers of at least ``itemsize``,
     and bytes that are decoded at once; 0 if the format does not tell sizes.
@@ -53,6 +65,7 @@ class Reader:
     frames: Callable[[Columns, int], _Frames]
     described: Mapping[bytes, bytes] = field(default_factory=dict)
     declared: Callable[[Columns, int], tuple[int, int]] = _no_sizes
+    layout: str = ""
 
 
 @contextlib.contextmanager
@@ -64,6 +77,8 @@ def table_reader(name: str, kind: str, as_texts: bool = False) -> Iterator[Reade
     with faults(name, kind), contextlib.ExitStack() as stack:
         if kind == CSV:
             yield _csv_reader(name, as_texts)
+        elif kind == JSON:
+            yield _json_reader(name)
         elif kind == NPZ:
             path = stack.enter_context(remote.local_file(name))
             archive = stack.enter_context(open_npz(path))
@@ -71,12 +86,19 @@ def table_reader(name: str, kind: str, as_texts: bool = False) -> Iterator[Reade
             for key in filter(archive.__contains__, archive.datasets):
                 with contextlib.suppress(Refused):  # it cannot be read
                     headers[key] = archive.dataset(key)
-            yield _arrays_reader(archive.arrays(_columns(headers, name)))
+            yield _checked_arrays_reader(archive, headers, name)
         elif kind == HDF5:
             path = stack.enter_context(remote.local_file(name))
             file = stack.enter_context(open_hdf5(path))
             datasets = {key: file.raw[key] for key in file.datasets}
-            yield _arrays_reader(file.slices(_columns(datasets, name)))
+            groups = episode_groups(datasets)
+            if groups:
+                joined = joined_groups(file, groups, name)
+                yield _arrays_reader(joined, layout=GROUPS)
+            elif has_ring(datasets):
+                yield _arrays_reader(unrolled_ring(file, name), layout=RING)
+            else:
+                yield _checked_arrays_reader(file, datasets, name)
         else:
             source = stack.enter_context(open_bytes(name))
             if kind == PARQUET:
@@ -140,6 +162,7 @@ def width_of(kind: Any) -> int:
     return 8
 
 
+_IN_PARQUET = "; write it as Parquet, which is read in pieces"
 _DELIMITERS = ",;\t|"
 _MOST_HEADER = 2**22
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -184,6 +207,23 @@ def _csv_reader(name: str, as_texts: bool) -> Reader:
     }
     frames = partial(_csv_frames, name, names, options, as_texts)
     return Reader([(column, pl.String()) for column in names], frames)
+
+
+def _json_reader(name: str) -> Reader:
+    """A JSON file, read as a whole. Raises DataError, Refused if it is too large."""
+    check_memory(unpacked_bytes(name) * BYTES_PER_BYTE, _IN_PARQUET)
+    with open_bytes(name) as file:
+        codec = _codec_of(file)
+        stream = file
+        if codec is not None:
+            stream = pa.CompressedInputStream(file, codec)
+        text = stream.read().decode("utf-8")
+    columns = columns_of(text, name)
+
+    def frames(wanted: Columns, rows: int) -> _Frames:
+        yield from pl.DataFrame([columns[key] for key in wanted]).iter_slices(rows)
+
+    return Reader([(key, column.dtype) for key, column in columns.items()], frames)
 
 
 def _codec_of(file: Any) -> str | None:
@@ -388,9 +428,9 @@ def _arrow_reader(name: str, source: Any) -> Reader:
     )
 
 
-def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
+def _arrays_reader(arrays: Mapping[str, Any], layout: str = "") -> Reader:
     """Arrays with one number, text or list of numbers per row, in memory or read by
-    slices.
+    slices. layout: of the tool that wrote them, if it is known.
     """
 
     def series(name: str, rows: slice) -> pl.Series:
@@ -415,50 +455,56 @@ def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
         [(name, series(name, slice(0)).dtype) for name in arrays],
         frames,
         declared=declared,
+        layout=layout,
     )
 
 
-# robomimic's data/demo_0/obs, and the like
-_EPISODE_GROUP = re.compile(
-    r"^((?:[^/]+/)*(?:demo|episode|ep|traj|trajectory|rollout)[_-]?\d+)/", re.I
-)
+def _checked_arrays_reader(file: Any, headers: Mapping[str, Any], name: str) -> Reader:
+    """The arrays of a file with one row per transition.
 
-
-def _columns(arrays: Mapping[str, Any], name: str) -> list[str]:
-    """The keys of arrays with one row per transition: those with the most frequent
-    number of rows. name: of the file.
-
-    Raises DataError if there are none, or if episodes are groups of their own.
+    file: as opened by `open_npz` or `open_hdf5`. headers: shapes and types of its
+    arrays. name: of the file. Raises DataError if its arrays are no columns.
     """
-    matches = map(_EPISODE_GROUP.match, arrays)
-    groups: set[str] = {match.group(1) for match in matches if match is not None}
-    if len(groups) > 1:
-        in_order = sorted(groups, key=natural_key)
-        raise DataError(
-            f"{name} holds one group of arrays per episode ({listed(in_order, 3)}),"
-            " which is not read; join the arrays of all groups into one per key, with the group's"
-            " number as episode_ids"
-        )
+    of_steps = _of_steps(headers, most_sides=3)
+    shapes = {key: tuple(headers[key].shape) for key in of_steps}
+    environments = environments_of(shapes)
+    if environments is not None:
+        arrays = below_each_other(file.arrays(of_steps, twice=of_steps), environments)
+        return _arrays_reader(arrays, layout=ENVIRONMENTS)
+    columns = _of_steps(headers, most_sides=2)
     # Minari's, d3rlpy's
-    is_other = any(key.startswith(("episode_0/", "num_episodes")) for key in arrays)
-    n_rows = {
-        key: array.shape[0] for key, array in arrays.items() if _may_be_column(array)
-    }
-    rows = 0
-    count = 0
-    if n_rows:
-        rows, count = Counter(n_rows.values()).most_common(1)[0]
-    if count < 3 or is_other:
+    is_other = any(key.startswith(("episode_0/", "num_episodes")) for key in headers)
+    if len(columns) < _FEWEST_COLUMNS or is_other:
         raise DataError(f"{name} {NO_TABLE}")
+    if hasattr(file, "slices"):
+        return _arrays_reader(file.slices(columns))
+    return _arrays_reader(file.arrays(columns))
+
+
+_FEWEST_COLUMNS = 3
+
+
+def _of_steps(headers: Mapping[str, Any], most_sides: int) -> list[str]:
+    """The keys of arrays with one row per transition: those with the most frequent
+    number of rows. headers: shapes and types by key.
+    """
+    n_rows = {
+        key: header.shape[0]
+        for key, header in headers.items()
+        if _may_be_column(header, most_sides)
+    }
+    if not n_rows:
+        return []
+    rows, _ = Counter(n_rows.values()).most_common(1)[0]
     return [key for key, number in n_rows.items() if number == rows]
 
 
-def _may_be_column(array: Any) -> bool:
-    """Whether an array holds one number, one text or one list of numbers in each
-    row.
+def _may_be_column(array: Any, most_sides: int) -> bool:
+    """Whether an array holds one number, one text or one list of numbers in each row,
+    in arrays of at most so many sides.
     """
     sides = len(array.shape or ())
-    if sides not in (1, 2) or 0 in array.shape:
+    if not 1 <= sides <= most_sides or 0 in array.shape:
         return False
     is_text = array.dtype.kind == "U" and sides == 1
     return array.dtype.kind in "biuf" or is_text

@@ -1,0 +1,330 @@
+"""Logs in JSON as columns: one object a row, a batch of rows, an episode of steps, or a
+decision of VowpalWabbit.
+
+A file holds one object a line, a list of objects, or a single object. Objects inside of
+a row become columns of their own: ``state_features: {"0": …}`` is ``state_features.0``.
+Four kinds of objects are told apart by their keys:
+
+- a **row**: every other object;
+- a **batch** (RLlib's SampleBatch, or any object whose reward is a list): every list of
+  the reward's length is a column, single values repeat;
+- an **episode** (RLDS, ``{"steps": [{…}, …]}``): every step is a row, and the number of
+  the episode is the column ``episode``;
+- a **decision** of VowpalWabbit (dsjson): see `_Decisions`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from koffline.errors import DataError, listed
+from koffline.untrusted.limits import Refused, parse_json
+
+# What an object takes in memory, in bytes of its text.
+BYTES_PER_BYTE = 8
+_REWARDS = ("rewards", "reward", "rew", "r")
+_SAMPLE_BATCH = "SampleBatch"
+_MULTI_AGENT = "MultiAgentBatch"
+# Keys of one decision in VowpalWabbit's dsjson.
+_DECISION = ("_label_cost", "_label_probability", "c")
+_MOST_DEEP = 8  # objects inside of objects
+_INT64 = 2**63
+
+Row = dict[str, Any]
+
+
+def columns_of(text: str, name: str) -> dict[str, pl.Series]:
+    """The columns of a JSON file, by name, in the order in which they first occur.
+
+    name: of the file. Raises DataError for what is no log, Refused for what is no JSON.
+    """
+    rows: list[Row] = []
+    decisions = _Decisions(name)
+    for number, record in enumerate(_records(text, name), 1):
+        if not isinstance(record, dict):
+            raise DataError(
+                f"{name} holds {_kind_of(record)} in place {number}; write one object a"
+                ' row, {"column": value, …}'
+            )
+        if all(key in record for key in _DECISION):
+            rows.append(decisions.row_of(record, number))
+        elif isinstance(record.get("steps"), list):
+            rows += _rows_of_episode(record, number, name)
+        elif record.get("type") == _MULTI_AGENT:
+            rows += _rows_of_batch(_only_policy(record, name), number, name)
+        elif _length_of_batch(record) is not None or _is_sample_batch(record):
+            rows += _rows_of_batch(record, number, name)
+        else:
+            rows.append(_flat(record))
+    names = dict.fromkeys(key for row in rows for key in row)
+    if decisions.are_all_of_one_weight(rows):
+        del names["weight"]
+    return {key: _series(key, [row.get(key) for row in rows]) for key in names}
+
+
+def _records(text: str, name: str) -> Iterator[Any]:
+    """The objects of a file. Raises DataError if it is empty, Refused for no JSON."""
+    text = text.removeprefix("\ufeff").strip()
+    if not text:
+        raise DataError(f"{name} is empty; copy or export it again")
+    if text.startswith("["):
+        yield from parse_json(text)
+        return
+    first, _, rest = text.partition("\n")
+    try:
+        json.loads(first)
+        is_by_line = True
+    except (ValueError, RecursionError):
+        is_by_line = False
+    if not is_by_line and rest:
+        yield parse_json(text)
+        return
+    for line in text.split("\n"):
+        if line.strip():
+            yield parse_json(line)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return "a text"
+    return "a single value"
+
+
+def _flat(record: Mapping[str, Any], above: str = "", depth: int = 0) -> Row:
+    """A row without objects inside: their keys follow that of the object and a point.
+
+    above: key of the object that holds the record, with a point. Raises Refused for
+    objects too deep.
+    """
+    if depth > _MOST_DEEP:
+        raise Refused(f"objects lie in objects more than {_MOST_DEEP} deep")
+    row: Row = {}
+    for key, value in record.items():
+        if isinstance(value, dict):
+            row |= _flat(value, f"{above}{key}.", depth + 1)
+        else:
+            row[f"{above}{key}"] = value
+    return row
+
+
+def _rows_of_episode(record: Mapping[str, Any], number: int, name: str) -> list[Row]:
+    """The steps of an episode as rows; what the object says beside them, such as
+    metadata, is left out.
+    """
+    rows = []
+    for step in record["steps"]:
+        if not isinstance(step, dict):
+            raise DataError(
+                f"{name}: the steps of object {number} are no objects; write each step"
+                ' as {"observation": …, "action": …, "reward": …}'
+            )
+        rows.append({"episode": number - 1, **_flat(step)})
+    return rows
+
+
+def _is_sample_batch(record: Mapping[str, Any]) -> bool:
+    return record.get("type") == _SAMPLE_BATCH
+
+
+def _length_of_batch(record: Mapping[str, Any]) -> int | None:
+    """The number of rows of a batch, that of its rewards; None for other objects."""
+    for key in _REWARDS:
+        if isinstance(record.get(key), list):
+            return len(record[key])
+    return None
+
+
+def _only_policy(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The batch of the only policy. Raises DataError if there are several."""
+    batches = record.get("policy_batches")
+    if not isinstance(batches, dict) or len(batches) != 1:
+        policies = "none"
+        if isinstance(batches, dict):
+            policies = listed(list(batches), 4) or "none"
+        raise DataError(
+            f"{name} holds batches of several policies ({policies}); write the batches"
+            " of one policy into a file of its own"
+        )
+    (batch,) = batches.values()
+    return dict(batch)
+
+
+def _rows_of_batch(record: Mapping[str, Any], number: int, name: str) -> list[Row]:
+    """The rows of a batch, whose columns are lists of one length.
+
+    Raises DataError for packed columns, and for lists of other lengths.
+    """
+    length = _length_of_batch(record)
+    if length is None:
+        raise DataError(
+            f"{name}: batch {number} has no list of rewards; write rewards as a list"
+        )
+    columns: dict[str, Any] = {}
+    for key, values in record.items():
+        if key == "type":
+            continue
+        is_packed = isinstance(values, str) and key in ("obs", "new_obs")
+        if is_packed:
+            raise DataError(
+                f"{name}: {key} is packed into a pickle, which is never opened; write"
+                " the batches again with output_compress_columns=[]"
+            )
+        if isinstance(values, list) and len(values) != length:
+            raise DataError(
+                f"{name}: batch {number} has {key} for {len(values)} of {length}"
+                " rewards; write lists of one length"
+            )
+        if not isinstance(values, dict):
+            columns[key] = values
+    rows: list[Row] = []
+    for i in range(length):
+        row = {}
+        for key, values in columns.items():
+            row[key] = values
+            if isinstance(values, list):
+                row[key] = values[i]
+        rows.append(_flat(row))
+    return rows
+
+
+class _Decisions:
+    """Rows of VowpalWabbit's decisions; the actions must be the same in all of them.
+
+    A decision has the columns ``action``, ``cost``, ``probability`` and those of its
+    context ``c``. The actions are listed in ``c._multi``. Actions whose only feature is
+    a text or number are called by it, others by their place, from 1. Raises DataError
+    where the actions differ from those of the first decision.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._first: list[str] | None = None
+        self._labels: list[str] = []
+
+    def row_of(self, record: Mapping[str, Any], number: int) -> Row:
+        """The row of a decision, the ``number``-th of the file."""
+        context = record["c"]
+        if not isinstance(context, dict) or not isinstance(context.get("_multi"), list):
+            raise DataError(
+                f"{self._name}: decision {number} lists no actions (c._multi); slates"
+                " and continuous actions are not read: write a table, one decision a"
+                " row"
+            )
+        if record.get("_skipLearn"):
+            raise DataError(
+                f"{self._name}: decision {number} was not carried out (_skipLearn);"
+                " leave such lines out"
+            )
+        actions = context["_multi"]
+        self._check_actions(actions, number)
+        place = record.get("_labelIndex")
+        if place is None:
+            place = record.get("_label_Action", 0) - 1
+        if not isinstance(place, int) or not 0 <= place < len(actions):
+            raise DataError(
+                f"{self._name}: decision {number} does not say which action was chosen"
+                " (_labelIndex, _label_Action)"
+            )
+        row: Row = {
+            "action": self._labels[place],
+            "cost": record["_label_cost"],
+            "probability": record["_label_probability"],
+        }
+        # this share of such decisions was dropped before they were written
+        dropped = record.get("pdrop", 0.0)
+        if not isinstance(dropped, (int, float)) or not 0.0 <= dropped < 1.0:
+            raise DataError(
+                f"{self._name}: decision {number} has pdrop {dropped!r}; give a share"
+                " of at least 0, below 1"
+            )
+        row["weight"] = 1.0 / (1.0 - dropped)
+        for key in ("Timestamp", "EventId"):
+            if key in record:
+                row[key] = record[key]
+        shared = {key: value for key, value in context.items() if key != "_multi"}
+        return {**row, **_flat(shared)}
+
+    def are_all_of_one_weight(self, rows: Sequence[Row]) -> bool:
+        """Whether there are decisions, and none was dropped before."""
+        return self._first is not None and all(row.get("weight") == 1.0 for row in rows)
+
+    def _check_actions(self, actions: Sequence[Any], number: int) -> None:
+        features = [json.dumps(action, sort_keys=True) for action in actions]
+        if self._first is None:
+            self._first = features
+            self._labels = _labels(actions)
+        if features == self._first:
+            return
+        if len(features) != len(self._first):
+            differ = f"{len(self._first)} actions in decision 1, {len(features)}"
+        else:
+            differ = "other features or another order of actions than decision 1"
+        raise DataError(
+            f"{self._name}: the actions differ from row to row ({differ} in decision"
+            f" {number}), which is not read: actions must be the same in all rows; put"
+            " the decisions with the same c._multi into a file of their own, or write a"
+            " table with one column for the chosen action's kind"
+        )
+
+
+def _labels(actions: Sequence[Any]) -> list[str]:
+    """Names of actions: the only feature of each, if these differ; else their places."""
+    names = []
+    for action in actions:
+        values = []
+        if isinstance(action, dict):
+            values = list(_flat(action).values())
+        if len(values) == 1 and isinstance(values[0], (str, int)):
+            names.append(str(values[0]))
+    if len(names) == len(actions) == len(set(names)):
+        return names
+    return [str(place) for place in range(1, len(actions) + 1)]
+
+
+def _series(name: str, values: list[Any]) -> pl.Series:
+    """A column of the narrowest type that holds all values: flags, whole numbers,
+    numbers, texts, lists of numbers; of several kinds, texts.
+    """
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return pl.Series(name, values, dtype=pl.Null)
+    if kinds == {bool}:
+        return pl.Series(name, values, dtype=pl.Boolean)
+    if kinds == {str}:
+        return pl.Series(name, values, dtype=pl.String)
+    if kinds == {int}:
+        fits = all(-_INT64 <= value < _INT64 for value in values if value is not None)
+        if fits:
+            return pl.Series(name, values, dtype=pl.Int64)
+        return pl.Series(name, [_as_text(value) for value in values])
+    if kinds <= {int, float}:
+        return pl.Series(name, values, dtype=pl.Float64, strict=False)
+    if kinds == {list}:
+        return _lists(name, values)
+    return pl.Series(name, [_as_text(value) for value in values], dtype=pl.String)
+
+
+def _lists(name: str, values: list[Any]) -> pl.Series:
+    """A column of lists of numbers, or of texts where a list holds anything else."""
+    items = {type(item) for value in values if value is not None for item in value}
+    if items and items <= {int, float, bool}:
+        return pl.Series(name, values, dtype=pl.List(pl.Float64), strict=False)
+    texts: list[list[str | None] | None] = []
+    for value in values:
+        if value is None:
+            texts.append(None)
+        else:
+            texts.append([_as_text(item) for item in value])
+    return pl.Series(name, texts, dtype=pl.List(pl.String))
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True)
