@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import runpy
 import shlex
 import shutil
 import statistics
@@ -19,10 +20,14 @@ from tests.experiments.shrunk import blank_figures, shrink_experiments
 from tests.refusals import succeed
 
 ROOT = Path(__file__).parents[1]
+# The programs of the page of the first result, in its order.
+FIRST_FILES = ("make_log.py", "rule.py", "check.py")
+FIRST_LINES = tuple(f"# {name}\n" for name in FIRST_FILES)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {
     page.stem: page.read_text(encoding="utf-8")
-    for page in sorted((ROOT / "docs").glob("*.md"))
+    for folder in ("docs", "docs/evidence", "docs/notes")
+    for page in sorted((ROOT / folder).glob("*.md"))
 }
 PAGES_OF_RESULTS = {
     p.stem: p.read_text(encoding="utf-8")
@@ -47,6 +52,7 @@ PAGE_COMMANDS = [command for page in PAGES.values() for command in commands(page
 ALONE = (
     "fresh.hdf5",
     "users.csv",
+    "visits.csv",
 )
 KOFFLINE_COMMANDS = [
     command
@@ -57,7 +63,7 @@ SNIPPETS = [
     pytest.param(text, id=f"{name}-{number}")
     for name, page in {"README": README, **PAGES}.items()
     for number, text in enumerate(blocks(page, "python"))
-    if "users.csv" not in text
+    if "users.csv" not in text and not text.startswith(FIRST_LINES)
 ]
 QUICK = [
     "--set",
@@ -227,6 +233,31 @@ def test_a_bandits_table_is_made_and_read(
     estimate = json.loads(Path("runs/offers/estimate.json").read_text())
     assert estimate["interval"]["low"] < truth < estimate["interval"]["high"]
     assert estimate["estimator"] == "dr"
+
+
+def test_the_page_of_the_first_result_explains_every_line_of_the_answer(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PAGES["first_result"]
+    for name, text in zip(FIRST_FILES, blocks(page, "python"), strict=True):
+        assert text.startswith(f"# {name}\n")
+        quicker = text.replace("20_000", "2_000")
+        Path(name).write_text(quicker, encoding="utf-8")
+    monkeypatch.syspath_prepend(elsewhere)
+    runpy.run_path("make_log.py", run_name="__main__")
+    inspect, evaluate = commands(page)
+    answer = succeed(*shlex.split(inspect)[1:])
+    (question,) = re.findall(r"^problem 1: .*$", page, flags=re.MULTILINE)
+    assert question in answer
+    answer = succeed(*shlex.split(evaluate)[1:], *QUICK)
+    table = page[page.index("| line | meaning |") : page.index("Notes below")]
+    meanings = re.findall(r"^\| `([^`]+)` \|", table, flags=re.MULTILINE)
+    lines = re.findall(r"^│ (\S[^│]*?) +│", answer, flags=re.MULTILINE)
+    assert [line for line in lines if line != "seed, time"] == meanings
+    assert Path("answer/report.html").is_file()
+    capsys.readouterr()
+    runpy.run_path("check.py", run_name="__main__")
+    assert 29 < float(capsys.readouterr().out) < 35
 
 
 def table_rows(page: str, after: str = "") -> dict[str, list[str]]:
