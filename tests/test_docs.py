@@ -9,14 +9,14 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 
 import koffline
 from koffline.cli import cli
-from scripts import site_reference
-from scripts.bench import memory
+from scripts import evidence_tables, site_glossary, site_reference
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -129,7 +129,7 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
     """Who writes the leaderboard anew reads this page again."""
     page = (DOCS / "trust.md").read_text(encoding="utf-8")
     board = (DOCS / "leaderboard.md").read_text(encoding="utf-8")
-    whole = board[board.index("## All questions") : board.index("## Questions that")]
+    whole = board[board.index("## All questions") : board.index("## By verdict")]
     rows = [
         line.strip("| ").split(" | ")
         for line in whole.splitlines()
@@ -227,6 +227,33 @@ def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) ->
     assert any("target_rate" in entry["text"] for entry in index["docs"])
 
 
-def test_the_table_of_worlds_with_memory_says_what_results_say() -> None:
-    runs = json.loads((DOCS / "results" / "memory.json").read_text(encoding="utf-8"))
-    assert memory.as_table(runs) in (DOCS / "evidence.md").read_text(encoding="utf-8")
+def test_tables_of_evidence_say_what_results_say() -> None:
+    shown = []
+    for path in evidence_tables.pages():
+        page = path.read_text(encoding="utf-8")
+        assert evidence_tables.with_tables(page) == page, path.name
+        shown += evidence_tables.marks(page)
+    assert sorted(shown) == sorted(evidence_tables.TABLES)
+
+
+def test_every_term_of_the_glossary_is_two_sentences_at_most() -> None:
+    terms = site_glossary.definitions()
+    assert set(site_glossary.SPELLINGS) <= set(terms)
+    assert len(terms) > 20
+    long = [
+        term
+        for term, text in terms.items()
+        if len(re.findall(r"[.?](?= |$)", text)) > 2
+    ]
+    assert long == []
+
+
+def test_pages_explain_the_words_that_they_use() -> None:
+    def shown(page: str, text: str) -> str:
+        where = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+        return site_glossary.on_page_markdown(text, page=where)
+
+    explained = shown("trust.md", "The behavior policy wrote the log.")
+    assert "*[behavior policy]: The policy that chose the actions" in explained
+    assert "*[LSTD]" not in explained
+    assert shown("glossary.md", "The behavior policy.") == "The behavior policy."

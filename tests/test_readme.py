@@ -25,7 +25,9 @@ FIRST_FILES = ("make_log.py", "rule.py", "check.py")
 FIRST_LINES = tuple(f"# {name}\n" for name in FIRST_FILES)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {
-    page.stem: page.read_text(encoding="utf-8")
+    page.relative_to(ROOT / "docs").with_suffix("").as_posix(): page.read_text(
+        encoding="utf-8"
+    )
     for folder in ("docs", "docs/evidence", "docs/notes")
     for page in sorted((ROOT / folder).glob("*.md"))
 }
@@ -270,7 +272,7 @@ def test_its_evidence_is_that_of_the_pages() -> None:
     """Who measures anew writes these lines anew."""
     text = " ".join(README.split())
     pairs = re.compile(r"^([+-][\d.]+), ([+-][\d.]+)$")
-    rows_of_page = table_rows(PAGES["evidence"])
+    rows_of_page = table_rows(PAGES["evidence/accuracy"])
     errors = [
         abs(float(word))
         for row in rows_of_page.values()
@@ -283,6 +285,7 @@ def test_its_evidence_is_that_of_the_pages() -> None:
     assert f"worst {100 * max(errors):.1f} %" in text
     covered = rows_of_page["mean \\|error\\|"][-1].strip("* |")
     assert f"truth in {covered} logs" in text
+    rows_of_page = table_rows(PAGES["evidence/intervals"])
     held, draws = (
         int(number) for number in re.findall(r"\d+", rows_of_page["all"][1])[:2]
     )
@@ -294,6 +297,12 @@ def test_its_evidence_is_that_of_the_pages() -> None:
         f"held the truth in {held} of {draws} draws, {held / draws:.0%}".replace(
             "%", " %"
         )
+        in text
+    )
+    held, answers = map(int, re.findall(r"\d+", rows_of_page["together"][1]))
+    assert (
+        f"Of {answers} answers called supported, the interval held the truth in {held},"
+        f" {held / answers:.0%}".replace("%", " %")
         in text
     )
     board = table_rows(PAGES["leaderboard"], "## All questions")

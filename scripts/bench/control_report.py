@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +19,37 @@ _DRAWS = 2000
 _LEVEL = 0.025
 # a pair whose scores differ by less is level whatever its interval says
 _LEVEL_SCORES = 5.0
-_INTERVAL = ", 95 % bootstrap interval over seeds, which is too narrow for so few."
-_BY_RULE = (
-    "Logs of 100,000 rows, such as `koffline build control --env {env} --kind medium"
-    " --n 100000 --seed 1 --out {name}100k_medium.hdf5`. No setting was tuned on them:"
-    " originals run at d3rlpy's own settings, kernel-loss critics follow the rule found"
-    " on [the smaller logs](control.md): KLossSAC has a slow copy on logs of random"
-    " actions and its defaults on the others (TD3+BC and IQL always have the copy)."
+# What docs/control.md shows: sections of results by name, in this order.
+_SECTIONS = (
+    ("control",),
+    ("control_halfcheetah", "control_hopper", "control_walkers"),
 )
-_WHICH = [
-    (
-        "**Which of the two settings?** If the log shows many actions (replay, random),"
-        " take the slow copy: the gradient through s' and KLossSAC's conservative term"
-        " do harm there. If it shows few (expert, medium), take the defaults: with a"
-        " slow copy KLossSAC, KLossDQN and KLossDiscreteSAC overestimate actions that"
-        " nobody tried, as their originals do. If in doubt, train both and [choose from"
-        " the log](closed_loop.md)."
-    ),
-    "",
-    (
-        "**A limit of this comparison**: the defaults and the slow copy's settings were"
-        " tuned on logs of these environments (the replay logs, two of the three"
-        " seeds). [HalfCheetah](control_halfcheetah.md) was not used for tuning."
-    ),
-    "",
-]
+_INTRODUCTION = """\
+# Compared with their originals: kernel-loss critics on logs
+
+Do critics of the kernel loss learn control from logs as well as the TD critics of the same algorithms?
+Scores are returns of the greedy policy, uniform actions 0, the expert 100; the mean over the last quarter
+of the evaluations. *Difference*: kernel loss minus original, with a 95 % bootstrap interval over seeds,
+which is too narrow for so few. *Level*: less than 5 points apart, or an interval that holds zero.
+
+{counts}
+
+**Which setting?** If the log shows many actions (replay, random), take the slow copy of s' (`tau`): the
+gradient through s' and KLossSAC's conservative term do harm there. If it shows few (expert, medium), take
+the defaults: with a slow copy KLossSAC, KLossDQN and KLossDiscreteSAC overestimate actions that nobody
+tried, as their originals do. If in doubt, train both and [choose from the log](closed_loop.md).
+"""
+_TUNED = """\
+On each log the better of two settings counts on either side, by its true score. Originals: their own
+critic learning rate, or {rates} (CQL: its own only). Kernel-loss critics: their defaults, or a slow copy
+(TD3+BC and IQL always have it). **A limit**: these settings were tuned on logs of these environments (the
+replay logs, two of the three seeds).
+"""
+_BY_RULE = """\
+Logs of 100,000 rows, such as `koffline build control --env {env} --kind medium --n 100000 --seed 1
+--out {name}100k_medium.hdf5`. No setting was tuned on them: originals run at d3rlpy's own settings,
+KLossSAC has a slow copy on logs of random actions alone (TD3+BC and IQL always have it).
+"""
 
 
 def collect(
@@ -195,7 +201,7 @@ def print_table(results: dict[str, Any]) -> None:
 
 
 def write_results(results: dict[str, Any], path: Path) -> None:
-    """The JSON file, and beside its folder the table and the figure."""
+    """The JSON file and its figure. In docs/results the page is written anew too."""
     with atomic_file(path, force=True) as temporary:
         temporary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     folder = path.parent
@@ -204,110 +210,106 @@ def write_results(results: dict[str, Any], path: Path) -> None:
     images = folder
     if (folder / "images").is_dir():
         images = folder / "images"
-    figure = images / f"{path.stem}.png"
-    draw(results, figure)
-    with atomic_file(folder / f"{path.stem}.md", force=True) as temporary:
-        temporary.write_text(
-            page(results, figure.relative_to(folder).as_posix()), encoding="utf-8"
-        )
+    draw(results, images / f"{path.stem}.png")
+    if path.parent.name == "results" and any(path.stem in part for part in _SECTIONS):
+        with atomic_file(folder / "control.md", force=True) as temporary:
+            temporary.write_text(page(path.parent), encoding="utf-8")
 
 
-def page(results: dict[str, Any], figure: str) -> str:
-    """docs/control.md, docs/control_halfcheetah.md."""
-    settings = results["settings"]
-    pairs = results["pairs"]
-    name = Path(figure).stem
-    count = {
-        kind: sum(pair["verdict"] == kind for pair in pairs)
-        for kind in ("kernel loss", "level", "original")
-    }
-    networks = "×".join(map(str, settings["hidden"]))
-    env = next(iter(results["references"]))
-    interval = _INTERVAL
-    level = ", or an interval that holds zero."
-    if settings["seeds"] == 1:
-        interval = ", without an interval: one seed."
-        level = "."
-    rule = _better_of_two(settings)
-    which: Sequence[str] = _WHICH
+def page(folder: Path) -> str:
+    """docs/control.md, from the results in the folder."""
+    counts = ["| logs | kernel loss ahead | level | behind |", "|---|---|---|---|"]
+    sections = []
+    for names in _SECTIONS:
+        parts = {
+            name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            for name in names
+        }
+        for results in parts.values():
+            verdicts = [pair["verdict"] for pair in results["pairs"]]
+            counts.append(
+                f"| {_title([results])} | {verdicts.count('kernel loss')}"
+                f" | {verdicts.count('level')} | {verdicts.count('original')} |"
+            )
+        sections.append(_section(parts))
+    return _INTRODUCTION.format(counts="\n".join(counts)) + "\n" + "\n".join(sections)
+
+
+def _title(parts: Iterable[dict[str, Any]]) -> str:
+    names = [env.partition("-")[0] for part in parts for env in part["references"]]
+    if len(names) == 1:
+        return names[0]
+    return ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def _section(parts: dict[str, dict[str, Any]]) -> str:
+    """Results that have the same settings, as one table."""
+    first = next(iter(parts.values()))
+    settings = first["settings"]
     if settings.get("by_rule"):
-        rule = [_BY_RULE.format(env=env, name=stem(env))]
-        which = []
+        env = next(iter(first["references"]))
+        rule = _BY_RULE.format(env=env, name=stem(env))
+    else:
+        rule = _TUNED.format(rates=settings["original_rates"].replace(",", ", "))
+    references = "; ".join(
+        f"{env}: uniform {scale['random']:.1f}, expert {scale['expert']:.1f}"
+        for results in parts.values()
+        for env, scale in results["references"].items()
+    )
+    networks = "×".join(map(str, settings["hidden"]))
     lines = [
-        "# Control from logs: kernel-loss critics against their TD originals",
+        f"## {_title(parts.values())}",
         "",
+        rule,
         f"{counted(settings['seeds'], 'seed')}, {settings['steps']} gradient steps "
         + "".join(f"({steps} on {env}) " for env, steps in settings["steps_of"])
-        + f"of {settings['batch_size']} rows, networks {networks}; returns of the"
-        f" greedy policy over {settings['episodes']} episodes. Scores: uniform"
-        " actions 0, the expert 100; the mean over the last quarter of the"
-        " evaluations. Difference: kernel loss minus original" + interval,
+        + f"of {settings['batch_size']} rows, networks {networks},"
+        f" {settings['episodes']} episodes. Returns: {references}.",
         "",
-        *rule,
+        *_pair_table(parts.values(), slow_copy=settings["variants"]),
         "",
-        f"**Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']},"
-        f" level in {count['level']} and behind in {count['original']}.** Level: less"
-        f" than {_LEVEL_SCORES:g} points apart" + level,
-        "",
-        *which,
-        (
-            "| log | algorithm | original | kernel loss | with a slow copy | difference"
-            " | ahead |"
-        ),
-        "|---|---|---|---|---|---|---|",
-    ]
-    scores = {
-        (
-            entry["log"],
-            entry["algo"],
-            "tau" in entry["assignments"],
-        ): f"{entry['score']:.1f}"
-        for entry in results["variants"]
-    }
-    for pair in sorted(
-        pairs, key=lambda pair: _order({"log": pair["log"], "algo": pair["original"]})
-    ):
-        low, high = pair["interval"]
-        if settings["seeds"] > 1:
-            between = f" ({low:+.1f} … {high:+.1f})"
-        else:
-            between = ""
-        lines.append(
-            f"| {pair['log']} | {pair['original']} | {pair['original_score']:.1f} "
-            f"| {scores.get((pair['log'], 'kloss_' + pair['original'], False), '')} "
-            f"| {scores.get((pair['log'], 'kloss_' + pair['original'], True), '')} "
-            f"| {pair['difference']:+.1f}{between} | {pair['verdict']} |"
-        )
-    lines += ["", "| environment | uniform | expert |", "|---|---|---|"]
-    lines += [
-        f"| {env} | {r['random']:.1f} | {r['expert']:.1f} |"
-        for env, r in results["references"].items()
-    ]
-    lines += ["", f"![Scores over gradient steps]({figure})", ""]
-    if settings["set"]:
-        lines += [
-            "Settings that differ from the defaults: "
-            + ", ".join(f"`{text}`" for text in settings["set"]),
-            "",
-        ]
-    lines += [
-        (
-            "Made by `scripts/bench/control.py`; numbers and curves are in"
-            f" `docs/results/{name}.json`."
-        ),
+        *(f"![Scores over gradient steps](images/{name}.png)\n" for name in parts),
+        "Numbers and curves, by `scripts/bench/control.py`: "
+        + ", ".join(f"`docs/results/{name}.json`" for name in parts)
+        + ".",
         "",
     ]
     return "\n".join(lines)
 
 
-def _better_of_two(settings: dict[str, Any]) -> list[str]:
-    return [
-        "Both sides have two settings, and on each log the better one counts (chosen"
-        " by its true score). Originals: their own critic learning rate, or"
-        f" {settings['original_rates'].replace(',', ', ')} (CQL: its own only)."
-        " Kernel-loss critics: their defaults, or a slow copy that gives the value of"
-        " s' (`tau`; TD3+BC and IQL always have it)."
-    ]
+def _pair_table(parts: Iterable[dict[str, Any]], slow_copy: bool) -> list[str]:
+    """A line for each pair. slow_copy: whether both settings of the kernel loss ran."""
+    head = ["log", "algorithm", "original", "kernel loss"]
+    if slow_copy:
+        head.append("with a slow copy")
+    head += ["difference", "ahead"]
+    lines = [head, ["---"] * len(head)]
+    for results in parts:
+        scores = {
+            (
+                entry["log"],
+                entry["algo"],
+                "tau" in entry["assignments"],
+            ): f"{entry['score']:.1f}"
+            for entry in results["variants"]
+        }
+        for pair in sorted(
+            results["pairs"],
+            key=lambda pair: _order({"log": pair["log"], "algo": pair["original"]}),
+        ):
+            ours = pair["log"], "kloss_" + pair["original"]
+            line = [pair["log"], pair["original"], f"{pair['original_score']:.1f}"]
+            if slow_copy:
+                line += [scores.get((*ours, copy), "") for copy in (False, True)]
+            else:
+                line.append(f"{pair['kernel_loss_score']:.1f}")
+            low, high = pair["interval"]
+            between = ""
+            if results["settings"]["seeds"] > 1:
+                between = f" ({low:+.1f} … {high:+.1f})"
+            line += [f"{pair['difference']:+.1f}{between}", pair["verdict"]]
+            lines.append(line)
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:

@@ -58,8 +58,6 @@ from tests.exact_problems import (
 )
 from tests.ope.intervals.systems import OneHotStates, prepared
 
-_BEGIN = "<!-- coverage table -->"
-_END = "<!-- end of coverage table -->"
 SIZES = (250, 1000, 4000, 16_000, 100_000)
 _INSTRUMENTS = 200
 # 80,000 distances instead of 4.5 million: most of the time of one draw otherwise
@@ -283,7 +281,6 @@ def main() -> None:
         "--resume", action="store_true", help="keep what --out already holds"
     )
     parser.add_argument("--figures", type=Path, help="folder for the figure")
-    parser.add_argument("--page", type=Path, help="page whose table is to be made anew")
     arguments = parser.parse_args()
     rows = _read(arguments)
     done = {(row["problem"], row["features"], row["rows"]) for row in rows}
@@ -307,9 +304,6 @@ def main() -> None:
             _write(arguments, rows)
     if arguments.figures:
         draw(rows, arguments.figures)
-    if arguments.page:
-        text = arguments.page.read_text(encoding="utf-8")
-        arguments.page.write_text(with_table(text, rows), encoding="utf-8")
 
 
 def _read(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -458,43 +452,27 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> None:
     )
 
 
-def with_table(page: str, rows: list[dict[str, Any]]) -> str:
-    """The page with the table between its marks made from the rows."""
-    before, rest = page.split(_BEGIN)
-    return before + _BEGIN + "\n" + table(rows) + "\n" + _END + rest.split(_END)[1]
-
-
 def table(rows: list[dict[str, Any]]) -> str:
-    """Coverage in percent (its binomial interval) and median width in units of |truth|,
-    a line per size.
+    """`kernel-calibrated` alone: coverage in percent and median width in units of
+    |truth|, a line per problem and a column per number of rows.
     """
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    lines = [
-        "| problem, features | rows | " + " | ".join(kinds) + " |",
-        "|---" * (len(kinds) + 2) + "|",
-    ]
-    groups: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
+    cells: dict[tuple[str, str], dict[int, str]] = {}
     for row in rows:
-        groups.setdefault((row["problem"], row["features"], row["rows"]), {})[
-            row["kind"]
-        ] = row
-    names = list(dict.fromkeys(group[:2] for group in groups))
-    for group in sorted(groups, key=lambda group: (names.index(group[:2]), group[2])):
-        cells = [_cell(groups[group].get(kind)) for kind in kinds]
-        lines.append(
-            f"| {group[0]}, {group[1]} | {group[2]:,} | " + " | ".join(cells) + " |"
-        )
+        if row["kind"] == KERNEL_CALIBRATED:
+            width = row["median_width"] / abs(row["truth"])
+            cells.setdefault((row["problem"], row["features"]), {})[row["rows"]] = (
+                f"{100 * row['coverage']:.1f}, {width:.2g}"
+            )
+    lines = [
+        "| problem, features | "
+        + " | ".join(f"{size:,} rows" for size in SIZES)
+        + " |",
+        "| " + " | ".join(["---"] * (len(SIZES) + 1)) + " |",
+    ]
+    for (problem, features), by_size in cells.items():
+        texts = [by_size.get(size, "–") for size in SIZES]
+        lines.append(f"| {problem}, {features} | " + " | ".join(texts) + " |")
     return "\n".join(lines)
-
-
-def _cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    ends = f"{100 * row['coverage_low']:.0f}–{100 * row['coverage_high']:.0f}"
-    return (
-        f"{100 * row['coverage']:.1f} ({ends}),"
-        f" {row['median_width'] / abs(row['truth']):.2g}"
-    )
 
 
 if __name__ == "__main__":

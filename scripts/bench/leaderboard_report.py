@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,10 @@ from scripts.bench.leaderboard_scores import (
 
 _NAMES = """\
 - Hopper, Walker2d, HalfCheetah, Swimmer: robots, with the number of steps that trained their policies. Two
-  policies wrote the log; 20 % of the actions of *writer* and 10 % of those of *other* were uniform instead.
-  Asked are both without this noise, the mean action of *writer* (*writer greedy*), and a policy that wrote
-  nothing (*stranger*).
-- shift: CartPole. At 0 the log's writer would steer as *balance* does, at 0.5 it acts at random, at 1 it
-  steers the other way.
+  policies wrote the log; 20 % of the actions of the first and 10 % of those of the second were uniform
+  instead. Asked are both without this noise, the mean action of the first, and a policy that wrote nothing.
+- shift: CartPole. At 0 the log's writer would steer as the best policy asked does, at 0.5 it acts at random,
+  at 1 it steers the other way.
 - Other numbers count rows. *continuing*: only a time limit ends episodes.
 """
 _COMMAND = (
@@ -38,6 +37,7 @@ _COMMAND = (
     " {seeds} --out docs/results/leaderboard.json --page docs/leaderboard.md"
 )
 _CLOSED = ("mql", "lstdq", "mwl", "dualdice", "drl")
+_SHOWN = (AUTO, "fqe", "lstd", "drl", "wdr", "wpdis", "plain FQE", "d3rlpy FQE")
 _WEIGHTED = ("is", "wis", "pdis", "wpdis")
 
 
@@ -79,7 +79,6 @@ def render_page(content: dict[str, Any]) -> str:
     else:
         ran = "koffline ran at its defaults."
     everything = score_methods(cells, unit)
-    greedy = common_cells(cells, "d3rlpy FQE")
     parts = [
         "# Leaderboard\n",
         f"`{_COMMAND.format(first=min(seeds), seeds=len(seeds))}`\n",
@@ -117,15 +116,6 @@ def render_page(content: dict[str, Any]) -> str:
         _says(cells, unit),
         "\n## All questions\n",
         _table(score for score in everything if score.median_error is not None),
-        "\n## Questions that d3rlpy's FQE can answer\n",
-        (
-            f"{len(greedy)} questions about greedy policies. Two policies a log are too"
-            " few to rank.\n"
-        ),
-        _table(
-            (s for s in score_methods(greedy, unit) if s.median_error is not None),
-            ranks=False,
-        ),
         "\n## By verdict\n",
         "The verdicts of the default's answers.\n",
         _by_verdict(cells, unit),
@@ -133,18 +123,13 @@ def render_page(content: dict[str, Any]) -> str:
         "Intervals that belong to no single estimator.\n",
         _bounds(everything),
         "\n## By problem\n",
-        "Median error of each method.\n",
-        _by_problem(
-            cells, unit, lambda score: _text(score.median_error), estimates=True
-        ),
-        "\n95 % intervals that hold the true value.\n",
-        _by_problem(cells, unit, _covered, estimates=False),
-        "\n## Problems\n",
+        "Median error of some methods, and how often the default's interval held.\n",
+        _by_problem(cells, unit),
+        "",
         _NAMES,
-        _problems(cells),
         (
-            "\nWhy a method does not apply to a question is in"
-            " `docs/results/leaderboard.json`.\n"
+            "Every answer, the true values, and why a method does not apply to a"
+            " question are in `docs/results/leaderboard.json`.\n"
         ),
     ]
     return "\n".join(parts)
@@ -270,17 +255,14 @@ def draw(content: dict[str, Any]) -> Any:
     return figure
 
 
-def _table(scores: Iterable[Score], ranks: bool = True) -> str:
+def _table(scores: Iterable[Score]) -> str:
     titles = ["method", "family", "answered", "median error", "mean error"]
-    if ranks:
-        titles += ["rank", "regret@1"]
-    titles += ["covered", "width", "seconds"]
+    titles += ["rank", "regret@1", "covered", "width", "seconds"]
     rows = []
     for score in scores:
         row = [f"`{score.method}`", score.family, f"{score.answered} of {score.asked}"]
         row += [_text(score.median_error), _text(score.mean_error)]
-        if ranks:
-            row += [_text(score.rank_correlation), _text(score.regret)]
+        row += [_text(score.rank_correlation), _text(score.regret)]
         rows.append([*row, _covered(score), _text(score.width), _text(score.seconds)])
     return _markdown(titles, rows)
 
@@ -332,57 +314,26 @@ def _by_verdict(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
     )
 
 
-def _by_problem(
-    cells: list[dict[str, Any]],
-    unit: dict[str, float],
-    show: Callable[[Score], str],
-    estimates: bool,
-) -> str:
-    """One column per problem. estimates: leave methods out that give none, else those
-    without intervals.
-    """
-    by_problem = {
-        problem: {
-            score.method: show(score)
-            for score in score_methods(
-                [cell for cell in cells if cell["problem"] == problem], unit
-            )
-        }
-        for problem in unit
-    }
-    everything = score_methods(cells, unit)
-    kept = [
-        s.method
-        for s in everything
-        if (s.median_error is not None if estimates else s.intervals > 0)
-    ]
-    rows = [
-        [f"`{method}`", *(by_problem[problem].get(method, "–") for problem in unit)]
-        for method in kept
-    ]
-    return _markdown(["method", *unit], rows)
-
-
-def _problems(cells: list[dict[str, Any]]) -> str:
-    rows: dict[tuple[str, str], list[str]] = {}
-    for cell in cells:
-        value = f"{cell['truth']:.4g}"
-        if cell["truth_se"] > 1e-9 * abs(cell["truth"]):
-            value += f" ± {cell['truth_se']:.1g}"
-        policy = cell["policy"]
-        if cell["greedy"]:
-            policy += " (greedy)"
-        rows[cell["problem"], cell["policy"]] = [
-            cell["problem"],
-            policy,
-            f"{cell['n_rows']:,}",
-            f"{cell['n_episodes']:,}",
-            value,
-        ]
-    return _markdown(
-        ["problem", "policy", "rows", "episodes of the last log", "true value"],
-        list(rows.values()),
-    )
+def _by_problem(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
+    """A line for each problem."""
+    lines = []
+    for problem in unit:
+        of_problem = [cell for cell in cells if cell["problem"] == problem]
+        scores = {score.method: score for score in score_methods(of_problem, unit)}
+        rows = sorted({cell["n_rows"] for cell in of_problem})
+        line = [problem, " to ".join(f"{count:,}" for count in rows)]
+        if AUTO in scores:
+            line.append(_covered(scores[AUTO]))
+        else:
+            line.append("–")
+        for method in _SHOWN:
+            if method in scores:
+                line.append(_text(scores[method].median_error))
+            else:
+                line.append("–")
+        lines.append(line)
+    titles = ["problem", "rows", "held", *(f"`{method}`" for method in _SHOWN)]
+    return _markdown(titles, lines)
 
 
 def _markdown(titles: list[str], rows: list[list[str]]) -> str:

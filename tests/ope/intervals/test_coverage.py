@@ -54,12 +54,9 @@ def test_certified_intervals_always_hold_the_truth(name: str) -> None:
         assert result.interval.width < 1.5
 
 
-def test_the_page_says_what_the_file_says_and_certified_intervals_covered() -> None:
-    rows = json.loads((ROOT / "docs" / "results" / "intervals.json").read_text())[
-        "rows"
-    ]
-    page = (ROOT / "docs" / "intervals.md").read_text(encoding="utf-8")
-    assert interval_coverage.with_table(page, rows) == page
+def test_certified_intervals_of_the_results_covered_at_every_size() -> None:
+    path = ROOT / "docs" / "results" / "intervals.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert {row["rows"] for row in rows} == set(interval_coverage.SIZES)
     assert all(
         row["coverage"] >= 0.95

@@ -1,0 +1,344 @@
+"""Tables of the pages in docs/evidence and docs/notes, made from docs/results.
+
+    python -m scripts.evidence_tables    # writes every table anew, between its marks
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. A test fails
+where a page says something else than the results.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.bench import interval_coverage, memory
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (ROOT / "docs" / "evidence", ROOT / "docs" / "notes")
+_MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.S)
+_NETWORKS = ("kloss", "fqe", "lstd", "mql", "lstdq", "mwl", "dualdice", "drl")
+_VERDICTS = ("supported", "with care", "not answerable from this log")
+_FAULTS = {
+    "reset rows": "dummy rows of resets, before episodes",
+    "next observations of resets": (
+        "next observation of a cut row is the next episode's first"
+    ),
+    "terminals that end nothing": "terminal flag in rows that end nothing",
+    "limits flagged as ends": "time limits flagged as ends, too",
+    "unmarked ends": "episodes glued to the next one",
+    "unmarked time limits": "the same at a time limit only",
+    "actions late": "actions one row late",
+    "actions and rewards late": "actions and rewards one row late",
+    "rewards late": "rewards one row late",
+    "marks in rewards": "−999 among rewards",
+    "marks in observations": "−999 among observations",
+    "rows lost inside": "rows lost inside episodes",
+    "labels as numbers": "labels of a tabular world as numbers",
+}
+
+
+def results(name: str) -> Any:
+    """The content of docs/results/NAME.json."""
+    path = ROOT / "docs" / "results" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def accuracy() -> str:
+    """Errors on the held-out problems, a line for each problem."""
+    rows = results("accuracy")["rows"]
+    lines = []
+    for problem in dict.fromkeys(row["problem"] for row in rows):
+        of_problem = [row for row in rows if row["problem"] == problem]
+        errors = [
+            ", ".join(f"{row['error'][head]:+.3f}" for row in of_problem)
+            for head in ("kloss", "fqe", "lstd")
+        ]
+        widths = [_width(row["relative_width"]) for row in of_problem]
+        lines.append([problem, *errors, ", ".join(widths), _covered(of_problem)])
+    means = []
+    medians = []
+    for head in ("kloss", "fqe", "lstd"):
+        sizes = [abs(row["error"][head]) for row in rows]
+        means.append(f"{statistics.fmean(sizes):.4f}")
+        medians.append(f"{statistics.median(sizes):.4f}")
+    lines.append([r"**mean \|error\|**", *means, "", f"**{_covered(rows)}**"])
+    lines.append([r"**median \|error\|**", *medians, "", ""])
+    head = ["problem", "K-loss error", "FQE error", "LSTD error", "interval width"]
+    return markdown([*head, "covered"], lines)
+
+
+def coverage() -> str:
+    """The default interval on each exact problem."""
+    rows = {
+        (row["problem"], row["estimator"]): row for row in results("coverage")["rows"]
+    }
+    names = [name for name, estimator in rows if estimator == "drl" and name != "all"]
+    lines = []
+    for name in names:
+        row = rows[name, "kloss+fqe"]
+        efficiency = [
+            _number(rows[name, estimator]["efficiency"])
+            for estimator in ("kloss+fqe", "lstdq", "drl")
+        ]
+        lines.append(
+            [
+                name,
+                f"{row['covered']} of {row['draws']}",
+                f"{row['median_relative_width']:.2f}",
+                f"{row['mean_absolute_relative_error']:.3f}",
+                *efficiency,
+            ]
+        )
+    row = rows["all", "kloss+fqe"]
+    share = (
+        f"{row['covered']} of {row['draws']} = {row['coverage']:.1%}"
+        f" [{100 * row['coverage_low']:.1f}, {100 * row['coverage_high']:.1f}]"
+    ).replace("%", " %")
+    means = [
+        _number(_geometric(rows[name, estimator]["efficiency"] for name in names))
+        for estimator in ("kloss+fqe", "lstdq", "drl")
+    ]
+    lines.append(
+        [
+            "**all**",
+            share,
+            f"{row['median_relative_width']:.2f}",
+            f"{row['mean_absolute_relative_error']:.3f}",
+            *means,
+        ]
+    )
+    head = ["problem", "`kloss+fqe` covered", "median relative width"]
+    head += ["mean relative error", "MSE · n / bound: `kloss+fqe`", "`lstdq`", "`drl`"]
+    return markdown(head, lines)
+
+
+def network_estimators() -> str:
+    """All estimators that use networks, on the exact problems together."""
+    rows = results("coverage")["rows"]
+    lines = []
+    for name in _NETWORKS:
+        of_name = [row for row in rows if row["estimator"] == name]
+        (whole,) = (row for row in of_name if row["problem"] == "all")
+        efficiency = _geometric(row.get("efficiency") for row in of_name)
+        lines.append(
+            [
+                f"`{name}`",
+                f"{whole['covered']} = {whole['coverage']:.1%}".replace("%", " %"),
+                f"{whole['median_relative_width']:.2f}",
+                f"{whole['mean_absolute_relative_error']:.3f}",
+                f"{efficiency:.2f}",
+            ]
+        )
+    head = ["estimator", "covered", "median relative width", "mean relative error"]
+    return markdown([*head, "MSE · n / bound"], lines)
+
+
+def larger_logs() -> str:
+    """Coverage of `kloss` on logs of 8,000 and 20,000 rows."""
+    lines = []
+    for title, name in (
+        ("8,000", "coverage-8000"),
+        ("8,000, networks that saw 2,000", "coverage-8000-sampled"),
+        ("20,000", "coverage-20000"),
+    ):
+        content = results(name)
+        rows = [row for row in content["rows"] if row["estimator"] == "kloss"]
+        of_problem = [row for row in rows if "efficiency" in row]
+        lowest = min(of_problem, key=lambda row: row["covered"])
+        whole, supported = (
+            next(row for row in rows if row["problem"] == part)
+            for part in ("all", "supported")
+        )
+        efficiency = [
+            _geometric(
+                row.get("efficiency")
+                for row in content["rows"]
+                if row["estimator"] == estimator
+            )
+            for estimator in ("kloss", "drl")
+        ]
+        counts = [
+            f"{row['covered']} of {row['draws']}" for row in (whole, supported, lowest)
+        ]
+        lines.append([title, *counts, *(f"{value:.2f}" for value in efficiency)])
+    head = ["rows", "`kloss` held", "of *supported* answers", "lowest problem"]
+    return markdown([*head, "MSE · n / bound: `kloss`", "`drl`"], lines)
+
+
+def debiased() -> str:
+    """The experiments of Shi et al. 2021."""
+    lines = [
+        [
+            f"{row['experiment']} (truth {row['truth']:.2f})",
+            f"`{row['estimator']}`",
+            f"{row['covered']} of {row['intervals']}",
+            f"{row['bias']:+.2f}",
+            f"{row['rmse']:.2f}",
+            f"{row['width']:.2f}",
+            f"{row['width_over_oracle']:.2f}",
+        ]
+        for row in results("debiased")["rows"]
+    ]
+    head = ["experiment", "estimator", "covered", "bias", "root mean square error"]
+    return markdown([*head, "mean width", "width / oracle"], lines)
+
+
+def verdicts() -> str:
+    """How often the default's intervals held, by verdict: exact problems, and the sets
+    of questions of the leaderboard.
+    """
+    exact = {
+        row["problem"]: (row["covered"], row["draws"] - row["without_interval"])
+        for row in results("coverage")["rows"]
+        if row["problem"] in _VERDICTS
+    }
+    sets = results("leaderboard-sets")["sets"]
+    lines = [["exact problems", *(_of(exact[name]) for name in _VERDICTS)]]
+    lines += [
+        [
+            f"questions, seeds {' and '.join(map(str, one['seeds']))}",
+            *(_of(one["held"][name]) for name in _VERDICTS),
+        ]
+        for one in sets
+    ]
+    everything = [exact, *(one["held"] for one in sets)]
+    sums = [
+        tuple(sum(counts[name][part] for counts in everything) for part in (0, 1))
+        for name in _VERDICTS
+    ]
+    lines.append(["**together**", *map(_of, sums)])
+    return markdown(["logs", *(f"*{name}*" for name in _VERDICTS)], lines)
+
+
+def rare_clicks() -> str:
+    """Doubly robust estimates as they are, on logs of rare clicks and on others."""
+    return _doubly_robust({"one": ""}, ("dr", "wdr", "magic", "drl", "is"))
+
+
+def clips() -> str:
+    """The same beside two ways to clip Q."""
+    titles = {"one": "one Q", "parts": "clipped parts", "bounded": "one bounded Q"}
+    return _doubly_robust(titles, ("dr", "drl"))
+
+
+def _doubly_robust(versions: dict[str, str], names: Sequence[str]) -> str:
+    rows = {
+        (row["source"], row["estimator"]): row
+        for row in results("doubly_robust")["rows"]
+    }
+    lines = []
+    for name in names:
+        for version, title in versions.items():
+            key = name if name == "is" else f"{name} {version}"
+            clicks = rows["rare clicks", key]
+            line = [f"`{name}`", title] if len(versions) > 1 else [f"`{name}`"]
+            line += [
+                f"{100 * clicks['mean_error']:+.1f} %"
+                f" ± {100 * clicks['standard_error']:.1f}",
+                f"{100 * clicks['root_mean_square']:.0f} %",
+                f"{clicks['held']} of {clicks['intervals']}",
+            ]
+            for source in ("development half", "exact problems"):
+                row = rows[source, key]
+                line += [
+                    f"{100 * row['median_error']:.1f} %",
+                    f"{row['held']} of {row['intervals']}",
+                ]
+            lines.append(line)
+    head = ["estimator", "Q"] if len(versions) > 1 else ["estimator"]
+    head += ["rare clicks: mean error", "root mean square", "held"]
+    head += ["development half: median error", "held"]
+    return markdown([*head, "exact problems: median error", "held"], lines)
+
+
+def structure() -> str:
+    """How many of the faulty logs the tests of a log's structure noticed."""
+    detected = results("structure")["detected"]
+    lines = []
+    for fault, title in _FAULTS.items():
+        counts = [detected[fault][share] for share in ("0.01", "0.1", "1.0")]
+        lines.append([title, *(_of(pair) if pair[1] else "–" for pair in counts)])
+    return markdown(["fault", "1 %", "10 %", "all"], lines)
+
+
+def state_and_drift() -> str:
+    """Worlds with memory and worlds that drift."""
+    return memory.as_table(results("memory"))
+
+
+def kernel_intervals() -> str:
+    """Coverage and width of `kernel-calibrated` by problem and rows."""
+    return interval_coverage.table(results("intervals")["rows"])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "accuracy": accuracy,
+    "coverage": coverage,
+    "network-estimators": network_estimators,
+    "larger-logs": larger_logs,
+    "debiased": debiased,
+    "verdicts": verdicts,
+    "rare-clicks": rare_clicks,
+    "clips": clips,
+    "structure": structure,
+    "state-and-drift": state_and_drift,
+    "kernel-intervals": kernel_intervals,
+}
+
+
+def with_tables(page: str) -> str:
+    """The page with every marked table made from the results."""
+    return _MARKED.sub(lambda mark: mark[1] + TABLES[mark[2]]() + "\n" + mark[3], page)
+
+
+def marks(page: str) -> list[str]:
+    """Names of the tables of a page."""
+    return [name for _, name, _ in _MARKED.findall(page)]
+
+
+def pages() -> list[Path]:
+    """The pages that may hold marked tables."""
+    return sorted(path for folder in FOLDERS for path in folder.glob("*.md"))
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _covered(rows: list[dict[str, Any]]) -> str:
+    judged = [row["covered"] for row in rows if row["relative_width"] is not None]
+    return f"{sum(judged)} of {len(judged)}"
+
+
+def _width(width: float | None) -> str:
+    if width is None:
+        return "–"
+    return f"{width:.3f}"
+
+
+def _of(counts: Sequence[int]) -> str:
+    return f"{counts[0]} of {counts[1]}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}"
+
+
+def _geometric(values: Iterable[float | None]) -> float:
+    kept = [math.log(value) for value in values if value is not None]
+    return math.exp(statistics.fmean(kept))
+
+
+if __name__ == "__main__":
+    for path in pages():
+        path.write_text(with_tables(path.read_text("utf-8")), encoding="utf-8")
+        print(path.relative_to(ROOT))
