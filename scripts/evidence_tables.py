@@ -21,7 +21,6 @@ from scripts.bench import interval_coverage, memory
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "docs" / "evidence", ROOT / "docs" / "notes")
 _MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.S)
-_NETWORKS = ("kloss", "fqe", "lstd", "mql", "lstdq", "mwl", "dualdice", "drl")
 _VERDICTS = ("supported", "with care", "not answerable from this log")
 _FAULTS = {
     "reset rows": "dummy rows of resets, before episodes",
@@ -117,27 +116,6 @@ def coverage() -> str:
     return markdown(head, lines)
 
 
-def network_estimators() -> str:
-    """All estimators that use networks, on the exact problems together."""
-    rows = results("coverage")["rows"]
-    lines = []
-    for name in _NETWORKS:
-        of_name = [row for row in rows if row["estimator"] == name]
-        (whole,) = (row for row in of_name if row["problem"] == "all")
-        efficiency = _geometric(row.get("efficiency") for row in of_name)
-        lines.append(
-            [
-                f"`{name}`",
-                f"{whole['covered']} = {whole['coverage']:.1%}".replace("%", " %"),
-                f"{whole['median_relative_width']:.2f}",
-                f"{whole['mean_absolute_relative_error']:.3f}",
-                f"{efficiency:.2f}",
-            ]
-        )
-    head = ["estimator", "covered", "median relative width", "mean relative error"]
-    return markdown([*head, "MSE · n / bound"], lines)
-
-
 def larger_logs() -> str:
     """Coverage of `kloss` on logs of 8,000 and 20,000 rows."""
     lines = []
@@ -201,12 +179,12 @@ def verdicts() -> str:
     lines = [["exact problems", *(_of(exact[name]) for name in _VERDICTS)]]
     lines += [
         [
-            f"questions, seeds {' and '.join(map(str, one['seeds']))}",
-            *(_of(one["held"][name]) for name in _VERDICTS),
+            f"questions, seeds {' and '.join(map(str, question_set['seeds']))}",
+            *(_of(question_set["held"][name]) for name in _VERDICTS),
         ]
-        for one in sets
+        for question_set in sets
     ]
-    everything = [exact, *(one["held"] for one in sets)]
+    everything = [exact, *(question_set["held"] for question_set in sets)]
     sums = [
         tuple(sum(counts[name][part] for counts in everything) for part in (0, 1))
         for name in _VERDICTS
@@ -227,6 +205,7 @@ def clips() -> str:
 
 
 def _doubly_robust(versions: dict[str, str], names: Sequence[str]) -> str:
+    """versions: how Q is limited, with a title for the table."""
     rows = {
         (row["source"], row["estimator"]): row
         for row in results("doubly_robust")["rows"]
@@ -234,23 +213,27 @@ def _doubly_robust(versions: dict[str, str], names: Sequence[str]) -> str:
     lines = []
     for name in names:
         for version, title in versions.items():
-            key = name if name == "is" else f"{name} {version}"
+            key = f"{name} {version}"
+            if name == "is":  # has no Q
+                key = name
+            line = [f"`{name}`"]
+            if len(versions) > 1:
+                line.append(title)
             clicks = rows["rare clicks", key]
-            line = [f"`{name}`", title] if len(versions) > 1 else [f"`{name}`"]
             line += [
                 f"{100 * clicks['mean_error']:+.1f} %"
                 f" ± {100 * clicks['standard_error']:.1f}",
                 f"{100 * clicks['root_mean_square']:.0f} %",
-                f"{clicks['held']} of {clicks['intervals']}",
+                _of([clicks["held"], clicks["intervals"]]),
             ]
             for source in ("development half", "exact problems"):
                 row = rows[source, key]
-                line += [
-                    f"{100 * row['median_error']:.1f} %",
-                    f"{row['held']} of {row['intervals']}",
-                ]
+                line.append(f"{100 * row['median_error']:.1f} %")
+                line.append(_of([row["held"], row["intervals"]]))
             lines.append(line)
-    head = ["estimator", "Q"] if len(versions) > 1 else ["estimator"]
+    head = ["estimator"]
+    if len(versions) > 1:
+        head.append("Q")
     head += ["rare clicks: mean error", "root mean square", "held"]
     head += ["development half: median error", "held"]
     return markdown([*head, "exact problems: median error", "held"], lines)
@@ -261,8 +244,8 @@ def structure() -> str:
     detected = results("structure")["detected"]
     lines = []
     for fault, title in _FAULTS.items():
-        counts = [detected[fault][share] for share in ("0.01", "0.1", "1.0")]
-        lines.append([title, *(_of(pair) if pair[1] else "–" for pair in counts)])
+        counts = [_of(detected[fault][share]) for share in ("0.01", "0.1", "1.0")]
+        lines.append([title, *counts])
     return markdown(["fault", "1 %", "10 %", "all"], lines)
 
 
@@ -279,7 +262,6 @@ def kernel_intervals() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "coverage": coverage,
-    "network-estimators": network_estimators,
     "larger-logs": larger_logs,
     "debiased": debiased,
     "verdicts": verdicts,
@@ -324,6 +306,8 @@ def _width(width: float | None) -> str:
 
 
 def _of(counts: Sequence[int]) -> str:
+    if counts[1] == 0:
+        return "–"
     return f"{counts[0]} of {counts[1]}"
 
 

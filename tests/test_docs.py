@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import pytest
 import koffline
 from koffline.cli import cli
 from scripts import evidence_tables, site_glossary, site_reference
+from scripts.bench import closed_loop, control_report, leaderboard_report
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -234,6 +236,31 @@ def test_tables_of_evidence_say_what_results_say() -> None:
         assert evidence_tables.with_tables(page) == page, path.name
         shown += evidence_tables.marks(page)
     assert sorted(shown) == sorted(evidence_tables.TABLES)
+
+
+def leaderboard_page() -> str:
+    path = DOCS / "results" / "leaderboard.json"
+    return leaderboard_report.render_page(json.loads(path.read_text(encoding="utf-8")))
+
+
+def closed_loop_page() -> str:
+    path = DOCS / "results" / "closed_loop.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return closed_loop.page(content["logs"], content["candidates"])
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("control", lambda: control_report.page(DOCS / "results")),
+        ("leaderboard", leaderboard_page),
+        ("closed_loop", closed_loop_page),
+    ],
+)
+def test_pages_of_benchmarks_say_what_results_say(
+    name: str, make: Callable[[], str]
+) -> None:
+    assert make() == (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_every_term_of_the_glossary_is_two_sentences_at_most() -> None:

@@ -251,7 +251,7 @@ def test_the_page_of_the_first_result_explains_every_line_of_the_answer(
     answer = succeed(*shlex.split(inspect)[1:])
     (question,) = re.findall(r"^problem 1: .*$", page, flags=re.MULTILINE)
     assert question in answer
-    answer = succeed(*shlex.split(evaluate)[1:], *QUICK)
+    answer = succeed(*(shlex.split(evaluate)[1:] + QUICK))
     table = page[page.index("| line | meaning |") : page.index("Notes below")]
     meanings = re.findall(r"^\| `([^`]+)` \|", table, flags=re.MULTILINE)
     lines = re.findall(r"^│ (\S[^│]*?) +│", answer, flags=re.MULTILINE)

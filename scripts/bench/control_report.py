@@ -29,8 +29,9 @@ _INTRODUCTION = """\
 
 Do critics of the kernel loss learn control from logs as well as the TD critics of the same algorithms?
 Scores are returns of the greedy policy, uniform actions 0, the expert 100; the mean over the last quarter
-of the evaluations. *Difference*: kernel loss minus original, with a 95 % bootstrap interval over seeds,
-which is too narrow for so few. *Level*: less than 5 points apart, or an interval that holds zero.
+of the evaluations. Each cell: original → kernel loss, or → its defaults, with a slow copy. **Bold**: the
+kernel loss is ahead; *slanted*: behind; else level: less than 5 points apart, or a 95 % bootstrap interval
+over seeds that holds zero (too narrow for so few).
 
 {counts}
 
@@ -278,37 +279,34 @@ def _section(parts: dict[str, dict[str, Any]]) -> str:
 
 
 def _pair_table(parts: Iterable[dict[str, Any]], slow_copy: bool) -> list[str]:
-    """A line for each pair. slow_copy: whether both settings of the kernel loss ran."""
-    head = ["log", "algorithm", "original", "kernel loss"]
-    if slow_copy:
-        head.append("with a slow copy")
-    head += ["difference", "ahead"]
-    lines = [head, ["---"] * len(head)]
+    """A line for each log, a cell for each pair: the original's score, that of the
+    kernel loss, and with ``slow_copy`` that of its other setting.
+    """
+    cells: dict[str, dict[str, str]] = defaultdict(dict)
     for results in parts:
         scores = {
-            (
-                entry["log"],
-                entry["algo"],
-                "tau" in entry["assignments"],
-            ): f"{entry['score']:.1f}"
+            (entry["log"], entry["algo"], "tau" in entry["assignments"]): entry["score"]
             for entry in results["variants"]
         }
-        for pair in sorted(
-            results["pairs"],
-            key=lambda pair: _order({"log": pair["log"], "algo": pair["original"]}),
-        ):
-            ours = pair["log"], "kloss_" + pair["original"]
-            line = [pair["log"], pair["original"], f"{pair['original_score']:.1f}"]
+        for pair in results["pairs"]:
+            algo = pair["original"]
+            ours = [pair["kernel_loss_score"]]
             if slow_copy:
-                line += [scores.get((*ours, copy), "") for copy in (False, True)]
-            else:
-                line.append(f"{pair['kernel_loss_score']:.1f}")
-            low, high = pair["interval"]
-            between = ""
-            if results["settings"]["seeds"] > 1:
-                between = f" ({low:+.1f} … {high:+.1f})"
-            line += [f"{pair['difference']:+.1f}{between}", pair["verdict"]]
-            lines.append(line)
+                keys = [(pair["log"], f"kloss_{algo}", copy) for copy in (False, True)]
+                ours = [scores[key] for key in keys if key in scores]
+            numbers = [str(round(score)) for score in (pair["original_score"], *ours)]
+            text = f"{numbers[0]} → {', '.join(numbers[1:])}"
+            if pair["verdict"] == "kernel loss":
+                text = f"**{text}**"
+            elif pair["verdict"] == "original":
+                text = f"*{text}*"
+            cells[pair["log"]][algo] = text
+    algos = sorted({algo for by_algo in cells.values() for algo in by_algo})
+    lines = [["log", *algos], ["---"] * (len(algos) + 1)]
+    lines += [
+        [log, *(by_algo.get(algo, "") for algo in algos)]
+        for log, by_algo in sorted(cells.items())
+    ]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 

@@ -91,25 +91,20 @@ def render_page(content: dict[str, Any]) -> str:
             " value| of a problem's policies.\n- *rank*: Spearman's correlation of"
             " estimates and true values over the policies of a log. *regret@1*: how"
             " much worse the policy ranked first is than the best one, 0 the best and"
-            " 1 the worst choice. Both are averages over logs, for methods that"
-            f" answered about {FEWEST_RANKED} policies or more.\n- *covered*: 95 %"
-            " intervals that hold the true value.\n- *seconds*: median, one thread of"
-            " a busy machine. koffline's estimators share networks; their time counts"
-            " for the first estimator.\n"
+            f" 1 the worst choice. For methods that answered about {FEWEST_RANKED}"
+            " policies or more.\n- *covered*: 95 % intervals that hold the true"
+            " value.\n- *seconds*: median, one thread of a busy machine. koffline's"
+            " estimators share networks; their time counts for the first.\n"
         ),
-        "The methods compared:\n",
         (
-            f"- {ran}\n- d3rlpy's FQE has as many hidden units and rows a step,"
-            " standardised observations, scaled rewards (with discrete actions its"
-            f" loss is Huber's), {content['fqe_steps']} steps, and a learning rate and"
-            " target updates chosen on development problems"
-            " (`scripts/bench/leaderboard_d3rlpy.py`). It evaluates greedy policies"
-            " only.\n- The plain FQE (`scripts/bench/leaderboard_fqe.py`) is one"
-            f" network of that size with a slow target, {3 * content['fqe_steps']}"
-            " steps, its settings chosen on the development half.\n- scope-rl"
-            " evaluates discrete actions only; episodes were padded to one length; its"
-            " DR uses d3rlpy's FQE. Its MQL and MWL are left out: their formulas"
-            " differ from the papers'.\n"
+            f"{ran} d3rlpy's FQE has as many hidden units and rows a step,"
+            f" {content['fqe_steps']} steps, and a learning rate and target updates"
+            " chosen on development problems (`scripts/bench/leaderboard_d3rlpy.py`)."
+            " It evaluates greedy policies only. The plain FQE"
+            " (`scripts/bench/leaderboard_fqe.py`) is one network of that size with a"
+            f" slow target, {3 * content['fqe_steps']} steps, its settings chosen on"
+            " the development half. scope-rl evaluates discrete actions only; episodes"
+            " were padded to one length.\n"
         ),
         "![Relative errors by method](images/leaderboard.png)\n",
         "## What it says\n",
@@ -117,10 +112,8 @@ def render_page(content: dict[str, Any]) -> str:
         "\n## All questions\n",
         _table(score for score in everything if score.median_error is not None),
         "\n## By verdict\n",
-        "The verdicts of the default's answers.\n",
         _by_verdict(cells, unit),
         "\n## Bounds and other intervals\n",
-        "Intervals that belong to no single estimator.\n",
         _bounds(everything),
         "\n## By problem\n",
         "Median error of some methods, and how often the default's interval held.\n",
