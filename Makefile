@@ -55,7 +55,7 @@ $(VENV)/.docs: $(VENV)/.base
 	@touch $@
 
 docs: $(VENV)/.docs  ## the manual as a site, out/site/index.html
-	@PYTHONWARNINGS=ignore NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+	@OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open out/site/index.html"
 
 clean:  ## remove the environment and everything made
