@@ -36,9 +36,7 @@ _COMMAND = (
     "python -m scripts.bench.leaderboard --half test --first-seed {first} --seeds"
     " {seeds} --out docs/results/leaderboard.json --page docs/leaderboard.md"
 )
-_CLOSED = ("mql", "lstdq", "mwl", "dualdice", "drl")
 _SHOWN = (AUTO, "fqe", "lstd", "drl", "wdr", "wpdis", "plain FQE", "d3rlpy FQE")
-_WEIGHTED = ("is", "wis", "pdis", "wpdis")
 
 
 def print_table(content: dict[str, Any]) -> None:
@@ -93,8 +91,7 @@ def render_page(content: dict[str, Any]) -> str:
             " much worse the policy ranked first is than the best one, 0 the best and"
             f" 1 the worst choice. For methods that answered about {FEWEST_RANKED}"
             " policies or more.\n- *covered*: 95 % intervals that hold the true"
-            " value.\n- *seconds*: median, one thread of a busy machine. koffline's"
-            " estimators share networks; their time counts for the first.\n"
+            " value.\n"
         ),
         (
             f"{ran} d3rlpy's FQE has as many hidden units and rows a step,"
@@ -131,7 +128,7 @@ def render_page(content: dict[str, Any]) -> str:
 def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
     """The main points, with their numbers; nothing where the methods are not there."""
     scores = {score.method: score for score in score_methods(cells, unit)}
-    if not {AUTO, "plain FQE", *_CLOSED, *_WEIGHTED, "kernel-certified"} <= set(scores):
+    if not {AUTO, "plain FQE", "kernel-certified"} <= set(scores):
         return "Too few methods to compare."
     logs = {(cell["problem"], cell["seed"]) for cell in cells}
     rivals = [score for name, score in scores.items() if name not in (AUTO, AVERAGED)]
@@ -146,14 +143,8 @@ def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
         ),
         f"The plain FQE, {_beside(cells, unit, 'plain FQE')}.",
         f"d3rlpy's FQE, {_beside(cells, unit, 'd3rlpy FQE')}.",
-        "95 % intervals held the true value as often as this: "
-        + ", ".join(
-            f"`{name}` {_covered(scores[name])}"
-            for name in (AUTO, *_CLOSED, "kernel-calibrated")
-        )
-        + " (features of one network, widened for those of the others).",
         (
-            f"Certified intervals held it in {_covered(scores['kernel-certified'])}, but"
+            f"Certified intervals held the true value in {_covered(scores['kernel-certified'])}, but"
             f" are {_text(scores['kernel-certified'].width)} times as wide as the"
             " values: no use at these sizes."
         ),
@@ -250,13 +241,13 @@ def draw(content: dict[str, Any]) -> Any:
 
 def _table(scores: Iterable[Score]) -> str:
     titles = ["method", "family", "answered", "median error", "mean error"]
-    titles += ["rank", "regret@1", "covered", "width", "seconds"]
+    titles += ["rank", "regret@1", "covered", "width"]
     rows = []
     for score in scores:
         row = [f"`{score.method}`", score.family, f"{score.answered} of {score.asked}"]
         row += [_text(score.median_error), _text(score.mean_error)]
         row += [_text(score.rank_correlation), _text(score.regret)]
-        rows.append([*row, _covered(score), _text(score.width), _text(score.seconds)])
+        rows.append([*row, _covered(score), _text(score.width)])
     return _markdown(titles, rows)
 
 
