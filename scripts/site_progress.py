@@ -14,7 +14,7 @@ from typing import Any
 
 from mkdocs.plugins import event_priority
 
-_FIRST = 100  # before the plugin that runs the notebooks
+_FIRST = 100  # before the plugins that make the reference and run the notebooks
 _started = time.monotonic()
 
 
@@ -28,8 +28,9 @@ def on_startup(**_: Any) -> None:
     os.environ["IPYTHONDIR"] = str(folder)
 
 
+@event_priority(_FIRST)
 def on_files(files: Any, **_: Any) -> None:
-    _say(f"reading the package for {len(files.documentation_pages())} pages")
+    _say(f"making {len(files.documentation_pages())} pages, and those of the package")
 
 
 @event_priority(_FIRST)
