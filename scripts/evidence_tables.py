@@ -61,8 +61,8 @@ def accuracy() -> str:
         lines.append([problem, *errors, ", ".join(widths), _covered(of_problem)])
     means = []
     medians = []
-    for head in ("kloss", "fqe", "lstd"):
-        sizes = [abs(row["error"][head]) for row in rows]
+    for name in ("kloss", "fqe", "lstd"):
+        sizes = [abs(row["error"][name]) for row in rows]
         means.append(f"{statistics.fmean(sizes):.4f}")
         medians.append(f"{statistics.median(sizes):.4f}")
     lines.append([r"**mean \|error\|**", *means, "", f"**{_covered(rows)}**"])

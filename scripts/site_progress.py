@@ -50,5 +50,5 @@ def on_post_build(**_: Any) -> None:
     _say("done")
 
 
-def _say(what: str) -> None:
-    print(f"{time.monotonic() - _started:4.0f} s  {what}", flush=True)
+def _say(event: str) -> None:
+    print(f"{time.monotonic() - _started:4.0f} s  {event}", flush=True)
