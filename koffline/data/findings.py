@@ -92,13 +92,15 @@ class WarningTally(LogTally):
         if block.weights is not None:
             self.weights.add(block.weights)
         if block.steps is not None:
-            # copies
+            # Copies, not views: the block can then leave the memory.
             first = block.part(np.array([0]))
             last = block.part(np.array([len(block) - 1]))
             if self._last is not None:
+                # Is the last row of the block before linked to the first one here?
                 self._add_links(joined([self._last, first]), self.rows - 1)
             self._add_links(block, self.rows)
-            self._first = self._first or first
+            if self._first is None:
+                self._first = first
             self._last = last
         if self._has_parts:
             self.structures.append(Structure.of(block))
@@ -106,7 +108,7 @@ class WarningTally(LogTally):
 
     def _add_links(self, rows: Transitions, start: int) -> None:
         """Count rows inside episodes that are not linked to the next row, and rows at
-        cuts that are.
+        cuts that are. rows: consecutive ones. start: the number of the first one.
         """
         linked = rows_are_linked(rows.observations, rows.next_observations)
         ends = rows.columns["steps"][1:] == 0

@@ -223,6 +223,7 @@ def _check_layout(
     missing = [KEYS[name] for name in needed if name not in keys]
     if missing:
         _refuse_missing_keys(file, missing, source)
+    # the number of rows; 0 of a single number, which has no shape
     sizes = {key: (*datasets[key].shape, 0)[0] for key in keys.values()}
     rows = sizes.pop("observations")
     for key, size in sizes.items():

@@ -130,13 +130,13 @@ def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
         ),
     )
     learned = {group: _joined(runs_of[group]) for group in groups}
-    played = [
+    runs_and_steps = [
         (len(cell.runs), int(result.steps[-1]))
         for cell, result in (*finished, *searched)
     ]
     extra = {
-        "environment_steps": sum(runs * steps for runs, steps in played),
-        "runs": sum(runs for runs, _ in played),
+        "environment_steps": sum(runs * steps for runs, steps in runs_and_steps),
+        "runs": sum(runs for runs, _ in runs_and_steps),
         "not_run": [*missing, *also_missing],
     }
     returns = tuple(

@@ -259,7 +259,12 @@ def run_jobs(
         if missing:
             waiting = takewhile(lambda _: keep_going or not failures, missing)
         ended = PassSettings(workers, ray).results(
-            _perform, waiting, None, lambda job: job.name, hear, are_jobs=True
+            _perform,
+            waiting,
+            shared=None,
+            name=lambda job: job.name,
+            progress=hear,
+            are_jobs=True,
         )
         with closing(ended):
             for job, error in ended:

@@ -128,6 +128,9 @@ class Processes:
         return _lost("a worker process died (killed, or out of memory?)", retries)
 
     def _executor(self) -> Any:
+        """The executor of the calling thread, which has one process; a new one if that
+        process has died.
+        """
         from joblib.externals.loky import ProcessPoolExecutor
 
         if not hasattr(self._own, "executor"):

@@ -65,6 +65,7 @@ def detect(path: Path) -> str:
             head = file.read(8)
     if head.startswith(_ZIP):
         return _kind_of_zip(path)
+    # a pickle of protocol 2 to 5
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return "d3"
     if head.startswith(_ONNX):

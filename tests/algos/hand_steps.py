@@ -22,18 +22,22 @@ WEIGHTS = (None, 0.0, 0.3, 1.0)
 
 def batch_of(discrete: bool, seed: int = 0, length: int | None = None):
     """Rows, or paths of at most `length` steps, which is 3."""
-    lead = (ROWS,) if length is None else (ROWS, length)
+    lead = (ROWS,)
+    if length is not None:
+        lead = (ROWS, length)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    actions = (
-        torch.randint(0, ACTIONS, (*lead, 1), generator=generator).double()
-        if discrete
-        else torch.rand(*lead, ACTIONS, generator=generator, dtype=torch.float64) * 2
-        - 1
-    )
+    if discrete:
+        actions = torch.randint(0, ACTIONS, (*lead, 1), generator=generator).double()
+    else:
+        uniform = torch.rand(*lead, ACTIONS, generator=generator, dtype=torch.float64)
+        actions = uniform * 2 - 1
+    next_actions = actions
+    if length is not None:
+        next_actions = actions[:, 0]
     following = normal(ROWS, COLUMNS)
     lengths = torch.randint(1, 4, (ROWS, 1), generator=generator).double()
     return d3rlpy.torch_utility.TorchMiniBatch(
@@ -41,7 +45,7 @@ def batch_of(discrete: bool, seed: int = 0, length: int | None = None):
         actions=actions,
         rewards=normal(ROWS, length or 1),
         next_observations=following,
-        next_actions=actions if length is None else actions[:, 0],
+        next_actions=next_actions,
         returns_to_go=torch.zeros(ROWS, 1, dtype=torch.float64),
         terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
         intervals=lengths,
@@ -86,22 +90,25 @@ def hand_gram(
     rows = batch.observations.numpy()
     actions = batch.actions.numpy()
     if action_kernel == "joint":
-        acted = np.eye(ACTIONS)[actions[:, 0].astype(int)] if discrete else actions
+        acted = actions
+        if discrete:
+            acted = np.eye(ACTIONS)[actions[:, 0].astype(int)]
         rows = np.concatenate([rows, acted], axis=1)
     function = {"gaussian": reference.gaussian, "laplacian": reference.laplacian}[
         kernel
     ]
     gram = reference.gram(lambda x, y: function(x, y, bandwidth), rows, rows)
-    return torch.as_tensor(
-        gram * (actions == actions.T) if action_kernel == "indicator" else gram
-    )
+    if action_kernel == "indicator":
+        gram = np.where(actions == actions.T, gram, 0.0)
+    return torch.as_tensor(gram)
 
 
 def hand_loss(
     residual: torch.Tensor, gram: torch.Tensor, weight: float | None
 ) -> torch.Tensor:
     """The two sums of the loss, one term at a time."""
-    weight = 1.0 / ROWS if weight is None else weight
+    if weight is None:
+        weight = 1.0 / ROWS
     off = reference.u_statistic(residual, gram)
     diagonal = reference.diagonal_mean(residual, gram)
     return (1.0 - weight) * off + weight * diagonal
@@ -147,11 +154,9 @@ def update(algo, batch, critic_only: bool = True):
     algo.impl.modules.kernel.bandwidth.fill_(0.8)
     algo.impl.modules.kernel.inverse_scale.fill_(1.0 / 0.8)
     torch.manual_seed(9)
-    return (
-        algo.impl.update_critic(batch)
-        if critic_only
-        else algo.impl.inner_update(batch, 0)
-    )
+    if critic_only:
+        return algo.impl.update_critic(batch)
+    return algo.impl.inner_update(batch, 0)
 
 
 def bellman_residual(
@@ -221,8 +226,6 @@ def features(batch, kernel: str, action_kernel: str) -> torch.Tensor:
         / 0.8
     )
     psi = torch.cat((phases.cos(), phases.sin()), dim=1) / 250**0.5
-    return (
-        psi
-        if action_kernel == "joint"
-        else torch.einsum("nf,na->naf", psi, acted).flatten(1)
-    )
+    if action_kernel == "joint":
+        return psi
+    return torch.einsum("nf,na->naf", psi, acted).flatten(1)

@@ -72,26 +72,36 @@ def shuffled(columns: dict[str, Any], seed: int = 0) -> dict[str, Any]:
 
 def write(columns: dict[str, Any] | pa.Table, path: Path) -> Path:
     """The table in the format that the name tells."""
-    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    table = columns
+    if not isinstance(table, pa.Table):
+        table = pa.table(table)
     if path.suffix == ".parquet":
         pa.parquet.write_table(table, path, row_group_size=4)
     elif path.suffix == ".feather":
         pa.feather.write_feather(table, path)
     elif path.suffix in (".arrow", ".arrows"):
-        new = pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream
+        new = pa.ipc.new_stream
+        if path.suffix == ".arrow":
+            new = pa.ipc.new_file
         with new(str(path), table.schema) as file:
             file.write_table(table, max_chunksize=3)
     else:
-        options = pa.csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
-        compression = "gzip" if path.suffix == ".gz" else None
+        delimiter = ","
+        if path.suffix == ".tsv":
+            delimiter = "\t"
+        compression = None
+        if path.suffix == ".gz":
+            compression = "gzip"
         with pa.output_stream(path, compression=compression) as stream:
-            pa.csv.write_csv(table, stream, options)
+            pa.csv.write_csv(table, stream, pa.csv.WriteOptions(delimiter=delimiter))
     return path
 
 
 def write_text(text: str | bytes, path: Path) -> Path:
     """A CSV file as it stands."""
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    if isinstance(text, str):
+        text = text.encode()
+    path.write_bytes(text)
     return path
 
 
@@ -110,7 +120,9 @@ def refusal(source, folder=None, name="log.parquet", **changes):
     """The message, in one line, on columns that are written to a folder, or on a
     file.
     """
-    path = source if folder is None else write(source, folder / name)
+    path = source
+    if folder is not None:
+        path = write(source, folder / name)
     with one_line(DataError) as caught:
         open_transitions(path, mapping={**MAPPING, **changes})
     return str(caught.value)
@@ -128,7 +140,10 @@ def assert_same_in_pieces(path, mapping, whole, piece_rows=2, action_space=None)
     """
     stream = TableStream(path, mapping, action_space, piece_rows=piece_rows)
     pieces = list(stream)
-    for name in (*COLUMNS, "episode_ids") if whole.has_episodes else COLUMNS[:-1]:
+    names = COLUMNS[:-1]
+    if whole.has_episodes:
+        names = (*COLUMNS, "episode_ids")
+    for name in names:
         joined = np.concatenate([getattr(piece, name) for piece in pieces])
         np.testing.assert_array_equal(joined, getattr(whole, name))
     assert {piece.action_space for piece in pieces} == {whole.action_space}
@@ -164,4 +179,7 @@ def tables(draw):
                     "next_x_10": 7.0,
                 }
             )
-    return draw(st.permutations(rows)) if draw(st.booleans()) else rows
+    is_shuffled = draw(st.booleans())
+    if is_shuffled:
+        return draw(st.permutations(rows))
+    return rows

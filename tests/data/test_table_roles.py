@@ -92,9 +92,11 @@ def save(columns, path):
     elif path.suffix == ".csv":
         pl.DataFrame(columns).write_csv(path)
     else:
-        pl.DataFrame(
-            {k: v.tolist() if v.ndim > 1 else v for k, v in columns.items()}
-        ).write_parquet(path)
+        # polars takes arrays of vectors as lists
+        vectors = {
+            name: values.tolist() for name, values in columns.items() if values.ndim > 1
+        }
+        pl.DataFrame({**columns, **vectors}).write_parquet(path)
     return path
 
 
@@ -183,7 +185,7 @@ def flag(kind, values):
     """A flag as people write it."""
     if kind == "text":
         return np.where(values, "yes", "no")
-    return values if kind == "bool" else values.astype(kind)
+    return values.astype(kind)
 
 
 class TestFlagsOfEnds:
@@ -200,7 +202,9 @@ class TestFlagsOfEnds:
     def test_negations(self, tmp_path, name, kind, suffix):
         if (kind, name) == ("text", "discount"):
             pytest.skip("a discount is a number")
-        values = DONE if name == "done" else ~DONE
+        values = ~DONE
+        if name == "done":
+            values = DONE
         path = save({**basic(C), name: flag(kind, values)}, tmp_path / f"log.{suffix}")
         inspection = inspect_table(path)
         assert inspection.problems == []
@@ -259,14 +263,15 @@ class TestFlagsOfEnds:
             # Last rows with a reward may be steps, in spite of the names of RLDS.
             mapping["final_state"] = False
         log = open_transitions(path, mapping=mapping)
-        expected = (
-            ENDS
-            if terminal == "terminal"
+        terminal_is_every_end = (
+            terminal == "terminal"
             and "done" in flags
             and (flags["terminal"] == ENDS).all()
-            else DONE
         )
-        expected = ENDS if truncated is None and "masks" in flags else expected
+        masks_are_every_end = truncated is None and "masks" in flags
+        expected = DONE
+        if terminal_is_every_end or masks_are_every_end:
+            expected = ENDS
         assert int(log.terminated.sum()) == int(expected.sum())
 
     @pytest.mark.parametrize(
@@ -307,7 +312,10 @@ class TestWithoutIds:
     )
     def test_td3_and_its_like(self, tmp_path, name, names):
         """Without a flag of cuts, next observations show them."""
-        values = (DONE if name in ("dones", "terminals") else ~DONE).astype(np.float32)
+        is_set = ~DONE
+        if name in ("dones", "terminals"):
+            is_set = DONE
+        values = is_set.astype(np.float32)
         columns = {
             names[0]: C["state"],
             "action": C["action"],
@@ -439,8 +447,12 @@ class TestLists:
             state: C["state"],
             "possible_actions": C["next"] * 0 + 1,
         }
-        columns = columns if first == "action" else dict(reversed(columns.items()))
-        columns |= {following: C["next"]} if following else {}
+        if first == "state":
+            columns = dict(reversed(columns.items()))
+        expected_next = None
+        if following:
+            columns[following] = C["next"]
+            expected_next = [following]
         columns |= {
             "rewards": C["reward"],
             "done": DONE,
@@ -453,13 +465,17 @@ class TestLists:
             [next_columns[0]],
             [next_columns[1]],
         )
-        assert mapping.get("next_observations") == ([following] if following else None)
+        assert mapping.get("next_observations") == expected_next
         log = open_transitions(path, mapping=mapping)
         np.testing.assert_array_equal(log.actions[:3], vectors[:3])
 
     @pytest.mark.parametrize("name", ["terminateds", "status", "finito"])
     def test_ends_are_found_beside_a_list(self, tmp_path, name):
-        values = np.where(DONE, "over", "on") if name == "status" else DONE
+        values = DONE
+        answer = "finito"
+        if name == "status":
+            values = np.where(DONE, "over", "on")
+            answer = "status == 'over'"
         columns = {
             "obs": C["state"],
             "actions": C["action"],
@@ -474,7 +490,6 @@ class TestLists:
         if name == "terminateds":
             assert inspection.mapping["terminal"] == name
             return
-        answer = "status == 'over'" if name == "status" else "finito"
         assert (
             inspection.mapping["last_row"]
             == f"? terminal: {answer} | last_row: cut | last_row: terminal"
@@ -552,9 +567,13 @@ def sums(rewards, discount=1.0, with_its_reward=True):
     sums_of_rows = np.zeros(len(rewards))
     total = 0.0
     for i in range(len(rewards) - 1, -1, -1):
-        total = 0.0 if ENDS[i] else total
-        sums_of_rows[i] = rewards[i] + discount * total if with_its_reward else total
-        total = rewards[i] + discount * total
+        if ENDS[i]:
+            total = 0.0
+        with_reward = rewards[i] + discount * total
+        sums_of_rows[i] = total
+        if with_its_reward:
+            sums_of_rows[i] = with_reward
+        total = with_reward
     return sums_of_rows
 
 
