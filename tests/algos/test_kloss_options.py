@@ -254,12 +254,14 @@ def test_the_soft_maximum_follows_the_units_of_reward(scale: float, tmp_path) ->
     log = makers.make_log(discrete=True)
     scaled = dataclasses.replace(log, rewards=log.rewards * scale)
     algo = make("KLossDQN", temperature=0.1)
-    makers.fit(
-        algo,
-        to_d3rlpy(scaled) if scale == 1.0 else ColumnarReplayBuffer(scaled, seed=0),
-    )
-    # five added steps
-    expected = 0.1 * scale * np.abs(log.rewards).sum() / (len(log) + (scale == 1.0) * 5)
+    n_rows = len(log)
+    if scale == 1.0:
+        buffer = to_d3rlpy(scaled)
+        n_rows += 5  # added steps
+    else:
+        buffer = ColumnarReplayBuffer(scaled, seed=0)
+    makers.fit(algo, buffer)
+    expected = 0.1 * scale * np.abs(log.rewards).sum() / n_rows
     assert float(algo.impl.temperature) == pytest.approx(expected, rel=1e-5)
     values = scale * torch.tensor([[[1.0, 1.3, 0.9]]])
     soft = expected * torch.logsumexp(values / expected, dim=2)

@@ -81,15 +81,19 @@ NOISY = ContinuousPolicy(
 
 
 def prepared(kind: str, gamma: float = 0.9, draws: int = 3) -> EvaluationProblem:
-    log, policy = (
-        (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
-    )
+    log = continuous_log()
+    policy = NOISY
+    if kind == "discrete":
+        log = discrete_log()
+        policy = SOFT
     return prepare_problem(log, policy, gamma, draws, np.random.default_rng(0))
 
 
 def stack(problem: EvaluationProblem, replicas: int = 2) -> tuple[StackedMLP, object]:
     """Untrained float64 networks and the float64 table."""
-    outputs = 1 if problem.readout is None else problem.readout.shape[1]
+    outputs = 1
+    if problem.readout is not None:
+        outputs = problem.readout.shape[1]
     sizes = (problem.inputs.shape[1], 7, 5, outputs)
     network = StackedMLP.initialise(sizes, range(replicas), dtype=torch.float64)
     return network, make_table(problem, "cpu").to("cpu", torch.float64)
@@ -124,24 +128,28 @@ def uneven_log(kind: str, episodes: int = 60, seed: int = 8) -> koffline.Transit
     last = np.isin(np.arange(n), starts + lengths - 1)
     terminated = last & (generator.random(n) < 0.5)
     states = generator.normal(size=(n, 2))
-    discrete = kind == "discrete"
+    space = koffline.Continuous(1, -1.0, 1.0)
+    behavior = None
+    if kind == "discrete":
+        space = koffline.Discrete(3)
+        actions = generator.integers(3, size=n)
+        behavior = np.full(n, np.log(1.0 / 3.0))
+    else:
+        actions = generator.uniform(-1, 1, (n, 1))
+    steps = None
+    if kind != "rows":
+        steps = np.arange(n) - np.repeat(starts, lengths)
     return koffline.Transitions(
         observations=states,
-        actions=(
-            generator.integers(3, size=n)
-            if discrete
-            else generator.uniform(-1, 1, (n, 1))
-        ),
+        actions=actions,
         rewards=states[:, 0] + generator.normal(size=n),
         next_observations=0.8 * states + 0.3 * generator.normal(size=(n, 2)),
         terminated=terminated,
         truncated=last & ~terminated & (kind != "rows"),
-        steps=None if kind == "rows" else np.arange(n) - np.repeat(starts, lengths),
+        steps=steps,
         weights=np.repeat(generator.uniform(0.5, 2.0, episodes), lengths),
-        behavior_log_probabilities=np.full(n, np.log(1.0 / 3.0)) if discrete else None,
-        action_space=(
-            koffline.Discrete(3) if discrete else koffline.Continuous(1, -1.0, 1.0)
-        ),
+        behavior_log_probabilities=behavior,
+        action_space=space,
     )
 
 
@@ -158,7 +166,10 @@ def mortal_log(
     lengths = np.minimum(generator.geometric(0.2, episodes), most + 1)  # most + 1: cut
     ended = lengths <= most
     kept = np.minimum(lengths, most)
-    kept = np.where(ended, kept, most if rows_after else most - 1)
+    rows_of_cut = most
+    if not rows_after:
+        rows_of_cut = most - 1
+    kept = np.where(ended, kept, rows_of_cut)
     last = np.cumsum(kept) - 1
     flags = np.zeros((2, last[-1] + 1), dtype=bool)
     flags[0, last] = ended
