@@ -69,19 +69,20 @@ def environments_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
     return side
 
 
-def joined_groups(file: Any, groups: Sequence[str], name: str) -> dict[str, np.ndarray]:
+def joined_groups(
+    file: Any, headers: Mapping[str, Any], groups: Sequence[str], name: str
+) -> dict[str, np.ndarray]:
     """Columns of a file with a group of arrays for each episode, and their
     ``episode_ids``.
 
-    file: as opened by `open_hdf5`. name: of the file. Arrays that not all groups have,
-    and those that have neither one row per step nor one more, are left out. Raises
-    DataError if no array is left.
+    file: as opened by `open_hdf5`. headers: shapes and types of its arrays by path.
+    groups: as from `episode_groups`. name: of the file. Arrays that not all groups
+    have, and those that have neither one row per step nor one more, are left out.
+    Raises DataError if no array is left.
     """
-    names_of = {group: _names_in(file, group) for group in groups}
-    common = set.intersection(*map(set, names_of.values()))
-    kept = [key for key in names_of[groups[0]] if key in common]
-    lengths = {group: _steps(file, group, kept) for group in groups}
-    used = [key for key in kept if _fits(file, key, lengths)]
+    shapes = _shapes_by_group(headers, groups)
+    lengths = {group: _steps(shapes[group]) for group in groups}
+    used = [key for key in shapes[groups[0]] if _fits(key, shapes, lengths)]
     if not used:
         raise DataError(
             f"{name} holds groups of arrays ({listed(groups, 3)}) without an array that"
@@ -102,43 +103,48 @@ def joined_groups(file: Any, groups: Sequence[str], name: str) -> dict[str, np.n
     return columns
 
 
-def _names_in(file: Any, group: str) -> list[str]:
-    """Names of a group's arrays of numbers with at least one row, without that of the
-    group.
+def _shapes_by_group(
+    headers: Mapping[str, Any], groups: Sequence[str]
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Shapes of the arrays of numbers with at least one row, by group and by the name
+    in it. headers: of all arrays, by path.
     """
-    start = f"{group}/"
-    names = []
-    for path in file.datasets:
-        array = file.raw[path]
-        is_array = array.dtype.kind in "biuf" and 1 <= len(array.shape or ()) <= 2
-        if path.startswith(start) and is_array and 0 not in array.shape:
-            names.append(path.removeprefix(start))
-    return names
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {group: {} for group in groups}
+    for path, header in headers.items():
+        match = _EPISODE_GROUP.match(path)
+        sides = len(header.shape or ())
+        is_array = header.dtype.kind in "biuf" and 1 <= sides <= 2
+        if match is not None and is_array and 0 not in header.shape:
+            group = match.group(1)
+            shapes[group][path.removeprefix(f"{group}/")] = tuple(header.shape)
+    return shapes
 
 
-def _steps(file: Any, group: str, names: Sequence[str]) -> int:
+def _steps(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Number of steps of an episode: the rows of its actions, else the rows that most
-    arrays have.
+    arrays have. shapes: of its arrays, by name.
     """
-    rows = {key: int(file.raw[f"{group}/{key}"].shape[0]) for key in names}
     for key in ("actions", "action", "rewards", "reward"):
-        if key in rows:
-            return rows[key]
-    if not rows:
+        if key in shapes:
+            return shapes[key][0]
+    if not shapes:
         return 0
-    return Counter(rows.values()).most_common(1)[0][0]
+    return Counter(shape[0] for shape in shapes.values()).most_common(1)[0][0]
 
 
-def _fits(file: Any, key: str, lengths: Mapping[str, int]) -> bool:
-    """Whether an array has one row per step in all groups, or one more in all, and rows
-    of one size.
+def _fits(
+    key: str,
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+    lengths: Mapping[str, int],
+) -> bool:
+    """Whether all groups have an array, with one row per step in all of them or one
+    more in all, and rows of one size. shapes: by group and name.
     """
-    shapes = [file.raw[f"{group}/{key}"].shape for group in lengths]
-    surplus = {
-        shape[0] - steps for shape, steps in zip(shapes, lengths.values(), strict=True)
-    }
-    has_one_size = len({shape[1:] for shape in shapes}) == 1
-    return has_one_size and surplus in ({0}, {1})
+    if any(key not in arrays for arrays in shapes.values()):
+        return False
+    surplus = {shapes[group][key][0] - steps for group, steps in lengths.items()}
+    sizes = {arrays[key][1:] for arrays in shapes.values()}
+    return len(sizes) == 1 and surplus in ({0}, {1})
 
 
 def _next_name(key: str) -> str:

@@ -71,7 +71,7 @@ _FLAG_WORDS = {
         " terminations absorbing"
     ),
     Flag.DONE: "done dones end ended ends finished",
-    Flag.OUTCOME: "death dead died churned",
+    Flag.OUTCOME: "death dead died deceased mortality morta hospmort churned",
     Flag.GOES_ON: (
         "mask masks alive continue continues continuing continuation discount discounts"
     ),

@@ -17,6 +17,7 @@ from koffline.data.table.column_names import (
     STATE_WORDS,
     Flag,
     earlier_name,
+    flag_of,
     is_about_actions,
     is_earlier,
     is_later,
@@ -130,13 +131,21 @@ _ROLES = {
     ),
     "episode": _Role(
         words=(
-            "episode episodes trajectory traj rollout session ep patient customer user"
-            " subject client account visitor cookie household player subscriber uid"
-            " guid id"
+            "episode episodes trajectory traj rollout session ep stay icustay icustayid"
+            " stayid encounter admission hadm hadmid patient patientid customer"
+            " customerid user userid subject subjectid client account visitor cookie"
+            " household player subscriber uid guid id"
         ),
         suits=_are_ids,
     ),
 }
+# Roles that rows which stand alone do not have.
+_OF_EPISODES = ("terminal", "truncated", "time", "episode")
+# Words of names that say something about a user or an environment and are no id of it.
+_NO_IDS = (
+    "feature features attribute attributes affinity embedding age gender sex type kind"
+    " category segment group tier region country city score"
+)
 # Whole names of columns that count the rows of an episode.
 _COUNTERS = (
     "sequencenumber sequence seq seqno transitionnumber frameindex frame stepindex"
@@ -165,6 +174,8 @@ def rank(column: ColumnProfile, role: str) -> int:
         return _NONE
     if role == "action" and (is_about_actions(column.name) or is_later(column.name)):
         return _NONE
+    if role == "episode" and set(_NO_IDS.split()).intersection(name_parts):
+        return _NONE
     if role == "time" and whole in _COUNTERS.split():
         return len(words)
     if whole in words:
@@ -178,23 +189,29 @@ def rank(column: ColumnProfile, role: str) -> int:
 
 
 def guess_roles(
-    columns: Sequence[ColumnProfile], known: Mapping[str, Sequence[str]] | None = None
+    columns: Sequence[ColumnProfile],
+    known: Mapping[str, Sequence[str]] | None = None,
+    one_step: bool = False,
 ) -> Guess:
     """Set the role of each column, with a reason, from its name and values.
 
-    known: columns by roles that are known beforehand.
+    known: columns by roles that are known beforehand. one_step: every row is known to
+    be an episode of its own, so that no column tells episodes, their order or their
+    ends. Columns that have a role or a reason already keep them.
     """
     _set_known(columns, known or {})
     _set_aside(columns)
     flagged: list[tuple[ColumnProfile, Flag]] = []
     for column in columns:
+        if one_step:
+            break
         by_name = meaning(column)
         if by_name is not None:
             flagged.append((column, by_name))
     for column, _ in flagged:
         column.reason = "a flag by its name"
     end_flags = [column for column, by_name in flagged if by_name in ENDS]
-    _by_names(columns, has_ends=bool(end_flags))
+    _by_names(columns, has_ends=bool(end_flags), one_step=one_step)
     _settle_lists(columns)
     for column in columns:
         if not column.reason:
@@ -205,6 +222,8 @@ def guess_roles(
     ends = find_ends(flagged, steps, _unlinked(columns, steps))
     for column in ends.no_flags:
         column.role, column.reason = _as_observation(column)
+        if _tells_outcome(column, steps):
+            column.leave_out("the same in all rows of an episode: how it ended")
     _settle_starts(columns)
     if not steps.has_ids:
         # Now it is settled which of the flags are ends, and where episodes begin.
@@ -212,6 +231,17 @@ def guess_roles(
     _test_numbered_next(columns, steps)
     _leave_out_names_of_episodes(columns, steps)
     return Guess(steps, ends)
+
+
+def _tells_outcome(column: ColumnProfile, steps: Steps) -> bool:
+    """Whether a flag says by its name how an episode ended, and is the same in all of
+    its rows: such as whether the patient died later.
+    """
+    if not steps.has_ids or flag_of(column.name) is not Flag.OUTCOME:
+        return False
+    values = column.values.to_physical().cast(pl.String)
+    pairs = pl.DataFrame({"episode": steps.episodes, "value": values[steps.order]})
+    return bool(pairs.n_unique() == len(steps.lengths))
 
 
 def _by_role(columns: Sequence[ColumnProfile]) -> dict[str, ColumnProfile]:
@@ -252,13 +282,13 @@ def _set_aside(columns: Sequence[ColumnProfile]) -> None:
             column.reason = f"{base} one step later, by its name"
 
 
-def _by_names(columns: Sequence[ColumnProfile], has_ends: bool) -> None:
+def _by_names(columns: Sequence[ColumnProfile], has_ends: bool, one_step: bool) -> None:
     """Give each role to the column whose name says it most clearly, if its values
-    suit. has_ends: whether flags of ends are there.
+    suit. has_ends: whether flags of ends are there. one_step: as for `guess_roles`.
     """
     known = {column.role for column in columns if column.role != IGNORED}
     for role, rule in _ROLES.items():
-        if role in known:
+        if role in known or (one_step and role in _OF_EPISODES):
             continue
         free = [column for column in columns if not column.reason]
         named = [column for column in free if rank(column, role) < _NONE]
@@ -358,6 +388,9 @@ def _settle_episodes(
     chosen = _by_role(columns)
     whole = chosen.get("episode")
     if whole is None:
+        return
+    if whole.distinct == 1 and any(set_rows(flag).sum() > 1 for flag in flags):
+        whole.leave_out("the same value in every row, while flags end several episodes")
         return
     marked = [*flags[:1]]
     if "time" in chosen:

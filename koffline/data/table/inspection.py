@@ -36,11 +36,12 @@ from koffline.data.table.mapping import (
 )
 from koffline.data.table.problems import Problems
 from koffline.data.table.profiles import IGNORED, ColumnProfile
-from koffline.data.table.readers import faults
+from koffline.data.table.readers import Reader, faults
 from koffline.data.table.step_order import Steps
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.table_rows import TableRows, header_of, open_rows
 from koffline.data.table.texts import doubtful_spellings, one_spelling
+from koffline.data.table.tools import Tool, check_name, find_tool
 from koffline.errors import DataError, counted, listed, printable
 from koffline.store.files import Location
 
@@ -84,6 +85,9 @@ _OF_LAST_ROWS = (
     "without a flag",
     "no terminal column",
 )
+# Words of columns that list the actions which are possible in a row.
+_POSSIBLE = frozenset(("possible", "legal", "available", "allowed", "valid"))
+_ACTIONS = frozenset(("action", "actions"))
 _COSTS = ("cost", "costs", "loss", "penalty")
 
 
@@ -95,7 +99,8 @@ class Inspection:
     A key of ``mapping`` whose value begins with "?" is open: ``open`` lists its
     answers, and commands refuse the mapping until one is chosen. ``is_open``: only the
     user can say which rows form an episode.
-    ``doubtful``: columns that may depend on what happens later.
+    ``doubtful``: columns that may depend on what happens later. ``layout``: the tool
+    that wrote the table, if it is known.
     """
 
     source: str
@@ -104,6 +109,7 @@ class Inspection:
     mapping: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    layout: str = ""
     is_open: bool = False
     open: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     doubtful: list[str] = field(default_factory=list)
@@ -178,15 +184,20 @@ def inspect_table(
     source: Location,
     rows: int = 100_000,
     known: Mapping[str, Sequence[str]] | None = None,
+    format: str | None = None,
 ) -> Inspection:
     """Look at the first rows of a table and guess a mapping.
 
     rows: the most to look at. known: columns by roles (action, reward, episode, time)
-    that need not be guessed. Raises DataError, also for files that need no mapping, and
-    for known columns that the table does not have.
+    that need not be guessed. format: the tool that wrote the table (`tools.TOOLS`); by
+    default it is recognised. Raises DataError, also for files that need no mapping, for
+    known columns that the table does not have, and for tables of another tool.
     """
     name = os.fspath(source)
-    kind, files, stored = _table_without_roles(name)
+    if format is not None:
+        check_name(format)
+    kind, files, header = _table_without_roles(name)
+    stored = dict(header.fields)
     readable = {
         column: column_type
         for column, column_type in stored.items()
@@ -205,8 +216,16 @@ def inspect_table(
         for column in stored
     ]
     _check_known(name, known or {}, list(stored))
-    guess = guess_roles(columns, known)
+    try:
+        tool = find_tool(stored, header.layout, format)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    guess = _guess(columns, tool, known or {})
     inspection = Inspection(name, held.height, columns)
+    if tool is not None:
+        inspection.layout = tool.title
+    if tool is not None and tool.one_step:
+        inspection.mapping["one_step"] = True
     inspection.problems += unreadable
     if kind == CSV and _are_values(list(stored)):
         inspection.problems.append(
@@ -217,19 +236,127 @@ def inspect_table(
     inspection.problems += guess.ends.problems
     for key, answers in guess.ends.questions.items():
         inspection.ask(key, answers)
+    if tool is not None:
+        _check_last_flag(inspection, guess, tool)
     _check_last_rows(inspection, guess)
+    _check_possible_actions(inspection)
     if guess.steps.has_ids:
         _check_ends(inspection, guess)
     _check_later(inspection, guess)
     _check_states(inspection)
     _settle_lists(inspection)
     _settle_costs(inspection)
+    _settle_probabilities(inspection)
     _propose(inspection, held, guess)
     _settle_observations(inspection)
-    inspection.is_open = not {"episode", "starts"} & inspection.mapping.keys()
+    links = {"episode", "starts", "one_step"}
+    inspection.is_open = not links & inspection.mapping.keys()
     if _has_all_roles(inspection):
         _survey(inspection, rows)
     return inspection
+
+
+def _guess(
+    columns: list[ColumnProfile], tool: Tool | None, known: Mapping[str, Sequence[str]]
+) -> Guess:
+    """Guess the roles of columns by what is known of the tool, and of its columns.
+
+    known: columns by role, as the user says; they come before what the tool says.
+    """
+    if tool is None:
+        return guess_roles(columns, known)
+    said = {name for names in known.values() for name in names}
+    roles = {**tool.known_roles([column.name for column in columns]), **known}
+    for column in columns:
+        if column.name in said:
+            continue
+        reason = tool.reason_to_leave_out(column.name)
+        if reason:
+            column.leave_out(reason)
+    guess = guess_roles(columns, roles, tool.one_step)
+    for column in columns:
+        if column.name in said or column.role == IGNORED:
+            continue
+        if any(column.name in names for names in roles.values()):
+            column.reason = f"a column of {tool.title}"
+        if column.role == "reward":
+            column.formula = tool.formulas.get(column.name, "")
+    return guess
+
+
+def _check_last_flag(inspection: Inspection, guess: Guess, tool: Tool) -> None:
+    """Ask why episodes ended if the flag of ends marks the last row of every episode,
+    as its tool does for all of them.
+    """
+    flag = guess.ends.roles.get("terminal")
+    if flag is None or flag.name not in tool.last_flags or not guess.steps.has_ids:
+        return
+    is_last = np.zeros_like(flag.is_set)
+    is_last[guess.steps.last_rows] = True
+    if (flag.is_set != is_last).any():
+        return
+    answers: list[Mapping[str, Any]] = []
+    for column in inspection.columns:
+        if column.name in tool.successes and column.is_flag and column.distinct == 2:
+            answers.append({"terminal": column.name})
+            column.leave_out("whether it marks that the world ended is asked")
+    answers += [{"terminal": flag.text}, {"last_row": CUT}]
+    del guess.ends.roles["terminal"]
+    inspection.ask("terminal", answers)
+    flag.column.leave_out("whether it marks that the world ended is asked")
+    inspection.problems.append(
+        f"{flag.name} is set in the last row of every episode, however it ended; say"
+        " which rows mark that the world ended (terminal), or that all were cut"
+        " (last_row: cut)"
+    )
+
+
+def _check_possible_actions(inspection: Inspection) -> None:
+    """Say so if the actions that are possible differ from row to row."""
+    for column in inspection.columns:
+        words = set(parts(column.name))
+        is_set = words & _POSSIBLE and words & _ACTIONS
+        values = column.values.drop_nulls()
+        if not is_set or not values.dtype.is_nested() or values.n_unique() < 2:
+            continue
+        inspection.problems.append(
+            f"{column.name}: the possible actions differ from row to row, which is not"
+            " read: every action counts as possible everywhere; let the policy give"
+            " probability 0 to the others, or keep the rows with one set of actions"
+        )
+
+
+def _settle_probabilities(inspection: Inspection) -> None:
+    """Of probabilities and their logarithms, keep the probabilities if both say the
+    same, else ask.
+    """
+    chosen = {column.role: column for column in inspection.columns}
+    plain = chosen.get("behavior_probability")
+    logarithm = chosen.get("behavior_log_probability")
+    if plain is None or logarithm is None:
+        return
+    both = pl.DataFrame(
+        {
+            "plain": plain.values.cast(pl.Float64),
+            "power": logarithm.values.cast(pl.Float64).exp(),
+        }
+    ).drop_nulls()
+    if np.allclose(both["plain"], both["power"], rtol=1e-3, atol=1e-6):
+        logarithm.leave_out(f"the logarithm of {plain.name}")
+        return
+    inspection.ask(
+        "behavior_probability",
+        [
+            {"behavior_probability": plain.name},
+            {"behavior_log_probability": logarithm.name},
+        ],
+    )
+    inspection.problems.append(
+        f"{plain.name} and {logarithm.name} disagree; say which is the probability of"
+        " the logged action"
+    )
+    for column in (plain, logarithm):
+        column.leave_out("which is the behavior policy's is asked")
 
 
 def _check_known(
@@ -246,22 +373,23 @@ def _check_known(
     problems.refuse()
 
 
-def _table_without_roles(name: str) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-    """The kind of a table, its files, and the stored types by column.
+def _table_without_roles(name: str) -> tuple[str, tuple[str, ...], Reader]:
+    """The kind of a table, its files, and the columns of the first.
 
     Raises DataError if it needs no mapping, since its keys are those of a log.
     """
     has_roles = is_log_source(name)
     if not has_roles:
         kind, files = find_tables(name, is_table=True)
-        stored = dict(header_of(files[0], kind).fields)
+        header = header_of(files[0], kind)
+        stored = dict(header.fields)
         has_roles = kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()
     if has_roles or own_mapping(stored):
         raise DataError(
             f"{name} needs no mapping: its keys say what the columns are; koffline data"
             " info and koffline data validate look into it"
         )
-    return kind, files, stored
+    return kind, files, header
 
 
 def _are_values(names: list[str]) -> bool:

@@ -26,6 +26,10 @@ from koffline.untrusted.limits import Refused, parse_json
 
 # What an object takes in memory, in bytes of its text.
 BYTES_PER_BYTE = 8
+# What the objects of a file may be; rows are no layout of their own.
+BATCHES = "batches"
+EPISODES = "episodes"
+DECISIONS = "vowpalwabbit"
 _REWARDS = ("rewards", "reward", "rew", "r")
 _SAMPLE_BATCH = "SampleBatch"
 _MULTI_AGENT = "MultiAgentBatch"
@@ -37,12 +41,14 @@ _INT64 = 2**63
 Row = dict[str, Any]
 
 
-def columns_of(text: str, name: str) -> dict[str, pl.Series]:
-    """The columns of a JSON file, by name, in the order in which they first occur.
+def columns_of(text: str, name: str) -> tuple[dict[str, pl.Series], str]:
+    """The columns of a JSON file, by name, in the order in which they first occur, and
+    what its objects are; an empty text for rows.
 
     name: of the file. Raises DataError for what is no log, Refused for what is no JSON.
     """
     rows: list[Row] = []
+    layout = ""
     decisions = _Decisions(name)
     for number, record in enumerate(_records(text, name), 1):
         if not isinstance(record, dict):
@@ -51,19 +57,24 @@ def columns_of(text: str, name: str) -> dict[str, pl.Series]:
                 ' row, {"column": value, …}'
             )
         if all(key in record for key in _DECISION):
+            layout = DECISIONS
             rows.append(decisions.row_of(record, number))
         elif isinstance(record.get("steps"), list):
+            layout = EPISODES
             rows += _rows_of_episode(record, number, name)
         elif record.get("type") == _MULTI_AGENT:
+            layout = BATCHES
             rows += _rows_of_batch(_only_policy(record, name), number, name)
         elif _length_of_batch(record) is not None or _is_sample_batch(record):
+            layout = BATCHES
             rows += _rows_of_batch(record, number, name)
         else:
             rows.append(_flat(record))
     names = dict.fromkeys(key for row in rows for key in row)
     if decisions.are_all_of_one_weight(rows):
         del names["weight"]
-    return {key: _series(key, [row.get(key) for row in rows]) for key in names}
+    columns = {key: _series(key, [row.get(key) for row in rows]) for key in names}
+    return columns, layout
 
 
 def _records(text: str, name: str) -> Iterator[Any]:

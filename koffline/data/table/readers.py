@@ -93,7 +93,7 @@ def table_reader(name: str, kind: str, as_texts: bool = False) -> Iterator[Reade
             datasets = {key: file.raw[key] for key in file.datasets}
             groups = episode_groups(datasets)
             if groups:
-                joined = joined_groups(file, groups, name)
+                joined = joined_groups(file, datasets, groups, name)
                 yield _arrays_reader(joined, layout=GROUPS)
             elif has_ring(datasets):
                 yield _arrays_reader(unrolled_ring(file, name), layout=RING)
@@ -218,12 +218,13 @@ def _json_reader(name: str) -> Reader:
         if codec is not None:
             stream = pa.CompressedInputStream(file, codec)
         text = stream.read().decode("utf-8")
-    columns = columns_of(text, name)
+    columns, layout = columns_of(text, name)
 
     def frames(wanted: Columns, rows: int) -> _Frames:
         yield from pl.DataFrame([columns[key] for key in wanted]).iter_slices(rows)
 
-    return Reader([(key, column.dtype) for key, column in columns.items()], frames)
+    fields = [(key, column.dtype) for key, column in columns.items()]
+    return Reader(fields, frames, layout=layout)
 
 
 def _codec_of(file: Any) -> str | None:
