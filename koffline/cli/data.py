@@ -32,9 +32,9 @@ def data() -> None:
 
     \b
     SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or
-    CSV table, a folder of shards, a Minari folder or minari:<id>. koffline tells which
-    by the content (CSV by the name). Options under "Tables" say what the columns of a
-    table are.
+    CSV table, JSON objects, a folder of shards or of a LeRobot dataset, a Minari folder
+    or minari:<id>. koffline tells which by the content (CSV and JSON by the name).
+    Options under "Tables" say what the columns of a table are.
     """
 
 
@@ -55,6 +55,12 @@ def data() -> None:
 @click.option("--reward", metavar="COLUMN", help="Column of the reward.")
 @click.option("--episode", metavar="COLUMN", help="Column that tells episodes apart.")
 @click.option("--time", metavar="COLUMN", help="Column that orders an episode's rows.")
+@click.option(
+    "--format",
+    "format_",
+    metavar="NAME",
+    help="The tool that wrote the table (robomimic, rllib, …); else it is recognised.",
+)
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
@@ -63,6 +69,7 @@ def inspect(
     source: str,
     out: str | None,
     rows: int,
+    format_: str | None,
     force: bool,
     as_json: bool,
     **columns: Any,
@@ -86,7 +93,7 @@ def inspect(
             known[role] = column
         elif column is not None:
             known[role] = (column,)
-    inspection = inspect_table(source, rows, known)
+    inspection = inspect_table(source, rows, known, format_)
     if out is not None:
         with atomic_file(Path(out), force) as temporary:
             temporary.write_text(inspection.to_yaml(), encoding="utf-8")
@@ -131,6 +138,8 @@ def _print_inspection(inspection: Inspection, out: str | None) -> None:
         headings,
         rows,
     )
+    if inspection.layout:
+        say(f"layout: {inspection.layout}")
     for number, problem in enumerate(inspection.problems, 1):
         say(f"problem {number}: {printable(problem)}")
     _print_notes(inspection.notes)

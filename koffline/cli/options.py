@@ -139,6 +139,16 @@ _TABLE = (
     ),
     ("--time", "COLUMN", "Column that orders the rows of an episode."),
     (
+        "--time-format",
+        "FORM",
+        "How texts of times are written, as in '%d/%m/%Y %H:%M'.",
+    ),
+    (
+        "--time-zone",
+        "ZONE",
+        "Zone of times without a UTC offset, as in Europe/Berlin.",
+    ),
+    (
         "--terminal",
         "COLUMN",
         "Column, true where an episode really ended; or a formula: status == 'died'.",

@@ -109,6 +109,25 @@ def read_flat(
         return _aligned(arrays, description, str(path), action_space, one_step, notes)
 
 
+def log_of_arrays(
+    arrays: Mapping[str, np.ndarray],
+    source: str,
+    action_space: SpaceRequest | None = None,
+) -> RawLog:
+    """A log of arrays in memory, by the keys of a flat file. Raises DataError if a
+    required key is missing.
+    """
+    keys = used_keys(arrays)
+    missing = [KEYS[name][0] for name in REQUIRED if name not in keys]
+    if missing:
+        raise DataError(
+            f"{source} holds a group of arrays for each episode, without"
+            f" {', '.join(missing)}: found keys {listed(sorted(arrays), 12)}; say which"
+            f" is which: koffline data inspect {source} --out mapping.yaml"
+        )
+    return _aligned(arrays, None, source, action_space, one_step=False, notes=[])
+
+
 def _apply_masks(file: Any, arrays: dict[str, Any]) -> list[str]:
     """Take ends where JaxRL's ``masks`` say that the world went on for cuts, in place;
     return notes. arrays: of the file, by key.

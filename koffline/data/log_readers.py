@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import h5py
 
 from koffline.data import kinds, remote
+from koffline.data.array_layouts import episode_groups, joined_groups
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump
 from koffline.data.disk.log import in_whole_units
 from koffline.data.disk.writer import open_lazy
-from koffline.data.flat import read_flat
+from koffline.data.flat import log_of_arrays, read_flat
 from koffline.data.minari import read_minari
 from koffline.data.raw import RawLog
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import MINARI, minari_folder, reading
+from koffline.untrusted.hdf5 import open_hdf5
 
 if TYPE_CHECKING:
     from koffline.data.table.mapping import MappingRequest
@@ -136,11 +138,13 @@ class PieceStream(Protocol):
 class LogReader:
     """One layout of logs.
 
-    ``name``: for `--format`. ``title``: what `data info` calls the layout. ``sniff``:
-    whether a place holds it, by its first bytes or its names. ``read``: the log, its
-    values unchecked; raises DataError. ``of_episodes``: whether its rows are bound to
+    ``name``: short, the same for one layout in several places. ``title``: what `data
+    info` calls the layout. ``sniff``: whether a place holds it, by its first bytes or
+    its names. ``read``: the log, its values unchecked; raises DataError. ``of_episodes``: whether its rows are bound to
     episodes, so that they cannot be read as steps that stand alone. ``pieces``: the
-    log piece by piece in bounded memory; None where it is read as a whole.
+    log piece by piece in bounded memory; None where it is read as a whole. ``tool``:
+    what the tool that wrote it is called, empty if it is not known; None where the
+    layout tells it.
     """
 
     name: str
@@ -149,6 +153,7 @@ class LogReader:
     read: Callable[[Place, Request], RawLog]
     of_episodes: bool = False
     pieces: Callable[[Place, Request], PieceStream] | None = None
+    tool: Callable[[Place], str] | None = None
 
 
 class _ShardPieces:
@@ -210,6 +215,22 @@ def _read_arrays(place: Place, request: Request) -> RawLog:
     return read_flat(place.path, place.kind, request.action_space, request.one_step)
 
 
+def _holds_groups(place: Place) -> bool:
+    """Whether an HDF5 file holds a group of arrays for each episode."""
+    if place.kind != kinds.HDF5 or _is_dump(place):
+        return False
+    with reading(place.path, kinds.HDF5), open_hdf5(place.path) as file:
+        return bool(episode_groups(file.datasets))
+
+
+def _read_groups(place: Place, request: Request) -> RawLog:
+    with reading(place.path, kinds.HDF5), open_hdf5(place.path) as file:
+        headers = {path: file.raw[path] for path in file.datasets}
+        groups = episode_groups(headers)
+        arrays = joined_groups(file, headers, groups, place.name)
+    return log_of_arrays(arrays, place.name, request.action_space)
+
+
 def _read_table(place: Place, request: Request) -> RawLog:
     from koffline.data.table.reading import read_table
 
@@ -223,6 +244,18 @@ def _table_pieces(place: Place, request: Request) -> PieceStream:
     return TableStream(place.name, request.mapping, request.action_space)
 
 
+def _tool_of_table(place: Place) -> str:
+    from koffline.data.table.table_rows import header_of
+    from koffline.data.table.tools import find_tool
+
+    kind, files = kinds.find_tables(place.name, place.is_table)
+    header = header_of(files[0], kind)
+    tool = find_tool([name for name, _ in header.fields], header.layout, None)
+    if tool is None:
+        return ""
+    return tool.title
+
+
 def _table(name: str, kind: str, title: str) -> LogReader:
     return LogReader(
         name=name,
@@ -230,6 +263,7 @@ def _table(name: str, kind: str, title: str) -> LogReader:
         sniff=lambda place: place.table_kind == kind,
         read=_read_table,
         pieces=_table_pieces,
+        tool=_tool_of_table,
     )
 
 
@@ -298,6 +332,13 @@ READERS = (
         title="main_data.hdf5 of a Minari folder",
         sniff=_is_minari_file,
         read=_read_minari_file,
+        of_episodes=True,
+    ),
+    LogReader(
+        name="groups",
+        title="HDF5 file with a group of arrays for each episode",
+        sniff=_holds_groups,
+        read=_read_groups,
         of_episodes=True,
     ),
     _arrays("hdf5", kinds.HDF5),

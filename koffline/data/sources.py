@@ -149,7 +149,13 @@ def open_raw(
 def layout_of(source: Location, mapping: _Mapping = None) -> str:
     """What the layout of a log is called. Raises DataError if it is not known."""
     with Place(os.fspath(source), _says_table(mapping)) as place:
-        return recognise(place).title
+        reader = recognise(place)
+        if reader.tool is None:
+            return reader.title
+        tool = reader.tool(place)
+        if not tool:
+            return reader.title
+        return f"{reader.title}: {tool}"
 
 
 def _says_table(mapping: _Mapping) -> bool:

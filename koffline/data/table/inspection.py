@@ -21,7 +21,7 @@ from koffline.data.structure import symptoms_of
 from koffline.data.table import profiles
 from koffline.data.table.arrow_frames import UnreadableColumn
 from koffline.data.table.assembly import assemble
-from koffline.data.table.column_names import is_pattern, parts, says_cut
+from koffline.data.table.column_names import Flag, flag_of, is_pattern, parts, says_cut
 from koffline.data.table.flag_values import TRUE
 from koffline.data.table.guesses import Guess, guess_roles, the_list
 from koffline.data.table.last_rows import find_final_states, find_no_action
@@ -238,6 +238,7 @@ def inspect_table(
         inspection.ask(key, answers)
     if tool is not None:
         _check_last_flag(inspection, guess, tool)
+        _ask_about_doubtful(inspection, tool, known or {})
     _check_last_rows(inspection, guess)
     _check_possible_actions(inspection)
     if guess.steps.has_ids:
@@ -271,6 +272,8 @@ def _guess(
         if column.name in said:
             continue
         reason = tool.reason_to_leave_out(column.name)
+        if not reason:
+            reason = tool.doubtful.get(column.name, "")
         if reason:
             column.leave_out(reason)
     guess = guess_roles(columns, roles, tool.one_step)
@@ -309,6 +312,22 @@ def _check_last_flag(inspection: Inspection, guess: Guess, tool: Tool) -> None:
         " which rows mark that the world ended (terminal), or that all were cut"
         " (last_row: cut)"
     )
+
+
+def _ask_about_doubtful(
+    inspection: Inspection, tool: Tool, known: Mapping[str, Sequence[str]]
+) -> None:
+    """Ask about columns of a tool that may be known before the action or not. known:
+    columns by role, as the user says.
+    """
+    said = {name for names in known.values() for name in names}
+    for column in inspection.columns:
+        if column.name in tool.doubtful and column.name not in said:
+            inspection.doubtful.append(column.name)
+            inspection.problems.append(
+                f"{column.name}: {column.reason}; say whether it is known before the"
+                " action"
+            )
 
 
 def _check_possible_actions(inspection: Inspection) -> None:
@@ -422,9 +441,20 @@ def _has_all_roles(inspection: Inspection) -> bool:
         for key in ("observations", "action", "reward")
         if key not in inspection.mapping
     ]
+    outcomes = [
+        column.name
+        for column in inspection.columns
+        if column.role == IGNORED and flag_of(column.name) is Flag.OUTCOME
+    ]
     for key in missing:
         if key == "observations":
             remedy = "name some in the mapping"
+        elif key == "reward" and outcomes and "episode" in inspection.mapping:
+            remedy = (
+                f"an outcome ({listed(outcomes, 3)}) is the same in all rows of an"
+                " episode and would count in each: write a column that holds the reward"
+                " in the last row of each episode and 0 in the others"
+            )
         else:
             remedy = (
                 f"say which one is it (koffline data inspect with --{key} COLUMN), or"

@@ -8,6 +8,7 @@ import ast
 import operator
 import re
 import shlex
+import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import yaml
 
 from koffline.data.flat import KEYS
 from koffline.data.spaces import ONE_HOT, ORDINAL, Encoding
+from koffline.data.table.text_ways import as_read, declared_times, has_offset
 from koffline.errors import DataError, nearest_name
 from koffline.store.files import Location
 from koffline.untrusted.limits import parse_yaml, read_yaml_file
@@ -207,6 +209,31 @@ def _by_column(value: Any) -> Any:
     return value
 
 
+def _form_of_times(form: str | None) -> str | None:
+    """A form of times that polars can read. Raises ValueError for others."""
+    if form is None:
+        return None
+    example = pl.select(pl.lit("2024").alias("time"))
+    try:
+        if "%" not in form:
+            raise ValueError
+        example.select(as_read("time", declared_times(form, None)))
+    except (ValueError, pl.exceptions.PolarsError):
+        raise ValueError(
+            "write the parts of a time as %Y %m %d %H %M %S, as in %d/%m/%Y %H:%M"
+        ) from None
+    return form
+
+
+def _zone(name: str | None) -> str | None:
+    """A known time zone. Raises ValueError for others."""
+    if name is not None and name not in zoneinfo.available_timezones():
+        raise ValueError(
+            "give the name of a time zone, as in Europe/Berlin or America/New_York"
+        )
+    return name
+
+
 _Name = Annotated[str, pydantic.Field(min_length=1)]
 _Names = Annotated[tuple[_Name, ...], pydantic.BeforeValidator(_several)]
 _Number = Annotated[
@@ -233,6 +260,10 @@ class TableMapping(pydantic.BaseModel):
     starts: instead of ids, a flag (or formula) that is true in the first row of every
     episode.
     time: a column of numbers or times.
+    time_format: how texts of times are written, such as ``%d/%m/%Y %H:%M``; by default
+    ISO 8601.
+    time_zone: the zone of the clock that times without a UTC offset were read from,
+    such as ``Europe/Berlin``; by default UTC.
     behavior_probability, behavior_log_probability: the column of the logged action's
     probability.
     weight: a column of numbers of at least 0.
@@ -272,6 +303,8 @@ class TableMapping(pydantic.BaseModel):
     episode: _Name | None = None
     starts: _Name | None = None
     time: _Name | None = None
+    time_format: Annotated[_Name | None, pydantic.AfterValidator(_form_of_times)] = None
+    time_zone: Annotated[_Name | None, pydantic.AfterValidator(_zone)] = None
     terminal: _Name | None = None
     truncated: _Name | None = None
     last_row: Literal["terminal", "cut"] | None = None
@@ -395,6 +428,18 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     if values.get("behavior_probability") and values.get("behavior_log_probability"):
         problems.append(
             "the mapping names behavior_probability and its logarithm; keep one of them"
+        )
+    for key in ("time_format", "time_zone"):
+        if values.get(key) and not values.get("time"):
+            problems.append(
+                f"{key} says how times are read, and no column of times is named; name"
+                " it (--time), or leave it out"
+            )
+    form = values.get("time_format")
+    if isinstance(form, str) and values.get("time_zone") and has_offset(form):
+        problems.append(
+            "time_zone is for times without a UTC offset, and time_format holds one;"
+            " keep one of them"
         )
     of_episodes = [name for name in _OF_EPISODES if values.get(name)]
     if values.get("one_step") is True and of_episodes:

@@ -34,6 +34,7 @@ from koffline.data.array_layouts import (
 )
 from koffline.data.kinds import CSV, HDF5, JSON, NO_TABLE, NPZ, PARQUET, STREAM
 from koffline.data.table.arrow_frames import frame_of_batch, polars_type
+from koffline.data.table.csv_texts import list_columns, read_preamble, with_lists
 from koffline.data.table.json_records import BYTES_PER_BYTE, columns_of
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
@@ -179,9 +180,10 @@ def _csv_reader(name: str, as_texts: bool) -> Reader:
         if codec is not None:
             stream = pa.CompressedInputStream(file, codec)
         head = stream.read(_MOST_HEADER)
-    line = head.partition(b"\n")[0].partition(b"\r")[0]
     if not head.strip():
         raise DataError(f"{name} is empty; copy or export it again")
+    preamble = read_preamble(head, name)
+    line = preamble.header
     if len(line) == _MOST_HEADER:
         raise DataError(
             f"{name} has no line ends in its first {_MOST_HEADER} bytes; check that it"
@@ -193,20 +195,23 @@ def _csv_reader(name: str, as_texts: bool) -> Reader:
             f"{name} has a line break or a single quote mark in a column name;"
             " rename it"
         )
-    delimiter = max(_DELIMITERS, key=text.count)
-    if b"\r" in head and b"\n" not in head:
-        end = "\r"
-    else:
-        end = "\n"
+    delimiter = preamble.delimiter or max(_DELIMITERS, key=text.count)
+    end = preamble.end
     header = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
     names = [cell.strip() for cell in header]
     options = {
         "separator": delimiter,
         "eol_char": end,
         "with_column_names": lambda _: names,
+        "skip_rows": preamble.skipped,
+        "comment_prefix": preamble.comment,
     }
+    fields: list[tuple[str, Any]] = [(column, pl.String()) for column in names]
+    rows = csv.reader(preamble.rows, delimiter=delimiter, skipinitialspace=True)
+    for place in list_columns(rows, len(names)):
+        fields[place] = (names[place], pl.List(pl.Float64))
     frames = partial(_csv_frames, name, names, options, as_texts)
-    return Reader([(column, pl.String()) for column in names], frames)
+    return Reader(fields, frames)
 
 
 def _json_reader(name: str) -> Reader:
@@ -261,8 +266,10 @@ def _csv_frames(
     """
     done = 0
     attempts: list[Columns] = [{}]
+    lists = [key for key, kind in columns.items() if kind == pl.List(pl.Float64)]
     if not as_texts:
-        attempts.insert(0, columns)
+        plain = {key: kind for key, kind in columns.items() if key not in lists}
+        attempts.insert(0, plain)
     with remote.local_file(name) as path:
         for types in attempts:
             scan = pl.scan_csv(
@@ -286,7 +293,10 @@ def _csv_frames(
                     # polars takes empty lines for rows
                     if frame.to_series(0).null_count():
                         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-                    yield from frame.select(list(columns)).iter_slices(rows)
+                    frame = frame.select(list(columns))
+                    for key in lists:
+                        frame = with_lists(frame, key, name, done - frame.height)
+                    yield from frame.iter_slices(rows)
                 return
             except pl.exceptions.ComputeError as error:
                 if "more fields" in str(error):

@@ -25,6 +25,7 @@ from koffline.data.table.text_ways import (
     NUMBERS,
     TEXT_WAYS,
     WHOLE,
+    declared_times,
     unread,
 )
 from koffline.data.table.texts import doubtful_spellings, one_spelling
@@ -304,7 +305,30 @@ def column_types(
             if column in types and not rule.fits(types[column]):
                 problems.add(f"column {column} is {types[column]}, {rule.remedy}")
     _check_lists(roles, types, problems)
+    _check_declared_times(roles, types, problems)
     return types
+
+
+def _check_declared_times(
+    roles: TableMapping, types: Mapping[str, Any], problems: Problems
+) -> None:
+    """Add problems for forms and zones of times that the file has typed already.
+
+    types: by column that is read.
+    """
+    kind = types.get(roles.time or "")
+    if kind is None or kind == pl.String:
+        return
+    if roles.time_format:
+        problems.add(
+            f"column {roles.time} is {kind}, and time_format is for texts; leave it out"
+        )
+    is_local = isinstance(kind, pl.Datetime) and kind.time_zone is None
+    if roles.time_zone and not is_local:
+        problems.add(
+            f"column {roles.time} is {kind}, and time_zone is for times without a UTC"
+            " offset; leave it out"
+        )
 
 
 def _type_rules(
@@ -449,7 +473,7 @@ def ways_of_texts(
     DataError for times that cannot be read.
     """
     ways = _possible_ways(rows, roles)
-    dotted = _narrow_by_rows(rows, ways, roles.time, source)
+    dotted = _narrow_by_rows(rows, ways, roles, source)
     _refuse_ambiguous(
         {name: left for name, left in ways.items() if name != roles.episode},
         dotted,
@@ -468,13 +492,12 @@ def ways_of_texts(
 
 
 def _narrow_by_rows(
-    rows: TableRows, ways: dict[str, list[str]], time: str | None, source: str
+    rows: TableRows, ways: dict[str, list[str]], roles: TableMapping, source: str
 ) -> dict[str, str]:
     """Keep the ways that read all texts of the rows, in place; a text with a point, by
     column.
 
-    ways: by column. time: the column of times. Raises DataError if no way reads all of
-    these.
+    ways: by column. Raises DataError if no way reads all times.
     """
     dotted: dict[str, str] = {}
     if not ways:
@@ -483,8 +506,8 @@ def _narrow_by_rows(
     for frame in rows.only(list(ways)).frames():
         for column in frame:
             missed_by = _narrow(ways, dotted, column)
-            if column.name == time and not ways[column.name]:
-                problem = _unreadable_time(column, missed_by, above)
+            if column.name == roles.time and not ways[column.name]:
+                problem = _unreadable_time(column, missed_by, above, roles)
                 raise DataError(f"{source}: {problem}")
         above += frame.height
     return dotted
@@ -500,6 +523,8 @@ def _possible_ways(rows: TableRows, roles: TableMapping) -> dict[str, list[str]]
         for name in (*roles.action, roles.cluster, roles.episode):
             wanted[name] = numbers
     wanted[roles.time] = (*numbers, *TEXT_WAYS[2:])
+    if roles.time_format or roles.time_zone:
+        wanted[roles.time] = (declared_times(roles.time_format, roles.time_zone),)
     return {
         name: list(ways)
         for name, ways in wanted.items()
@@ -508,7 +533,10 @@ def _possible_ways(rows: TableRows, roles: TableMapping) -> dict[str, list[str]]
 
 
 def _unreadable_time(
-    column: pl.Series, missed_by: Mapping[str, pl.Series], above: int
+    column: pl.Series,
+    missed_by: Mapping[str, pl.Series],
+    above: int,
+    roles: TableMapping,
 ) -> str:
     """The problem of a column of times that cannot be read in one way.
 
@@ -519,6 +547,20 @@ def _unreadable_time(
     place = max(int(missed.arg_max() or 0) for missed in missed_by.values())
     text = column.str.strip_chars()[place][:_MOST_SHOWN]
     row = above + place
+    if roles.time_format:
+        remedy = "write all in that form, or mend time_format"
+        if roles.time_zone:
+            remedy = f"{remedy}; or the clocks of {roles.time_zone} skipped it"
+        return (
+            f"column {column.name} holds {text!r} in row {row + 1}, no time in the form"
+            f" {roles.time_format}; {remedy}"
+        )
+    if roles.time_zone:
+        return (
+            f"column {column.name} holds {text!r} in row {row + 1}, no time without a"
+            f" UTC offset that the clocks of {roles.time_zone} showed; leave time_zone"
+            " out, or write such times as in 2024-01-31T12:00:00"
+        )
     like = "that is read"
     if row:
         like = "like those above"

@@ -40,7 +40,7 @@ from koffline.data.table.table_rows import (
     shared_ids,
     split_ids,
 )
-from koffline.data.table.text_ways import LOCAL, as_read
+from koffline.data.table.text_ways import LOCAL, as_read, in_zone
 from koffline.data.table.texts import TextCensus, spelling_note
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
@@ -213,7 +213,8 @@ def prepare_table(
             census=census,
             names=tuple(stored),
         )
-        if texts or formulas or encodings or roles.no_action:
+        changes = (texts, formulas, encodings, roles.no_action, roles.time_zone)
+        if any(changes):
             table.rows = rows.computing(_computed_columns(table, spelled))
         has_no_ids = (
             roles.episode is None and roles.starts is None and roles.one_step is None
@@ -291,6 +292,9 @@ def _computed_columns(
         column = pl.col(name)
         if name in table.texts:
             column = as_read(name, table.texts[name])
+        elif name == table.roles.time and table.roles.time_zone:
+            local_times = column.cast(pl.Datetime("ns"))
+            column = in_zone(local_times, table.roles.time_zone).alias(name)
         if name in table.roles.action and table.roles.no_action:
             column = without_values(column, table.roles.no_action).alias(name)
         columns.append(column)
@@ -392,11 +396,7 @@ def _open_questions(table: SurveyedTable) -> list[str]:
     """Notes on what the mapping leaves open, and how it was decided."""
     roles = table.roles
     notes = list[str]()
-    if _has_local_times(table):
-        notes.append(
-            f"times in {roles.time} have no UTC offset and were read as UTC; where a"
-            " local clock was set back, rows of that hour may be out of order"
-        )
+    notes += _notes_on_times(table)
     if table.is_own or table.is_open:
         return notes
     notes += _order_of_actions(table)
@@ -438,6 +438,22 @@ def _open_questions(table: SurveyedTable) -> list[str]:
             " (last_row)"
         )
     return notes
+
+
+def _notes_on_times(table: SurveyedTable) -> Iterator[str]:
+    """Yield a note on the zone of times that have no UTC offset."""
+    roles = table.roles
+    if roles.time_zone:
+        yield (
+            f"times in {roles.time} were read by the clocks of {roles.time_zone}; of"
+            " times that they showed twice, when they were set back, the earlier was"
+            " taken"
+        )
+    elif _has_local_times(table):
+        yield (
+            f"times in {roles.time} have no UTC offset and were read as UTC; where a"
+            " local clock was set back, rows of that hour may be out of order"
+        )
 
 
 def _has_local_times(table: SurveyedTable) -> bool:

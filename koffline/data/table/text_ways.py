@@ -1,4 +1,6 @@
-"""Ways to read texts: as numbers, with decimal points or commas, and as times."""
+"""Ways to read texts: as numbers, with decimal points or commas, and as times, also in
+a declared form and time zone.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +70,62 @@ _WAYS = {
 }
 
 
+# A way of reading times as the mapping says: this, the form, a blank line, the zone.
+_DECLARED = "times as declared: "
+_APART = "\n"
+
+
+def declared_times(form: str | None, zone: str | None) -> str:
+    """The way to read times of a declared form (None: ISO 8601) in a declared time zone
+    (None: UTC, unless the form holds an offset).
+    """
+    return f"{_DECLARED}{form or ''}{_APART}{zone or ''}"
+
+
+def in_zone(local_times: pl.Expr, zone: str) -> pl.Expr:
+    """Date-times without a time zone as instants, by the clocks of a zone; null where
+    these skipped the time, and the earlier where they showed it twice.
+    """
+    instants = local_times.dt.replace_time_zone(
+        zone, ambiguous="earliest", non_existent="null"
+    )
+    return instants.dt.convert_time_zone("UTC")
+
+
+def _times_as_declared(texts: pl.Expr, way: str) -> pl.Expr:
+    """Texts as date-times in UTC, by a way from `declared_times`; null for others."""
+    form, _, zone = way.removeprefix(_DECLARED).partition(_APART)
+    if not form:
+        return in_zone(_instants(texts + "Z").dt.replace_time_zone(None), zone)
+    if has_offset(form):
+        instants = texts.str.to_datetime(form, time_unit="ns", strict=False)
+        return instants.dt.convert_time_zone("UTC")
+    if has_clock(form):
+        local_times = texts.str.to_datetime(form, time_unit="ns", strict=False)
+    else:
+        days = texts.str.to_date(form, strict=False)
+        local_times = days.cast(pl.Datetime("ns"))
+    return in_zone(local_times, zone or "UTC")
+
+
+def has_offset(form: str) -> bool:
+    """Whether a form of times holds an offset from UTC."""
+    return "%z" in form or "%#z" in form or "%:z" in form
+
+
+def has_clock(form: str) -> bool:
+    """Whether a form of times holds the time of day."""
+    return any(part in form for part in ("%H", "%I", "%T", "%R", "%X", "%c", "%s"))
+
+
 def as_read(column: str, way: str) -> pl.Expr:
     """A column of texts read in one of the ways above, as integers, floats or
     date-times; null or NaN where a text is none.
     """
-    return _WAYS[way](pl.col(column).str.strip_chars()).alias(column)
+    texts = pl.col(column).str.strip_chars()
+    if way.startswith(_DECLARED):
+        return _times_as_declared(texts, way).alias(column)
+    return _WAYS[way](texts).alias(column)
 
 
 def unread(column: pl.Series, ways: Iterable[str]) -> dict[str, pl.Series]:

@@ -28,6 +28,7 @@ class Tool:
     all of these are there; none where the layout of the file tells the tool (``file``).
     In what follows, columns may be patterns with ``*``: ``roles``: columns by role.
     ``formulas``: how a mapping writes a column. ``left_out``: reasons, by column.
+    ``doubtful``: reasons to ask about observations, by column.
     ``one_step``: every row is a decision of its own. ``last_flags``: flags that are set
     in last rows of episodes by convention, and say nothing of why these ended;
     ``successes``: flags that might say it.
@@ -40,6 +41,7 @@ class Tool:
     roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
     formulas: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    doubtful: Mapping[str, str] = field(default_factory=dict)
     one_step: bool = False
     last_flags: Sequence[str] = ()
     successes: Sequence[str] = ()
@@ -179,6 +181,10 @@ TOOLS = (
             "hospmort*": _OUTCOME,
             "delay_end_of_record*": _OUTCOME,
             "median_dose_vaso": "given in the same hours as the action",
+        },
+        doubtful={
+            "input_total": "a sum that may hold the input of the row, an action",
+            "cumulated_balance": "a sum that may hold the input of the row, an action",
         },
     ),
 )
