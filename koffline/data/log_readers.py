@@ -140,11 +140,11 @@ class LogReader:
 
     ``name``: short, the same for one layout in several places. ``title``: what `data
     info` calls the layout. ``sniff``: whether a place holds it, by its first bytes or
-    its names. ``read``: the log, its values unchecked; raises DataError. ``of_episodes``: whether its rows are bound to
-    episodes, so that they cannot be read as steps that stand alone. ``pieces``: the
-    log piece by piece in bounded memory; None where it is read as a whole. ``tool``:
-    what the tool that wrote it is called, empty if it is not known; None where the
-    layout tells it.
+    its names. ``read``: the log, its values unchecked; raises DataError.
+    ``of_episodes``: whether its rows are bound to episodes, so that they cannot be read
+    as steps that stand alone. ``pieces``: the log piece by piece in bounded memory;
+    None where it is read as a whole. ``tool``: what the tool that wrote it is called,
+    empty if it is not known; None where the layout tells it.
     """
 
     name: str
