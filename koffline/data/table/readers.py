@@ -92,11 +92,7 @@ def table_reader(name: str, kind: str, as_texts: bool = False) -> Iterator[Reade
             path = stack.enter_context(remote.local_file(name))
             file = stack.enter_context(open_hdf5(path))
             datasets = {key: file.raw[key] for key in file.datasets}
-            groups = episode_groups(datasets)
-            if groups:
-                joined = joined_groups(file, datasets, groups, name)
-                yield _arrays_reader(joined, layout=GROUPS)
-            elif has_ring(datasets):
+            if has_ring(datasets):
                 yield _arrays_reader(unrolled_ring(file, name), layout=RING)
             else:
                 yield _checked_arrays_reader(file, datasets, name)
@@ -476,6 +472,10 @@ def _checked_arrays_reader(file: Any, headers: Mapping[str, Any], name: str) -> 
     file: as opened by `open_npz` or `open_hdf5`. headers: shapes and types of its
     arrays. name: of the file. Raises DataError if its arrays are no columns.
     """
+    groups = episode_groups(headers)
+    if groups:
+        joined = joined_groups(file, headers, groups, name)
+        return _arrays_reader(joined, layout=GROUPS)
     of_steps = _of_steps(headers, most_sides=3)
     shapes = {key: tuple(headers[key].shape) for key in of_steps}
     environments = environments_of(shapes)
