@@ -526,26 +526,6 @@ class TestLists:
         assert again.mapping["observations"] == ["0", "1"]
         assert again.problems == []
 
-    def test_groups_of_episodes_and_json_are_refused_by_name(self, tmp_path):
-        groups = {
-            f"data/demo_{i}/{key}": np.ones((5, 2))
-            for i in range(12)
-            for key in ("obs", "actions", "rewards")
-        }
-        np.savez(tmp_path / "log.npz", **groups)
-        words = (
-            "one group of arrays per episode (data/demo_0, data/demo_1, data/demo_2, …"
-            " (12 in all))"
-        )
-        assert_refused(
-            run_cli("data", "inspect", tmp_path / "log.npz"), words, "episode_ids"
-        )
-        (tmp_path / "log.json").write_text('{"_label_cost": -1.0}\n')
-        assert_refused(
-            run_cli("data", "inspect", tmp_path / "log.json"),
-            "every nested field a column of its own",
-        )
-
     def test_costs_are_rewards_of_the_other_sign_if_the_user_says_so(self, tmp_path):
         columns = {**basic(C), "done": DONE}
         columns["daily_cost"] = columns.pop("reward")
