@@ -27,6 +27,7 @@ from koffline.data.ends import (
     rows_are_linked,
 )
 from koffline.data.raw import (
+    STARTS,
     FileDescription,
     RawLog,
     describe_log,
@@ -66,6 +67,8 @@ REQUIRED = ("observations", "actions", "rewards", "terminated")
 _MASKS = "masks"
 _IS_LAST = "is_last"
 _BESIDE_IS_LAST = ("is_first", "is_terminal")
+_FEWEST_ENDS = 10  # of each kind: fewer do not show that the recording went on
+_MOST_STEPS = 0.95  # share of steps that are shorter than a jump
 _FEWEST_REWARDS = 5  # other than 0: fewer do not show that final states lack them
 # Name of the HDF5 attribute or archive member that holds the text of `describe_log`.
 DESCRIPTION = "koffline"
@@ -413,6 +416,16 @@ def _mark_episodes(
             columns["truncated"] = cut
             ends = ends | cut
     columns["episode_ids"] = np.cumsum(np.append(False, ends[:-1]))
+    if has_timeouts and not has_next:
+        n_going_on = _count_ends_that_go_on(columns)
+        if n_going_on:
+            rows = counted(n_going_on, "row")
+            return (
+                f"{STARTS}after {rows} flagged terminals the recording goes on from the"
+                " same place, as after the goal in D4RL's antmaze: the rows below count"
+                " as episodes of their own, which begin where others ended; give the"
+                " states that the value is of (--initial-states)",
+            )
     if has_next or has_timeouts:
         return links.notes
     return (
@@ -420,6 +433,26 @@ def _mark_episodes(
         " at terminals only; where a time limit cut them, one transition per cut is"
         " wrong",
     )
+
+
+def _count_ends_that_go_on(columns: Mapping[str, np.ndarray]) -> int:
+    """Number of terminated rows, 0 if there are few, or if the rows below them lie as far
+    away as those below cuts: where the world is set back, it jumps.
+
+    columns: observations (N, …), flags (N,).
+    """
+    terminated = columns["terminated"][:-1] == 1
+    truncated = (columns["truncated"][:-1] == 1) & ~terminated
+    if min(terminated.sum(), truncated.sum()) < _FEWEST_ENDS:
+        return 0
+    rows = columns["observations"].reshape(len(columns["rewards"]), -1)
+    lengths = np.linalg.norm(np.diff(rows.astype(np.float64), axis=0), axis=1)
+    usual = np.quantile(lengths[~terminated & ~truncated], _MOST_STEPS)
+    goes_on = np.median(lengths[terminated]) <= usual
+    jumps = np.median(lengths[truncated]) > usual
+    if not goes_on or not jumps:
+        return 0
+    return int(terminated.sum())
 
 
 def _settle_both_flags(

@@ -274,8 +274,8 @@ def robomimic(log, path, done_mode=0):
             group["dones"] = dones
             group["states"] = np.zeros((len(dones), 7))
             for key, states in (("obs", "obs"), ("next_obs", "following")):
-                group[f"{key}/place"] = episode[states][:, :1]
-                group[f"{key}/parity"] = episode[states][:, 1]
+                group[f"{key}/a_place"] = episode[states][:, :1]
+                group[f"{key}/b_parity"] = episode[states][:, 1]
         file["mask/train"] = np.array([b"demo_0", b"demo_1"])
 
 

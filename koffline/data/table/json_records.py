@@ -22,7 +22,7 @@ from typing import Any
 import polars as pl
 
 from koffline.errors import DataError, listed
-from koffline.untrusted.limits import Refused, parse_json
+from koffline.untrusted.limits import Refused, check_memory, parse_json
 
 # What an object takes in memory, in bytes of its text.
 BYTES_PER_BYTE = 8
@@ -37,6 +37,7 @@ _MULTI_AGENT = "MultiAgentBatch"
 _DECISION = ("_label_cost", "_label_probability", "c")
 _MOST_DEEP = 8  # objects inside of objects
 _INT64 = 2**63
+_BYTES_OF_CELL = 8
 
 Row = dict[str, Any]
 
@@ -73,6 +74,8 @@ def columns_of(text: str, name: str) -> tuple[dict[str, pl.Series], str]:
     names = dict.fromkeys(key for row in rows for key in row)
     if decisions.are_all_of_one_weight(rows):
         del names["weight"]
+    # objects of different keys leave most cells empty
+    check_memory(len(names) * len(rows) * _BYTES_OF_CELL)
     columns = {key: _series(key, [row.get(key) for row in rows]) for key in names}
     return columns, layout
 
@@ -163,7 +166,12 @@ def _only_policy(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
             " of one policy into a file of its own"
         )
     (batch,) = batches.values()
-    return dict(batch)
+    if not isinstance(batch, dict):
+        raise DataError(
+            f"{name} holds a batch that is {_kind_of(batch)}; write it as an object"
+            " with a list for each column"
+        )
+    return batch
 
 
 def _rows_of_batch(record: Mapping[str, Any], number: int, name: str) -> list[Row]:
@@ -235,8 +243,9 @@ class _Decisions:
         actions = context["_multi"]
         self._check_actions(actions, number)
         place = record.get("_labelIndex")
-        if place is None:
-            place = record.get("_label_Action", 0) - 1
+        one_based = record.get("_label_Action")
+        if place is None and isinstance(one_based, int):
+            place = one_based - 1
         if not isinstance(place, int) or not 0 <= place < len(actions):
             raise DataError(
                 f"{self._name}: decision {number} does not say which action was chosen"
