@@ -49,7 +49,7 @@ def _episode(generator):
         noise = 0.1 * generator.standard_normal()
         rewards.append(states[-1] / (STATES - 1) - 0.2 * action + noise)
         actions.append(action)
-        step = 1 if goes_up else -1
+        step = 2 * int(goes_up) - 1
         states.append(int(np.clip(states[-1] + step, 0, STATES - 1)))
         is_over = generator.random() < _END
     return states, actions, rewards, is_over

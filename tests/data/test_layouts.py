@@ -24,9 +24,9 @@ def mapping_of(path, answers):
     """The proposed mapping with answers to what it leaves open, and to nothing else."""
     inspection = inspect_table(path)
     mapping = {**inspection.mapping, **answers}
-    asked = set(inspection.open)
-    assert asked <= {"last_row", "terminal"}, inspection.problems
-    assert bool(asked) == bool(answers)
+    open_keys = set(inspection.open)
+    assert open_keys <= {"last_row", "terminal"}, inspection.problems
+    assert bool(open_keys) == bool(answers)
     return mapping
 
 
@@ -248,7 +248,7 @@ class TestVowpalWabbit:
             place = int(generator.choice(3, p=chances))
             noon = ("am", "pm")[i % 2]
             cost = -float(place == (noon == "am"))
-            others = [k for k in range(3) if k != place]
+            other_places = [k for k in range(3) if k != place]
             record = {
                 "_label_cost": cost,
                 "_label_probability": chances[place],
@@ -257,8 +257,8 @@ class TestVowpalWabbit:
                 "Timestamp": "2024-03-01T00:00:00Z",
                 "Version": "1",
                 "EventId": f"e{i}",
-                "a": [k + 1 for k in (place, *others)],
-                "p": [chances[k] for k in (place, *others)],
+                "a": [k + 1 for k in (place, *other_places)],
+                "p": [chances[k] for k in (place, *other_places)],
                 "c": {
                     "User": {"time": noon},
                     "_multi": [{"Article": {"id": label}} for label in self.LABELS],
@@ -309,12 +309,12 @@ class TestVowpalWabbit:
         ],
     )
     def test_other_sets_of_actions_are_refused(self, tmp_path, changed, words):
-        path = self.write(
-            tmp_path / "log.json",
-            lambda record, i: (
-                record if i != 7 else {**record, "c": changed(record["c"])}
-            ),
-        )
+        def change(record, i):
+            if i != 7:
+                return record
+            return {**record, "c": changed(record["c"])}
+
+        path = self.write(tmp_path / "log.json", change)
         assert_refused(run_cli("data", "inspect", path), words)
 
     @pytest.mark.parametrize(
@@ -437,8 +437,8 @@ class TestFormats:
     def test_a_tool_may_be_named(self, tmp_path):
         path = tmp_path / "all.csv"
         open_bandit(path)
-        said = run_cli("data", "inspect", path, "--format", "open-bandit").stdout
-        assert "layout: Open Bandit Dataset" in said
+        printed = run_cli("data", "inspect", path, "--format", "open-bandit").stdout
+        assert "layout: Open Bandit Dataset" in printed
 
     def test_unknown_and_wrong_names_are_one_line(self, tmp_path):
         path = tmp_path / "all.csv"
@@ -502,5 +502,5 @@ def test_terminals_inside_of_a_trajectory_are_said(tmp_path):
         file["rewards"] = terminals.reshape(-1).astype(float)
         file["terminals"] = terminals.reshape(-1)
         file["timeouts"] = timeouts.reshape(-1)
-    said = " ".join(open_transitions(tmp_path / "antmaze.hdf5").metadata.notes)
-    assert "starts: after 400 rows flagged terminals the recording goes on" in said
+    notes = " ".join(open_transitions(tmp_path / "antmaze.hdf5").metadata.notes)
+    assert "starts: after 400 rows flagged terminals the recording goes on" in notes

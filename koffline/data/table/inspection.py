@@ -266,10 +266,10 @@ def _guess(
     """
     if tool is None:
         return guess_roles(columns, known)
-    said = {name for names in known.values() for name in names}
+    settled = {name for names in known.values() for name in names}
     roles = {**tool.known_roles([column.name for column in columns]), **known}
     for column in columns:
-        if column.name in said:
+        if column.name in settled:
             continue
         reason = tool.reason_to_leave_out(column.name)
         if not reason:
@@ -278,7 +278,7 @@ def _guess(
             column.leave_out(reason)
     guess = guess_roles(columns, roles, tool.one_step)
     for column in columns:
-        if column.name in said or column.role == IGNORED:
+        if column.name in settled or column.role == IGNORED:
             continue
         if any(column.name in names for names in roles.values()):
             column.reason = f"a column of {tool.title}"
@@ -320,9 +320,9 @@ def _ask_about_doubtful(
     """Ask about columns of a tool that may be known before the action or not. known:
     columns by role, as the user says.
     """
-    said = {name for names in known.values() for name in names}
+    settled = {name for names in known.values() for name in names}
     for column in inspection.columns:
-        if column.name in tool.doubtful and column.name not in said:
+        if column.name in tool.doubtful and column.name not in settled:
             inspection.doubtful.append(column.name)
             inspection.problems.append(
                 f"{column.name}: {column.reason}; say whether it is known before the"
