@@ -96,7 +96,7 @@ TOOLS = (
     ),
     Tool(
         name="rllib",
-        title="RLlib sample batches (JSON)",
+        title="batches of rows, as RLlib writes them (JSON)",
         file=BATCHES,
     ),
     Tool(
