@@ -58,6 +58,7 @@ from koffline.experiments.choices_traits import (
     leading_share,
     write_traits,
 )
+from koffline.experiments.exact_losses import ExactCell
 from koffline.experiments.figure_methods import OBJECTIVES
 from koffline.experiments.result_files import (
     digest_of,
@@ -355,6 +356,29 @@ def cell_of(scale: Scale, setting: PaperReading, method: str) -> ChoiceCell:
 def traits_of(scale: Scale, setting: PaperReading) -> TraitsCell:
     """What is measured of the setting's problems themselves."""
     return TraitsCell(problems_of(scale, setting), setting.scaling)
+
+
+def exact_of(setting: PaperReading) -> ExactCell:
+    """What the losses of the setting are like if training is perfect; the same for all
+    scales and seeds.
+    """
+    problem = problems_of(Scale(), setting)[0]
+    return ExactCell(
+        SoftmaxProblem(
+            problem.world,
+            noise=problem.noise,
+            overrides=problem.overrides,
+            temperature=problem.temperature,
+        ),
+        setting.scaling,
+    )
+
+
+def published_settings(world: str) -> list[PaperReading]:
+    """The settings of a world that differ from the published one in temperature
+    alone.
+    """
+    return settings_of(Chapter(world, "temperature"))
 
 
 def chapters_of(run: Run) -> list[Chapter]:

@@ -2,7 +2,8 @@
 
 The figure has a row of cells per noise, scaling, reward divisor and velocity box, and a
 column per temperature of the target policy. A cell's colour is the error of the K-loss
-divided by that of the best other method: blue where the kernel loss wins. Intervals are
+divided by that of the best other method: blue where the kernel loss wins. Where methods
+are not finished, "≥" stands before the ratio to the best finished one. Intervals are
 over logs, each log's mean over its seeds. (Feng et al. 2019, fig:pol_demo,
 fig:pol_bench)
 """
@@ -28,17 +29,24 @@ from koffline.experiments import choices, style
 from koffline.experiments.cells import LAST_RECORDS, TRUTHS, Run
 from koffline.experiments.choices import ChoiceResult, Finished, PaperReading
 from koffline.experiments.choices_traits import TraitsResult
+from koffline.experiments.exact_losses import DIAG_WEIGHTS, ExactResult, write_exact
+from koffline.experiments.figure_methods import ERRORS, LOSSES
 from koffline.experiments.result_files import (
     ChoiceRow,
+    Correlation,
     Curves,
+    ExactRow,
     Results,
     SettingRow,
     grouped,
+    read_result,
 )
 from koffline.experiments.seed_statistics import (
     SeedInterval,
     mean_over_seeds,
     ratio_of_means,
+    spearman_over_seeds,
+    swinging_share,
 )
 
 CHOICES = ("world", "temperature", "noise", "scaling", "reward_divisor", "fastest")
@@ -62,7 +70,10 @@ _TRAITS = {
 _ALREADY_LOGARITHMS = (_TRAITS["kernel_depth"], _TRAITS["squared_depth"])
 _LEADING = "share of the K-loss's error in the kernel's ten leading eigenvectors"
 _WORLD_COLOURS = ("#D55E00", "#0072B2", "#56B4E9", "#009E73")
+_MAP_LINE = 0.38  # inches of a line of the map
+_MAP_FRAME = 1.2  # of its title and axis
 _LABEL_WIDTH = 42  # characters
+_TITLE_CHARACTERS = 85  # of the title, per column of the map
 _SETTING_HEADER = "T | noise | inputs | rewards / | box"
 Key = tuple[Any, ...]  # the values of CHOICES
 
@@ -70,17 +81,27 @@ Key = tuple[Any, ...]  # the values of CHOICES
 class ErrorRatio(NamedTuple):
     """The K-loss against the best method without a kernel, in one setting: ratio of
     their errors.
+
+    smallest: the smaller of the two errors, a share of Var V. finished_rivals: how many
+    methods without a kernel are finished. With all of them the ratio is final;
+    with fewer it can only grow.
     """
 
     key: Key
     rival: str
     ratio: SeedInterval
-    smallest: float  # the smaller of the two errors, a share of Var V
+    smallest: float
+    finished_rivals: int = len(OTHERS)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all methods are finished."""
+        return self.finished_rivals == len(OTHERS)
 
     @property
     def verdict(self) -> str:
-        """ "wins", "loses", or "level" if the interval holds 1."""
-        if self.ratio.high < 1.0:
+        """ "wins", "loses", or "level" if the interval holds 1 or methods are missing."""
+        if self.ratio.high < 1.0 and self.is_complete:
             return "wins"
         if self.ratio.low > 1.0:
             return "loses"
@@ -94,15 +115,102 @@ def collect_choices(run: Run) -> tuple[dict[str, Any], Curves]:
     if not run.only_finished:
         choices.train_choices(run)
     finished, traits, missing = choices.finished_choices(run)
+    settings = list(dict.fromkeys(setting for setting, *_ in finished))
+    # Seconds each, and so they are measured for whatever is finished.
+    run.work_off([choices.exact_of(setting) for setting in settings], write_exact)
+    minimisers = []
+    for setting in settings:
+        exact = read_result(run.path(choices.exact_of(setting)), ExactResult)
+        minimisers += exact_rows(setting, exact)
     parts = {
         "rows": (),
-        "choices": tuple(_row(cell) for cell in finished),
+        "choices": tuple(choice_row(cell) for cell in finished),
         "traits": tuple(
             _setting_row(setting, measured) for setting, measured in traits.items()
         ),
+        "minimisers": tuple(dict.fromkeys(minimisers)),
+        "correlations": tuple(temperature_correlations(finished)),
         "extra": {"not_run": missing},
     }
     return parts, dict(_curves(finished))
+
+
+def exact_rows(setting: PaperReading, exact: ExactResult) -> list[ExactRow]:
+    """One row per loss of a setting; equal rows for settings that differ in the rewards'
+    divisor.
+    """
+    fields = _choices_of(setting)
+    rows = []
+    for place, (method, weight) in enumerate(DIAG_WEIGHTS.items()):
+        row = ExactRow(
+            world=setting.world,
+            temperature=fields["temperature"],
+            noise=setting.noise,
+            scaling=setting.scaling,
+            method=method,
+            diag_weight=weight,
+            value_variance=_digits(exact.value_variance),
+            residual_share=_digits(exact.residual_share),
+            error=_digits(exact.errors[place]),
+            leading=_digits(exact.leading[place]),
+            spread=_digits(exact.spread[place]),
+            depth=_digits(exact.depth[place]),
+        )
+        rows.append(row)
+    return rows
+
+
+def temperature_correlations(finished: Sequence[Finished]) -> Iterator[Correlation]:
+    """How each loss ranks the networks of its own method, and those of K-loss and RG,
+    at each temperature of the published settings; intervals over logs.
+    """
+    results: dict[tuple[PaperReading, str], ChoiceResult] = {}
+    for setting, cell, result in finished:
+        results[setting, cell.method] = result
+    for setting in itertools.chain.from_iterable(
+        map(choices.published_settings, choices.WORLDS)
+    ):
+        place = place_of(setting.world, setting.temperature)
+        for loss, (_, loss_curve, trained_by) in LOSSES.items():
+            for networks, methods in (
+                ("own", (trained_by,)),
+                ("both", ("kloss", "rg")),
+            ):
+                if not all((setting, method) in results for method in methods):
+                    continue
+                trained = [results[setting, method] for method in methods]
+                for error, (_, error_curve) in ERRORS.items():
+                    x = np.concatenate([_points(part, loss_curve) for part in trained])
+                    y = np.concatenate([_points(part, error_curve) for part in trained])
+                    count = int(np.isfinite(x * y).sum())
+                    rank = spearman_over_seeds(x, y)
+                    rounded = SeedInterval(*(_number(float(end)) for end in rank))
+                    yield Correlation(place, loss, error, networks, rounded, count)
+
+
+def _points(result: ChoiceResult, curve: str) -> np.ndarray:
+    """All records of all rates and seeds by log, (points, logs)."""
+    by_log = np.moveaxis(result.curve[curve], 2, -1)  # (T, L, S, G)
+    return by_log.reshape(-1, result.logs)
+
+
+def place_of(world: str, temperature: float | None) -> str:
+    """A world at a temperature, as curves and correlations name it: "puddle_world
+    T 3".
+    """
+    stored = temperature
+    if temperature is not None:
+        stored = _stored_temperature(temperature)
+    return f"{world} {_temperature_text(stored)}"
+
+
+def place_words(place: str) -> str:
+    """The place for people: "Puddle World, T 3"."""
+    world, _, temperature = place.partition(" ")
+    name = style.LONG_NAMES[world]
+    if not temperature:
+        return name
+    return f"{name}, {temperature}"
 
 
 def _choices_of(setting: PaperReading) -> dict[str, Any]:
@@ -121,7 +229,7 @@ def _stored_temperature(temperature: float) -> float | None:
     return temperature
 
 
-def _row(finished: Finished) -> ChoiceRow:
+def choice_row(finished: Finished) -> ChoiceRow:
     """The results row of a finished cell."""
     setting, cell, result = finished
     shares = {truth: result.shares(curve) for truth, curve in TRUTHS.items()}
@@ -147,6 +255,7 @@ def _row(finished: Finished) -> ChoiceRow:
         learning_rate_by_paper=float(result.learning_rates[by_paper]),
         by_log_by_paper=_numbers(shares["paper"][by_paper]),
         error_by_paper=_interval(shares["paper"][by_paper]),
+        swinging=_number(swinging_share(result.curve["mse_monte_carlo"])),
     )
 
 
@@ -185,8 +294,13 @@ def _setting_row(setting: PaperReading, traits: TraitsResult) -> SettingRow:
 def _number(value: float) -> float | None:
     """Six digits, for small files; None if not finite."""
     if math.isfinite(value):
-        return float(f"{value:.{_DIGITS}g}")
+        return _digits(value)
     return None
+
+
+def _digits(value: float) -> float:
+    """The number with six digits."""
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
@@ -206,8 +320,7 @@ def _curves(
     """
     published: set[PaperReading] = set()
     for world in choices.WORLDS:
-        chapter = choices.Chapter(world, "temperature")
-        published.update(choices.settings_of(chapter))
+        published.update(choices.published_settings(world))
     for setting, cell, result in finished:
         if setting in published:
             best = _best(result.shares("mse_monte_carlo"))
@@ -215,10 +328,7 @@ def _curves(
                 result.curve["mse_monte_carlo"][:, best].mean(axis=-1)
                 / result.value_variance
             )
-            group = (
-                f"{setting.world}"
-                f" {_temperature_text(_choices_of(setting)['temperature'])}/{cell.method}"
-            )
+            group = f"{place_of(setting.world, setting.temperature)}/{cell.method}"
             yield group, {"epochs": result.epochs, "error": curve.astype(np.float32)}
 
 
@@ -232,16 +342,30 @@ def compared(rows: Sequence[ChoiceRow], truth: str = "monte_carlo") -> list[Erro
     """The K-loss against the best other method, for each setting in which all six
     methods are finished.
     """
+    return [
+        comparison
+        for comparison in compared_so_far(rows, truth)
+        if comparison.is_complete
+    ]
+
+
+def compared_so_far(
+    rows: Sequence[ChoiceRow], truth: str = "monte_carlo"
+) -> list[ErrorRatio]:
+    """The K-loss against the best finished other method, for each setting that has
+    both.
+    """
     comparisons = []
     for key, group in grouped(rows, *CHOICES).items():
         errors = {row.method: _errors(row, truth) for row in group}
-        if not {"kloss", *OTHERS} <= set(errors):
+        rivals = [method for method in OTHERS if method in errors]
+        if "kloss" not in errors or not rivals:
             continue
-        means = {method: _mean(errors[method]) for method in OTHERS}
+        means = {method: _mean(errors[method]) for method in rivals}
         rival = min(means, key=lambda method: means[method])
         ratio = ratio_of_means(errors["kloss"], errors[rival])
         smallest = min(means[rival], _mean(errors["kloss"]))
-        comparisons.append(ErrorRatio(key, rival, ratio, smallest))
+        comparisons.append(ErrorRatio(key, rival, ratio, smallest, len(rivals)))
     return comparisons
 
 
@@ -264,21 +388,24 @@ def draw_choices(
 ) -> Figure | None:
     """A map per world: colour, ratio of errors; text, ratio and rival.
 
-    None if no setting is complete.
+    None if no setting has the K-loss and another method.
     """
     comparisons = {
-        comparison.key: comparison for comparison in compared(results.choices, truth)
+        comparison.key: comparison
+        for comparison in compared_so_far(results.choices, truth)
     }
     worlds = [
         world for world in choices.WORLDS if any(key[0] == world for key in comparisons)
     ]
     if not worlds:
         return None
-    lines = {world: _lines_of(world) for world in worlds}
+    lines = {world: _lines_of(world, comparisons) for world in worlds}
     columns = min(2, len(worlds))
     pages = -(-len(worlds) // columns)
+    most = max(map(len, lines.values()))
+    height = _MAP_LINE * most + _MAP_FRAME
     figure = Figure(
-        figsize=(6.4 * columns + 0.8, 3.7 * pages + 0.5), layout="constrained"
+        figsize=(6.4 * columns + 0.8, height * pages + 0.7), layout="constrained"
     )
     panels = figure.subplots(pages, columns, squeeze=False)
     for axes, world in zip(panels.ravel(), worlds, strict=False):
@@ -296,12 +423,13 @@ def draw_choices(
         by = "Monte Carlo"
     else:
         by = "the paper's grid"
-    figure.suptitle(
+    title = (
         "Error of the K-loss / error of the best other method, which is named; truth:"
-        f" {by}. Bold: decided by the interval over logs. Hatched: both worse than a"
-        " constant.",
-        fontsize=9,
+        f" {by}. Bold: decided by the interval over logs. ≥: the best of those that are"
+        " finished, whose number stands below. Hatched: both worse than a constant."
     )
+    width = int(_TITLE_CHARACTERS * columns)
+    figure.suptitle("\n".join(textwrap.wrap(title, width)), fontsize=9)
     return figure
 
 
@@ -309,9 +437,9 @@ def _norm() -> LogNorm:
     return LogNorm(1.0 / _MOST_RATIO, _MOST_RATIO)
 
 
-def _lines_of(world: str) -> list[Key]:
+def _lines_of(world: str, comparisons: Mapping[Key, ErrorRatio]) -> list[Key]:
     """Combinations of the choices other than temperature, (noise, scaling, divisor,
-    box).
+    box), for which there is a comparison.
     """
     stages = itertools.chain.from_iterable(
         choices.settings_of(chapter)
@@ -320,8 +448,10 @@ def _lines_of(world: str) -> list[Key]:
     )
     keys = {tuple(_choices_of(setting).values())[2:]: None for setting in stages}
     usual = next(iter(keys))
+    shown = {key[2:] for key in comparisons if key[0] == world}
     return sorted(
-        keys, key=lambda key: sum(a != b for a, b in zip(key, usual, strict=True))
+        [key for key in keys if key in shown],
+        key=lambda key: sum(a != b for a, b in zip(key, usual, strict=True)),
     )
 
 
@@ -360,10 +490,13 @@ def _draw_map(
         if comparison.verdict == "level":
             weight = "normal"
         number = style.number_text(float(f"{ratio:.2g}"))
+        text = f"{number}  {style.LABELS[comparison.rival]}"
+        if not comparison.is_complete:
+            text = f"≥ {text}\n{comparison.finished_rivals} of {len(OTHERS)} others"
         axes.text(
             column,
             line,
-            f"{number}  {style.LABELS[comparison.rival]}",
+            text,
             ha="center",
             va="center",
             fontsize=7,
@@ -425,6 +558,7 @@ def draw_temperatures(results: Results, curves: Curves) -> Figure | None:
             methods = groups.get(f"{world} {name}", [])
             axes.set_title(f"{style.WORLD_NAMES[world]}, {name}")
             if not methods:
+                axes.set_title(f"{style.WORLD_NAMES[world]}, {name}: not run")
                 axes.axis("off")
                 continue
             series = {}
@@ -513,6 +647,7 @@ def choices_tables(results: Results) -> Iterator[str]:
     for truth, words in (("monte_carlo", "Monte Carlo"), ("paper", "the paper's grid")):
         yield _winners(results, truth, words)
     yield _correlations(results)
+    yield _minimisers_table(results)
     for world, rows in grouped(results.choices, "world").items():
         yield _errors_table(world, rows)
     for world, traits in grouped(results.traits, "world").items():
@@ -715,6 +850,50 @@ def _errors_table(world: str, rows: Sequence[ChoiceRow]) -> str:
         " Bellman error | leading | diverged | logs × seeds | epochs | hours"
     )
     return style.section(f"## Errors: {style.LONG_NAMES[world]}", note, header, lines)
+
+
+def _minimisers_table(results: Results) -> str:
+    """What each loss would reach, and at which cost, if training were perfect."""
+    trained = {
+        (*_key(row)[:4], row.method): row.error.value
+        for row in reversed(results.choices)  # the first divisor is the published one
+    }
+    lines = []
+    for row in results.minimisers:
+        key = (row.world, row.temperature, row.noise, row.scaling)
+        temperature = "random"
+        if row.temperature is not None:
+            temperature = f"{row.temperature:.3g}"
+        lines.append(
+            [
+                style.LONG_NAMES[row.world],
+                temperature,
+                f"{row.noise:g}",
+                _scaling_text(row.scaling),
+                style.number_text(row.residual_share),
+                style.LABELS[row.method],
+                style.number_text(row.error),
+                style.number_text(row.leading),
+                style.number_text(row.spread),
+                style.number_text(row.depth),
+                style.number_text(trained.get((*key, row.method))),
+            ]
+        )
+    note = (
+        "No training: values on a grid of 500 cells, transitions of the world itself,"
+        " one linear solve per loss. Noise: E[δ²] at V^π, a share of Var V. Error: of"
+        " the values with the smallest loss, a share of Var V. Leading: share of this"
+        " error in the kernel's ten leading eigenvectors. Spread: largest eigenvalue of"
+        " the loss / smallest. Depth: powers of ten between the steepest direction and"
+        " V. Trained: the error of the networks above."
+    )
+    header = (
+        "world | T | noise | inputs | noise of residuals | loss | error | leading |"
+        " spread | depth | trained"
+    )
+    return style.section(
+        "## What each loss reaches if training is perfect", note, header, lines
+    )
 
 
 def _traits_table(world: str, rows: Sequence[SettingRow]) -> str:

@@ -98,7 +98,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper with our measurement. verdict: holds, does not hold,
+    """One comparison with our measurement. verdict: holds, does not hold, level,
     undecided.
     """
 
@@ -149,7 +149,8 @@ class ChoiceRow:
     record in the second half of training, mean over logs and seeds. leading: share of
     the final squared error in the kernel's ten leading eigenvectors. best_by_paper: the
     same by the paper's grid. diverged: networks at the best rate; diverged_any: at all
-    rates. hours: of one core, for all rates.
+    rates. hours: of one core, for all rates. swinging: share of the networks of all
+    rates whose late errors exceed twice their smallest one.
     """
 
     world: str
@@ -175,6 +176,7 @@ class ChoiceRow:
     learning_rate_by_paper: float
     by_log_by_paper: tuple[float | None, ...]
     error_by_paper: SeedInterval
+    swinging: float | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,44 @@ class SettingRow:
 
 
 @dataclass(frozen=True)
+class ExactRow:
+    """One loss of one setting of `choices`, minimised exactly: `ExactResult` by loss.
+
+    error and leading: of the minimiser; residual_share: E[δ²] at V^π / Var V.
+    """
+
+    world: str
+    temperature: float | None
+    noise: float
+    scaling: str
+    method: str
+    diag_weight: float
+    value_variance: float
+    residual_share: float
+    error: float
+    leading: float
+    spread: float
+    depth: float
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence of the paper, judged by all comparisons that bear on it.
+
+    verdict: holds, holds under (a condition), does not hold, level, or undecided.
+    condition: empty but for "holds under". measured: the numbers, in words.
+    comparisons: how many comparisons of the appendix it rests on.
+    """
+
+    sentence: str
+    where: str
+    verdict: str
+    condition: str
+    measured: str
+    comparisons: int
+
+
+@dataclass(frozen=True)
 class Results:
     """The content of `NAME.json`."""
 
@@ -214,6 +254,8 @@ class Results:
     returns: tuple[ReturnRow, ...] = ()
     choices: tuple[ChoiceRow, ...] = ()
     traits: tuple[SettingRow, ...] = ()
+    minimisers: tuple[ExactRow, ...] = ()
+    statements: tuple[Statement, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = math.nan  # in NAME.run.json
 

@@ -23,6 +23,10 @@ from koffline.spread import LEVEL, interquartile_mean, tail_share
 HOLDS = "holds"
 FAILS = "does not hold"
 UNDECIDED = "undecided"
+TIED = "level"
+HOLDS_UNDER = "holds under"
+UNSTABLE = 2.0  # a run oscillates if a late error is this many times its smallest one
+MARGIN = 1.1  # errors within this factor of one another are level
 _LEAST = 1e-12  # floor of errors, which may be negative after the correction
 _DRAWS = 10_000
 _BAND_DRAWS = 2_000
@@ -48,6 +52,20 @@ class SeedInterval(NamedTuple):
         if self.high < border:
             return FAILS
         return UNDECIDED
+
+    def judged(self, border: float, low: float, high: float) -> str:
+        """The verdict, with "level" for an undecided number whose interval lies between
+        ``low`` and ``high``: no difference that would matter is left, as for two methods
+        at a cap.
+        """
+        verdict = self.verdict(border)
+        if verdict == UNDECIDED and low <= self.low and self.high <= high:
+            return TIED
+        return verdict
+
+    def judged_ratio(self) -> str:
+        """The verdict on a ratio of errors against 1."""
+        return self.judged(1.0, 1.0 / MARGIN, MARGIN)
 
     def cost(self, border: float, scale: Callable[[float], Any] = float) -> str:
         """How many more seeds would decide an undecided claim (text); else empty.
@@ -106,6 +124,16 @@ def ratio_of_means(first: PerSeed, second: PerSeed) -> SeedInterval:
         return float(np.log(above / below))
 
     return _jackknife(log_ratio, len(first), np.exp)
+
+
+def swinging_share(curves: Shaped[np.ndarray, "record rate *run"]) -> float:
+    """Share of runs whose error in the last fifth of the records is far above their
+    smallest error; diverged runs count.
+    """
+    late = curves[-max(1, len(curves) // 5) :]
+    with np.errstate(invalid="ignore"):
+        steady = late.max(axis=0) <= UNSTABLE * np.nanmin(curves, axis=0)
+    return float(1.0 - steady.mean())
 
 
 def spearman_over_seeds(first: Points, second: Points) -> SeedInterval:

@@ -42,7 +42,8 @@ from koffline.experiments.choices_traits import (
     measure_traits,
     variances_of,
 )
-from koffline.experiments.figure_choices import compared
+from koffline.experiments.exact_losses import DIAG_WEIGHTS
+from koffline.experiments.figure_choices import compared, compared_so_far
 from koffline.experiments.figure_methods import OBJECTIVES, evaluation_cells
 from koffline.experiments.result_files import ChoiceRow, read_results
 from koffline.experiments.seed_statistics import SeedInterval
@@ -365,6 +366,15 @@ def test_the_kernel_loss_is_compared_with_the_best_other() -> None:
     }
     rows = [row_of(method, by_log) for method, by_log in errors.items()]
     assert compared(rows) == []  # two methods are missing
+    (so_far,) = compared_so_far(rows)
+    assert (so_far.rival, so_far.finished_rivals, so_far.is_complete) == (
+        "rg",
+        3,
+        False,
+    )
+    # a method that is missing may still be better
+    assert so_far.ratio.high < 1.0
+    assert so_far.verdict == "level"
     rows += [row_of("gtd2", (9.0, 9.0, 9.0)), row_of("sbeed", (0.6, 0.61, 0.59))]
     rows += [row_of("kloss_mixture", (0.01, 0.01, 0.01))]  # a kernel loss is no rival
     (comparison,) = compared(rows)
@@ -395,6 +405,7 @@ def test_the_experiment_goes_on_and_shows_what_is_finished(
     partial = read_results(tmp_path / "choices.json")
     assert {row.method for row in partial.choices} == {"kloss", "rg"}
     assert len(partial.extra["not_run"]) == 2  # settings
+    assert (tmp_path / "choices.png").exists()  # of what is finished
     assert "fvi, td0, kloss_mixture, gtd2, sbeed" in (
         tmp_path / "choices.md"
     ).read_text(encoding="utf-8")
@@ -407,6 +418,13 @@ def test_the_experiment_goes_on_and_shows_what_is_finished(
     assert {(row.logs, row.seeds) for row in results.choices} == {(2, 2)}
     assert {row.temperature for row in results.choices} == {0.3, None}
     assert len(results.traits) == 2
+    assert [(row.temperature, row.method) for row in results.minimisers] == [
+        *((0.3, method) for method in DIAG_WEIGHTS),
+        *((None, method) for method in DIAG_WEIGHTS),
+    ]
+    places = {correlation.world for correlation in results.correlations}
+    assert places == {"puddle_world T 0.3", "puddle_world random"}
+    assert all(0.0 <= (row.swinging or 0.0) <= 1.0 for row in results.choices)
     assert all(
         row.hours >= 0.0 and row.error.low <= row.error.value for row in results.choices
     )
