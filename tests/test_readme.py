@@ -321,16 +321,18 @@ def test_its_evidence_is_that_of_the_pages() -> None:
     )
     assert f"{board['auto'][7]} intervals held" in text
     verdicts = re.search(
-        r"(\d+) sentences: (\d+) holds, (\d+) does not hold, (\d+) undecided",
+        r"(\d+) sentences: (\d+) holds, (\d+) holds under, (\d+) does not hold,"
+        r" (\d+) level, (\d+) undecided",
         PAGES_OF_RESULTS["claims"],
     )
     assert verdicts is not None
-    claims, hold, fail, open_ = verdicts.groups()
+    sentences, hold, under, fail, level, unclear = verdicts.groups()
+    assert level == "0"  # else it is to be named
     assert (
-        f"{claims} empirical claims {hold} hold here and {fail} do not; for {open_} the"
-        " intervals allow" in text
+        f"{sentences} sentences on its experiments {hold} hold here, {under} hold under"
+        f" a condition, {fail} do not hold, and {unclear} is undecided" in text
     )
     assert (
-        f"{claims} claims {hold} hold, {fail} do not, {open_} are undecided"
-        in PAGES["reproduce"]
+        f"{sentences} sentences {hold} hold, {under} hold under a condition, {fail} do"
+        f" not hold, and {unclear} is undecided" in " ".join(PAGES["reproduce"].split())
     )

@@ -347,6 +347,10 @@ def _print_numbers(
         console.print(line, soft_wrap=True, highlight=False)
 
 
+# The experiments that --only-finished shows again.
+_SHOWN_AGAIN = ("choices", "claims", "figure-puddle")
+
+
 @click.command(no_args_is_help=True)
 @click.argument("name", metavar="NAME", type=click.Choice(NAMES))
 @click.option(
@@ -381,7 +385,7 @@ def _print_numbers(
 @click.option(
     "--only-finished",
     is_flag=True,
-    help="choices: train nothing, show what is finished.",
+    help="choices, claims, figure-puddle: train nothing, show what is in --out.",
 )
 @QUIET
 def reproduce(  # noqa: PLR0913
@@ -410,6 +414,10 @@ def reproduce(  # noqa: PLR0913
     temperature, single, factorial). It too shows all that is finished in DIR; with
     --only-finished it trains nothing.
 
+    claims judges the paper's sentences by all results in DIR. With --only-finished it
+    and figure-puddle make their pages again from DIR, for example after more of choices
+    is finished.
+
     \b
     Examples:
       koffline reproduce figure-toy
@@ -419,11 +427,15 @@ def reproduce(  # noqa: PLR0913
       koffline reproduce choices --only puddle_world --part temperature --out runs/choices
     """
     chosen = _chosen_parts(name, places, parts)
-    if (half_epochs or only_finished) and name != "choices":
-        option = "--only-finished"
-        if half_epochs:
-            option = "--half-epochs"
-        raise ConfigError(f"{option} belongs to choices, not to {name}; leave it out")
+    if half_epochs and name != "choices":
+        raise ConfigError(
+            f"--half-epochs belongs to choices, not to {name}; leave it out"
+        )
+    if only_finished and name not in _SHOWN_AGAIN:
+        raise ConfigError(
+            f"--only-finished belongs to {', '.join(_SHOWN_AGAIN)}, not to {name};"
+            " leave it out"
+        )
     from koffline.figures import load_matplotlib
 
     # before the experiments import it with the settings of the current folder

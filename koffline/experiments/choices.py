@@ -381,6 +381,12 @@ def published_settings(world: str) -> list[PaperReading]:
     return settings_of(Chapter(world, "temperature"))
 
 
+def is_published(setting: PaperReading) -> bool:
+    """Whether a setting differs from the published one in temperature alone."""
+    published = published_settings(setting.world)[0]
+    return replace(setting, temperature=published.temperature) == published
+
+
 def chapters_of(run: Run) -> list[Chapter]:
     """The chapters to run; a quick run has only the first stage."""
     stages = run.stages

@@ -72,6 +72,7 @@ _LEADING = "share of the K-loss's error in the kernel's ten leading eigenvectors
 _WORLD_COLOURS = ("#D55E00", "#0072B2", "#56B4E9", "#009E73")
 _MAP_LINE = 0.38  # inches of a line of the map
 _MAP_FRAME = 1.2  # of its title and axis
+_MAP_LEAST = 2.6  # of a map with few lines
 _LABEL_WIDTH = 42  # characters
 _TITLE_CHARACTERS = 85  # of the title, per column of the map
 _SETTING_HEADER = "T | noise | inputs | rewards / | box"
@@ -167,9 +168,8 @@ def temperature_correlations(finished: Sequence[Finished]) -> Iterator[Correlati
     results: dict[tuple[PaperReading, str], ChoiceResult] = {}
     for setting, cell, result in finished:
         results[setting, cell.method] = result
-    for setting in itertools.chain.from_iterable(
-        map(choices.published_settings, choices.WORLDS)
-    ):
+    settings = dict.fromkeys(setting for setting, _ in results)
+    for setting in filter(choices.is_published, settings):
         place = place_of(setting.world, setting.temperature)
         for loss, (_, loss_curve, trained_by) in LOSSES.items():
             for networks, methods in (
@@ -202,15 +202,6 @@ def place_of(world: str, temperature: float | None) -> str:
     if temperature is not None:
         stored = _stored_temperature(temperature)
     return f"{world} {_temperature_text(stored)}"
-
-
-def place_words(place: str) -> str:
-    """The place for people: "Puddle World, T 3"."""
-    world, _, temperature = place.partition(" ")
-    name = style.LONG_NAMES[world]
-    if not temperature:
-        return name
-    return f"{name}, {temperature}"
 
 
 def _choices_of(setting: PaperReading) -> dict[str, Any]:
@@ -357,7 +348,7 @@ def compared_so_far(
     """
     comparisons = []
     for key, group in grouped(rows, *CHOICES).items():
-        errors = {row.method: _errors(row, truth) for row in group}
+        errors = {row.method: errors_of(row, truth) for row in group}
         rivals = [method for method in OTHERS if method in errors]
         if "kloss" not in errors or not rivals:
             continue
@@ -369,7 +360,7 @@ def compared_so_far(
     return comparisons
 
 
-def _errors(row: ChoiceRow, truth: str) -> np.ndarray:
+def errors_of(row: ChoiceRow, truth: str = "monte_carlo") -> np.ndarray:
     """Errors by log; NaN where a seed diverged."""
     values = row.by_log_by_paper
     if truth == "monte_carlo":
@@ -403,7 +394,7 @@ def draw_choices(
     columns = min(2, len(worlds))
     pages = -(-len(worlds) // columns)
     most = max(map(len, lines.values()))
-    height = _MAP_LINE * most + _MAP_FRAME
+    height = max(_MAP_LINE * most + _MAP_FRAME, _MAP_LEAST)
     figure = Figure(
         figsize=(6.4 * columns + 0.8, height * pages + 0.7), layout="constrained"
     )
@@ -413,9 +404,9 @@ def draw_choices(
     for axes in panels.ravel()[len(worlds) :]:
         axes.axis("off")
     bar = figure.colorbar(
-        ScalarMappable(_norm(), "RdBu_r"), ax=panels, shrink=0.6, extend="both"
+        ScalarMappable(_norm(), "RdBu_r"), ax=panels, shrink=0.75, extend="both"
     )
-    ticks = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+    ticks = (0.1, 0.3, 1.0, 3.0, 10.0)
     bar.set_ticks(list(ticks), labels=[f"{tick:g}" for tick in ticks])
     bar.ax.minorticks_off()
     bar.ax.set_title("below 1\nK-loss wins", loc="center", fontsize=8)
@@ -580,12 +571,12 @@ def draw_temperatures(results: Results, curves: Curves) -> Figure | None:
 
 
 def draw_reasons(results: Results, _: Curves) -> Figure | None:
-    """The ratio of errors against each measured quantity, a point per setting; None
-    without any.
+    """The ratio of errors against each measured quantity, a point per setting; None for
+    few settings.
     """
-    pairs = _measured(results)
-    if not any(pairs.values()):
+    if len(compared(results.choices)) < _FEWEST:
         return None
+    pairs = _measured(results)
     columns = 4
     figure = Figure(figsize=(13.0, 5.6), layout="constrained")
     panels = figure.subplots(-(-len(pairs) // columns), columns, sharey=True)
@@ -646,7 +637,8 @@ def choices_tables(results: Results) -> Iterator[str]:
     yield _finished_text(results)
     for truth, words in (("monte_carlo", "Monte Carlo"), ("paper", "the paper's grid")):
         yield _winners(results, truth, words)
-    yield _correlations(results)
+    if len(compared(results.choices)) >= _FEWEST:
+        yield _correlations(results)
     yield _minimisers_table(results)
     for world, rows in grouped(results.choices, "world").items():
         yield _errors_table(world, rows)
@@ -679,7 +671,19 @@ def _finished_text(results: Results) -> str:
 
 
 def _missing_text(results: Results) -> str:
-    lines = [f"- {setting}" for setting in results.extra["not_run"]]
+    """Settings that lack methods; those that lack all are counted, and listed in the
+    results file.
+    """
+    ending = ": all methods"
+    missing = results.extra["not_run"]
+    lines = [f"- {setting}" for setting in missing if not setting.endswith(ending)]
+    for world in choices.WORLDS:
+        whole = sum(
+            setting.startswith(f"{world}:") and setting.endswith(ending)
+            for setting in missing
+        )
+        if whole:
+            lines.append(f"- {world}: {whole} settings, all methods")
     return "## Not run\n\n" + "\n".join(lines or ["- nothing"])
 
 
@@ -817,7 +821,7 @@ def _errors_table(world: str, rows: Sequence[ChoiceRow]) -> str:
     """
     lines = []
     for group in grouped(rows, *CHOICES).values():
-        means = {row.method: _mean(_errors(row, "monte_carlo")) for row in group}
+        means = {row.method: _mean(errors_of(row, "monte_carlo")) for row in group}
         smallest = min(means.values())
         for row in group:
             text = style.interval_text(row.error)

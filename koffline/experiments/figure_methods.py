@@ -1,4 +1,4 @@
-"""figure-puddle and figure-bench: six methods on the paper's worlds, three learning
+"""Policy evaluation as in figure-puddle and figure-bench: six methods on the paper's worlds, three learning
 rates, ten seeds.
 
 The figures show errors by epoch, and how the two losses relate to the errors. Each
@@ -175,17 +175,19 @@ def correlations_of(finished: Finished) -> Iterator[Correlation]:
                 yield Correlation(world, loss, error, kind, rank, count)
 
 
-def draw_puddle(results: Results, curves: Curves) -> Figure:
-    """Panels a–d of the paper's figure on Puddle World."""
-    figure = Figure(figsize=(15.0, 3.9), layout="constrained")
-    mse, bellman, left, right = figure.subplots(1, 4)
-    _draw_mse(mse, results, curves, "puddle_world", "(a)")
-    _draw_bellman(bellman, results, curves, "puddle_world", "(b)")
+def draw_row(
+    panels: Sequence[Axes], results: Results, curves: Curves, world: str
+) -> None:
+    """Panels a–d of the paper's figure on Puddle World, in four axes.
+
+    world: as rows and curves name it.
+    """
+    mse, bellman, left, right = panels
+    _draw_mse(mse, results, curves, world, "(a)")
+    _draw_bellman(bellman, results, curves, world, "(b)")
     for axes, letter, error in ((left, "c", "mse"), (right, "d", "bellman_error")):
-        _draw_scatter(axes, results, curves, "puddle_world", error)
+        _draw_scatter(axes, results, curves, world, error)
         axes.set_title(f"({letter}) L2 / K-loss vs {ERRORS[error][0]}")
-    _legend(figure, curves)
-    return figure
 
 
 def draw_bench(results: Results, curves: Curves) -> Figure:
@@ -199,7 +201,7 @@ def draw_bench(results: Results, curves: Curves) -> Figure:
         name = style.WORLD_NAMES[world]
         _draw_mse(pair[0], results, curves, world, f"({letters[0]}) {name}")
         _draw_bellman(pair[1], results, curves, world, f"({letters[1]}) {name}")
-    _legend(figure, curves)
+    draw_legend(figure, curves)
     return figure
 
 
@@ -207,7 +209,7 @@ def _at_best(
     results: Results, curves: Curves, world: str, curve: str, truth: str = "monte_carlo"
 ) -> style.Series:
     """Epochs (T,) and the curve (T, S) of each method, at its best learning rate by the
-    given truth.
+    given truth. S: seeds, or logs with the mean of their networks.
     """
     series = {}
     for method in style.METHODS:
@@ -217,7 +219,10 @@ def _at_best(
                 world=world, method=method, truth=truth, best_by_truth=True
             )[0]
             rate = np.argmin(np.abs(group["learning_rates"] - row.learning_rate))
-            series[method] = (group["epochs"], group[curve][:, rate])
+            values = group[curve][:, rate]
+            if values.ndim > len(("time", "seed")):  # networks of several logs
+                values = values.mean(axis=-1)
+            series[method] = (group["epochs"], values)
     return series
 
 
@@ -303,7 +308,8 @@ def _draw_scatter(
     )
 
 
-def _legend(figure: Figure, curves: Curves) -> None:
+def draw_legend(figure: Figure, curves: Curves) -> None:
+    """One legend for all panels of errors."""
     methods = [group.partition("/")[2] for group in curves]
     lines = {
         "truth of the paper's grid": {"color": style.SOFT, "ls": _PAPER, "lw": 1.0},
@@ -333,13 +339,13 @@ def evaluation_tables(results: Results) -> Iterator[str]:
         lines = [
             _method_cells(m, by_method[m]) for m in style.METHODS if m in by_method
         ]
-        yield style.section(f"## {style.LONG_NAMES[world]}", note, _HEADER, lines)
+        yield style.section(f"## {style.place_words(world)}", note, _HEADER, lines)
     networks = {"own": "the method trained by it", "both": "K-loss and RG"}
     lines = []
     for correlation in results.correlations:
         lines.append(
             [
-                style.LONG_NAMES[correlation.world],
+                style.place_words(correlation.world),
                 LOSSES[correlation.loss][0],
                 ERRORS[correlation.error][0],
                 networks[correlation.networks],

@@ -25,12 +25,14 @@ from koffline.experiments.result_files import Claim, Curves, Results, ReturnRow,
 from koffline.experiments.seed_statistics import (
     FAILS,
     HOLDS,
+    TIED,
     UNDECIDED,
     SeedInterval,
     difference,
 )
+from koffline.experiments.statements import group_verdict
 from koffline.online.config import OnlineConfig
-from koffline.spread import spread_of
+from koffline.spread import interquartile_mean, spread_of
 
 _SHORT = {"window_length": "d", "learning_rate": "lr", "kl_coef": "τ"}
 _NOT_SETTINGS = ("env", "env_options", "critic", "steps", "reward_scale")
@@ -65,6 +67,10 @@ _HEADER = (
     "critic | setting | final return, IQM | best but one | sampled policy, IQM | area |"
     " median steps to threshold | diverged"
 )
+
+
+# Two critics are level if no difference above this share of the larger return is left.
+_LEVEL_SHARE = 0.1
 
 
 class Group(NamedTuple):
@@ -281,9 +287,10 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
             f"by the sampled policy: {style.interval_text(sampled)}"
             f" ({sampled.verdict(0.0)})"
         )
-        cost = greedy.cost(0.0)
-        if cost:
-            reason += f"; {cost}"
+        margin = _LEVEL_SHARE * max(
+            abs(float(interquartile_mean(our_score("returns")))),
+            abs(float(interquartile_mean(their_score("returns")))),
+        )
         yield Claim(
             sentence=f"{name} {_SENTENCES[score]} {other}{condition}",
             where=where,
@@ -292,25 +299,21 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
                 f"{words}, {name} − {other}, IQM of {len(ours.returns)} seeds{grid}"
             ),
             number=greedy,
-            verdict=greedy.verdict(0.0),
+            verdict=greedy.judged(0.0, -margin, margin),
             reason=reason,
         )
 
 
 def _consistently(claims: Sequence[Claim], name: str, grid: str) -> Claim:
     """Claim over all comparisons: false if one fails, undecided if none fails and one
-    is undecided.
+    is undecided, level if the others are.
 
     claims: the comparisons. name: our critic's. grid: of the search, in words.
     """
     holds = sum(claim.verdict == HOLDS for claim in claims)
     fails = sum(claim.verdict == FAILS for claim in claims)
     environments = len({claim.world for claim in claims})
-    verdict = UNDECIDED
-    if fails:
-        verdict = FAILS
-    elif holds == len(claims):
-        verdict = HOLDS
+    verdict = group_verdict([claim.verdict for claim in claims])
     return Claim(
         f"{name} consistently outperforms all the other methods, learning better policy"
         " with fewer data",
@@ -381,15 +384,85 @@ MUJOCO_PAGES = {
 
 
 def mujoco_tables(results: Results) -> Iterator[str]:
-    """Claims, what was run, and the returns of each part."""
-    yield claims_table(results)
+    """What was run, the final returns of each part, and how the kernel losses
+    compare.
+    """
     extra = results.extra
     missing = ", ".join(extra["not_run"]) or "nothing"
     steps = f"{extra['environment_steps'] / 1e6:.3g} million environment steps"
     yield (
-        f"## Returns\n\n{_NOTE}\n\nNot run: {missing}.\n\n{extra['runs']} runs,"
-        f" {steps}."
+        f"{extra['runs']} runs, {steps}. Not run: {missing}. Settings, areas, returns"
+        " of the sampled policy, steps to the threshold and every comparison are in [the"
+        " appendix](figure-mujoco.appendix.md)."
     )
+    by_part = grouped(results.returns, "part")
+    for part, title in _PARTS.items():
+        if part in by_part:
+            yield _finals_table(title, by_part[part])
+    yield _comparisons_table(results.claims)
+
+
+def _finals_table(title: str, rows: Sequence[ReturnRow]) -> str:
+    """Final returns of a part, a line per environment and a column per critic."""
+    critics = [
+        critic for critic in mujoco.CRITICS if any(row.critic == critic for row in rows)
+    ]
+    lines = []
+    for group in grouped(rows, "environment", "noise").values():
+        first = group[0]
+        name = f"{first.environment} ({first.steps:,} steps)"
+        if first.noise:
+            name = f"{first.environment}, noise {first.noise:g} ({first.steps:,} steps)"
+        by_critic = {row.critic: row for row in group}
+        cells = [name]
+        for critic in critics:
+            text = "–"
+            if critic in by_critic:
+                text = style.interval_text(by_critic[critic].final, _text)
+            cells.append(text)
+        lines.append(cells)
+    seeds = rows[0].seeds
+    note = (
+        f"Final return of the mean action, interquartile mean of {seeds} seeds with its"
+        " 95 % bootstrap interval."
+    )
+    header = " | ".join(("environment", *(style.LABELS[critic] for critic in critics)))
+    return style.section(f"## {title}", note, header, lines)
+
+
+def _comparisons_table(claims: Sequence[Claim]) -> str:
+    """How many comparisons of each kernel loss hold, by grid and rival."""
+    lines = []
+    for critic, words in itertools.product(_OURS, _GRIDS.values()):
+        for rival in _RIVALS:
+            pair = f"{style.LABELS[critic]} − {style.LABELS[rival]},"
+            chosen = [
+                claim
+                for claim in claims
+                if f", {pair}" in claim.measured
+                and claim.measured.endswith(f"({words})")
+            ]
+            if not chosen:
+                continue
+            verdicts = [claim.verdict for claim in chosen]
+            counts = [
+                str(verdicts.count(kind)) for kind in (HOLDS, TIED, UNDECIDED, FAILS)
+            ]
+            lines.append([style.LABELS[critic], style.LABELS[rival], words, *counts])
+    note = (
+        "Differences of interquartile means, final return and area under the learning"
+        " curve, an environment each. Ahead or behind: the interval excludes zero."
+        " Level: it allows no difference above a tenth of the larger return, as between"
+        " critics that hold the maximum."
+    )
+    header = "kernel loss | against | grid | ahead | level | undecided | behind"
+    return style.section("## Kernel losses against the others", note, header, lines)
+
+
+def mujoco_appendix(results: Results) -> Iterator[str]:
+    """Every comparison, and all returns of each part with their settings."""
+    yield claims_table(results)
+    yield f"## Returns\n\n{_NOTE}"
     by_part = grouped(results.returns, "part")
     for part, title in _PARTS.items():
         for rows in grouped(by_part.get(part, ()), "environment", "noise").values():

@@ -20,7 +20,12 @@ from koffline.experiments.ablation import (
     draw_ablation,
 )
 from koffline.experiments.cells import Run
-from koffline.experiments.claims import claims_tables, collect_claims, draw_claims
+from koffline.experiments.claims import (
+    claims_appendix,
+    claims_tables,
+    collect_claims,
+    draw_claims,
+)
 from koffline.experiments.figure_choices import (
     CHOICES_PAGES,
     choices_tables,
@@ -30,14 +35,20 @@ from koffline.experiments.figure_choices import (
 from koffline.experiments.figure_methods import (
     collect_evaluation,
     draw_bench,
-    draw_puddle,
     evaluation_tables,
 )
 from koffline.experiments.figure_mujoco import (
     MUJOCO_PAGES,
     collect_mujoco,
     draw_mujoco,
+    mujoco_appendix,
     mujoco_tables,
+)
+from koffline.experiments.figure_puddle import (
+    collect_puddle,
+    draw_puddle,
+    puddle_appendix,
+    puddle_tables,
 )
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
 from koffline.experiments.result_files import (
@@ -60,32 +71,37 @@ class Experiment(NamedTuple):
     """Functions that compute, draw and tabulate an experiment.
 
     pages: further figures, saved as NAME-PAGE; a function returns None if there is
-    nothing to show.
+    nothing to show. appendix: tables too long for the page, in ``NAME.appendix.md``.
     """
 
     collect: Callable[[Run], tuple[dict[str, Any], Curves]]
     draw: Draw
     tables: Callable[[Results], Iterator[str]]
     pages: Mapping[str, Draw] = {}
+    appendix: Callable[[Results], Iterator[str]] | None = None
 
 
 EXPERIMENTS = {
     "figure-toy": Experiment(collect_toy, draw_toy, toy_tables),
-    "figure-puddle": Experiment(collect_evaluation, draw_puddle, evaluation_tables),
+    "figure-puddle": Experiment(
+        collect_puddle, draw_puddle, puddle_tables, appendix=puddle_appendix
+    ),
     "figure-bench": Experiment(collect_evaluation, draw_bench, evaluation_tables),
     "ablation": Experiment(collect_ablation, draw_ablation, ablation_tables),
     "memory": Experiment(collect_ablation, draw_ablation, ablation_tables),
     "choices": Experiment(collect_choices, draw_choices, choices_tables, CHOICES_PAGES),
     "figure-mujoco": Experiment(
-        collect_mujoco, draw_mujoco, mujoco_tables, MUJOCO_PAGES
+        collect_mujoco, draw_mujoco, mujoco_tables, MUJOCO_PAGES, mujoco_appendix
     ),
-    "claims": Experiment(collect_claims, draw_claims, claims_tables),
+    "claims": Experiment(
+        collect_claims, draw_claims, claims_tables, appendix=claims_appendix
+    ),
 }
 
 
 def reproduce(run: Run) -> Results:
-    """Run what is missing and write ``NAME.json``, ``.curves.h5``, ``.png``, ``.svg``
-    and ``.md``.
+    """Run what is missing and write ``NAME.json``, ``.curves.h5``, ``.png``, ``.svg``,
+    ``.md`` and, of some experiments, ``.appendix.md``.
 
     A killed run is continued. Unless ``force`` is set, raises ConfigError if the folder
     holds the experiment at another scale or seed, or output files of another run.
@@ -128,6 +144,8 @@ def reproduce(run: Run) -> Results:
         if curves:
             write_curves(curves, path.with_suffix(".curves.h5"))
         write_text(path.with_suffix(".md"), table_text(results))
+        if experiment.appendix is not None:
+            write_text(path.with_suffix(".appendix.md"), appendix_text(results))
         write_results(results, begun, path)
         for page, draw in {"": experiment.draw, **experiment.pages}.items():
             name = run.name
@@ -145,10 +163,25 @@ def reproduce(run: Run) -> Results:
 
 
 def table_text(results: Results) -> str:
-    """Text of ``NAME.md``: all results as Markdown."""
+    """Text of ``NAME.md``: the results that a reader needs, as Markdown."""
+    return _page(results, results.name, EXPERIMENTS[results.name].tables)
+
+
+def appendix_text(results: Results) -> str:
+    """Text of ``NAME.appendix.md``: all other results, for those experiments that have
+    an appendix.
+    """
+    appendix = EXPERIMENTS[results.name].appendix
+    assert appendix is not None
+    return _page(results, f"{results.name}: appendix", appendix)
+
+
+def _page(
+    results: Results, title: str, tables: Callable[[Results], Iterator[str]]
+) -> str:
     how = f"{_words(results.settings)}; {_words(results.versions)}."
-    head = (f"# {results.name}", f"`{results.command}`", how)
-    return "\n\n".join([*head, *EXPERIMENTS[results.name].tables(results)]) + "\n"
+    head = (f"# {title}", f"`{results.command}`", how)
+    return "\n\n".join([*head, *tables(results)]) + "\n"
 
 
 def _words(settings: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from koffline.experiments.seed_statistics import NO_NUMBER, SeedInterval
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, now
 from koffline.untrusted.arrays import open_npz, read_arrays
-from koffline.untrusted.hdf5 import new_hdf5
+from koffline.untrusted.hdf5 import new_hdf5, open_hdf5
 from koffline.untrusted.limits import read_json
 
 VERSION = 2
@@ -286,6 +286,25 @@ def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
     for record in records:
         groups.setdefault(attrgetter(*names)(record), []).append(record)
     return groups
+
+
+def read_curves(path: Path) -> Curves:
+    """Read what `write_curves` wrote.
+
+    Raises ConfigError if the file is missing or damaged.
+    """
+    curves: dict[str, dict[str, np.ndarray]] = {}
+    try:
+        with open_hdf5(path) as file:
+            for name, array in file.arrays(list(file.datasets)).items():
+                group, _, key = name.rpartition("/")
+                curves.setdefault(group, {})[key] = array
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{path} holds no curves ({reason}); delete it and run again"
+        ) from None
+    return curves
 
 
 def write_results(results: Results, run: Mapping[str, Any], path: Path) -> None:

@@ -30,7 +30,6 @@ MARGIN = 1.1  # errors within this factor of one another are level
 _LEAST = 1e-12  # floor of errors, which may be negative after the correction
 _DRAWS = 10_000
 _BAND_DRAWS = 2_000
-_LEVEL = 100
 _FEWEST = 5  # least runs of a bootstrap: with fewer it cannot reach 95 %
 PerSeed = Shaped[np.ndarray, " seed"]
 Points = Shaped[np.ndarray, "point seed"]
@@ -66,23 +65,6 @@ class SeedInterval(NamedTuple):
     def judged_ratio(self) -> str:
         """The verdict on a ratio of errors against 1."""
         return self.judged(1.0, 1.0 / MARGIN, MARGIN)
-
-    def cost(self, border: float, scale: Callable[[float], Any] = float) -> str:
-        """How many more seeds would decide an undecided claim (text); else empty.
-
-        scale: transformation that makes the interval symmetric.
-        """
-        with np.errstate(all="ignore"):
-            value, low, high = (float(scale(end) - scale(border)) for end in self)
-        if self.verdict(border) != UNDECIDED or not 0.0 < high - low < math.inf:
-            return ""
-        times = ((high - low) / 2.0 / max(abs(value), _LEAST)) ** 2
-        if times > _LEVEL:
-            return (
-                f"level: more than {_LEVEL} times the seeds would be needed to tell"
-                " them apart"
-            )
-        return f"about {times:.2g} times the seeds would decide it if the number stays"
 
 
 NO_NUMBER = SeedInterval()

@@ -84,6 +84,17 @@ HOUSE_STYLE: dict[Any, Any] = {  # for matplotlib.rc_context
 }
 
 
+def place_words(place: str) -> str:
+    """A world, or a world at a temperature of the target policy ("puddle_world T 3"),
+    for people.
+    """
+    world, _, temperature = place.partition(" ")
+    name = LONG_NAMES.get(world, world)
+    if temperature.startswith("T ") or temperature == "random":
+        return f"{name}, {temperature}"
+    return LONG_NAMES.get(place, place)
+
+
 def images_of(figure: Figure) -> dict[str, bytes]:
     """Contents of the files of a figure by their endings.
 

@@ -445,7 +445,8 @@ def test_the_experiment_goes_on_and_shows_what_is_finished(
         (("choices", "--part", "final"), "temperature, single, factorial"),
         (("figure-mujoco", "--only", "puddle_world"), "Swimmer"),
         (("figure-puddle", "--half-epochs"), "--half-epochs"),
-        (("claims", "--only-finished"), "--only-finished"),
+        (("claims", "--only-finished"), "claims.json does not exist"),
+        (("figure-toy", "--only-finished"), "choices, claims, figure-puddle"),
     ],
 )
 def test_requests_of_another_experiment_are_one_line(

@@ -229,7 +229,7 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
     assert better.verdict == "holds"
     assert better.number.value == pytest.approx(120.0, abs=3.0)
     assert better.reason.startswith("by the sampled policy: 60")
-    assert verdicts["K-loss learns a better policy than RG"].verdict == "undecided"
+    assert verdicts["K-loss learns a better policy than RG"].verdict == "level"
     assert verdicts["K-loss learns with fewer data than RG"].verdict == "holds"
     assert (
         verdicts["K-loss with memory learns a better policy than FVI"].verdict
@@ -240,7 +240,7 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
         for sentence, claim in verdicts.items()
         if sentence.startswith("K-loss consistently")
     )
-    assert (whole.verdict, whole.number.value) == ("undecided", 5.0)
+    assert (whole.verdict, whole.number.value) == ("level", 5.0)
     assert sum("noise" in claim.world for claim in claims) == 3 * 3 * len(NOISE)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from koffline.experiments import ablation, mujoco
+from koffline.experiments import ablation, choices, mujoco
 from koffline.experiments.cells import Scale
 from koffline.experiments.mujoco import CRITICS, NOISE_LEVELS, PAPER_CRITICS
 from koffline.experiments.result_files import read_results
+from koffline.experiments.style import METHODS
 from tests.experiments.shrunk import blank_figures, shrink_experiments
 from tests.refusals import assert_refused, run_cli, succeed
 
@@ -51,7 +52,7 @@ def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
     content = json.loads((puddle / "figure-puddle.json").read_text())
     assert "seconds" not in content  # the same run, the same bytes
     assert "seconds" in json.loads((puddle / "figure-puddle.run.json").read_text())
-    rows = content["rows"]
+    rows = [row for row in content["rows"] if row["world"] == "puddle_world"]
     assert len(rows) == 6 * 3 * 2
     assert {row["method"] for row in rows} == {
         "td0",
@@ -66,6 +67,39 @@ def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
     )
     with h5py.File(puddle / "figure-puddle.curves.h5") as file:
         assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
+        softer = file["puddle_world T 3/kloss/mse_monte_carlo"]
+        assert softer.shape == (4, 3, 2, 2)  # two logs, two seeds
+
+
+def test_puddle_world_has_the_papers_temperature_beside_ours(
+    run: Call, puddle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(puddle, tmp_path, dirs_exist_ok=True)
+    first = read_results(puddle / "figure-puddle.json")
+    assert {row.temperature for row in first.choices} == {3.0}
+    assert {row.method for row in first.choices} == set(METHODS)
+    assert {row.world for row in first.rows} == {"puddle_world", "puddle_world T 3"}
+    assert first.extra["not_run"] == []
+    monkeypatch.setattr("koffline.experiments.cells._train", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(choices, "train_on_logs", lambda *arguments: 1 / 0)
+    gone = next((tmp_path / "cells").glob("choices-puddle_world-gtd2-*.npz"))
+    gone.unlink()
+    for cell in (tmp_path / "cells").glob("puddle_world-*.npz"):
+        cell.unlink()  # the page needs them no longer
+    assert run("figure-puddle", "--only-finished").exit_code == 0
+    again = read_results(tmp_path / "figure-puddle.json")
+    assert again.extra["not_run"] == ["Puddle World, T 3: GTD2"]
+    assert len(again.choices) == len(first.choices) - 1
+    published = [row for row in first.rows if row.world == "puddle_world"]
+    assert [row for row in again.rows if row.world == "puddle_world"] == published
+    page = (tmp_path / "figure-puddle.md").read_text(encoding="utf-8")
+    assert "koffline reproduce choices --only puddle_world --part temperature" in page
+    (tmp_path / "figure-puddle.curves.h5").write_bytes(b"no curves")
+    assert_refused(run("figure-puddle", "--only-finished"), "holds no curves")
+    (tmp_path / "figure-puddle.json").unlink()
+    assert_refused(
+        run("figure-puddle", "--only-finished", "--force"), "nothing of the figure"
+    )
 
 
 def test_cells_are_shared_found_again_and_missed_in_one_line(
@@ -74,13 +108,23 @@ def test_cells_are_shared_found_again_and_missed_in_one_line(
     shutil.copytree(puddle, tmp_path, dirs_exist_ok=True)
     first = read_results(tmp_path / "figure-puddle.json")
     assert run("claims").exit_code == 0
-    claims = read_results(tmp_path / "claims.json").claims
-    assert {claim.verdict for claim in claims} <= {
+    judged = read_results(tmp_path / "claims.json")
+    assert {claim.verdict for claim in judged.claims} <= {
         "holds",
         "does not hold",
+        "level",
         "undecided",
     }
-    assert len({claim.sentence for claim in claims}) >= 10
+    assert len({claim.sentence for claim in judged.claims}) >= 10
+    assert len({part.sentence for part in judged.statements}) >= 10
+    page = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    appendix = (tmp_path / "claims.appendix.md").read_text(encoding="utf-8")
+    assert all(part.sentence in page for part in judged.statements)
+    assert appendix.count("| **") >= len(judged.claims) > page.count("| **")
+    assert run("claims", "--only-finished").exit_code == 0
+    again = read_results(tmp_path / "claims.json")
+    assert again.statements == judged.statements
+    assert set(again.claims) == set(judged.claims)
     monkeypatch.setattr("koffline.experiments.cells._train", lambda *arguments: 1 / 0)
     assert run("figure-puddle").exit_code == 0
     assert read_results(tmp_path / "figure-puddle.json").rows == first.rows
