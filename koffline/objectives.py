@@ -367,8 +367,8 @@ def default_kernel_loss(kernel_inputs: Float[Tensor, "row column"]) -> KernelLos
     ablation`.
 
     It has a Laplacian kernel with half the median distance of the rows as bandwidth,
-    and is the plain V-statistic of the mini-batch. The paper's Gaussian with about the
-    median distance is smoother than its problems. This was found on two-dimensional
+    and is the plain V-statistic of the mini-batch. The paper's Gaussian of bandwidth 0.5,
+    about the median distance, is smoother than its problems. This was found on two-dimensional
     states and is untested for others.
     """
     return KernelLoss(Laplacian(0.5 * median_bandwidth(kernel_inputs)))

@@ -242,8 +242,9 @@ def online(
 
     CONFIG is a YAML file that states only what differs from the defaults.
     configs/online/ has one for each of the paper's environments, and paper.yaml with
-    the paper's own settings. --set env=NAME can replace it. The critic is kloss,
-    kloss_slow, memory, fvi, td0 or rg.
+    the settings that the paper states; the defaults differ from it (kernel on
+    standardised states, no trust region). --set env=NAME can replace it. The critic is
+    kloss, kloss_slow, memory, fvi, td0 or rg.
 
     The run's folder gets seed_<k>/evaluation.csv (return of the mean action, of sampled
     actions), metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and
@@ -408,6 +409,8 @@ def reproduce(  # noqa: PLR0913
 
     figure-mujoco takes many hours: choose environments (--only) and parts (--part
     search, final, noise, paper-search, paper). It shows all finished parts in DIR.
+    search, final and noise have our learner, a kernel on standardised states; those
+    named paper have the settings that the paper states, and our weight of the diagonal.
 
     choices varies what the paper leaves open and takes days: choose worlds (--only
     puddle_world, cart_pole, gymnasium_pole, mountain_car) and stages (--part

@@ -54,7 +54,7 @@ _OURS = ("kloss", "memory", "kloss_slow")
 _RIVALS = ("td0", "fvi", "rg")
 _PARTS = {
     "final": "Each critic at its best setting of the same grid",
-    "paper": "The paper's learner, each critic at its best setting of the paper's grid",
+    "paper": "The paper's settings, each critic at its best of the paper's grid",
     "noise": "Noise on the transitions",
 }
 _NOTE = (
@@ -338,7 +338,7 @@ def draw_mujoco(
     if curve == "return":
         label = "return of the mean action"
     if part == "paper":
-        label += ", paper's learner"
+        label += ", paper's settings"
     groups = [Group(part, name, 0.0, "") for name in mujoco.BUDGETS]
     if part == "final":
         for name, levels in mujoco.NOISE_LEVELS.items():

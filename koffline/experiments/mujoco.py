@@ -96,7 +96,8 @@ _MOST_RUNS = 12
 _MOST_SEARCH_RUNS = 36
 
 _LARGEST_BANDWIDTH = 1.0 / math.sqrt(math.log(64))  # of the paper's grid
-# The paper's learner where it differs from our defaults.
+# What the paper states of its learner, where our defaults differ. It does not state the
+# weight of the diagonal, which stays 1/m, nor the floor of kl_coef.
 PAPER_BASE: dict[str, Any] = {
     "standardise": False,
     "adam_epsilon": 2e-4,

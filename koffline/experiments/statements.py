@@ -57,7 +57,7 @@ _MILLION = 1e6
 # Readings of Section 5.3, as the comparisons name them, and on the page.
 _GRIDS = {
     "equal settings or grid for all": "our learner, one grid for all",
-    "the paper's grid and learner": "the paper's learner and grid",
+    "the paper's grid and learner": "the paper's settings and grid",
 }
 
 Select = Callable[[Claim], bool]

@@ -47,8 +47,8 @@ class OnlineConfig(Section):
     environment steps of a run. critic: kloss, fvi, td0, rg; kloss_slow, the kernel loss
     whose windows end in a slow copy of the value, as fvi's do; or memory, the kernel
     loss with one factor averaged over earlier mini-batches. memory: the share of this
-    average that a step keeps. gamma: the discount factor. window_length: the paper's d,
-    steps of the window of a residual; it lies within one path. path_length: longest
+    average that a step keeps. gamma: the discount factor. window_length: d,
+    the steps of the window of a residual; it lies within one path. path_length: longest
     sub-episode of the replay, in steps. steps_per_iteration: environment steps between
     two gradient steps. batch_size: paths of a mini-batch. windows_per_path: windows
     drawn uniformly from each sampled path; 0 takes all. streaming: each gradient step
@@ -66,8 +66,9 @@ class OnlineConfig(Section):
     mean length of the episodes, as in the released Trust-PCL. kl_coef_initial: τ of a
     trust region until enough episodes have ended. clip_adv: the residual is clipped to
     ± this in the policy's gradient; 0 never. diag_weight: of the kernel loss, unset is
-    1/m. bandwidth_scale: times the mini-batch's median distance; with the critic
-    memory, times the root mean squared distance. kernel_inputs: state or state_action.
+    1/m (the paper mixes U and V in a share that it does not state). bandwidth_scale:
+    times the mini-batch's median distance; with the critic memory, times the root mean
+    squared distance. kernel_inputs: state, or state_action as in the paper.
     standardise: inputs by each run's running mean and deviation. exploration: bonus on
     the scaled reward, times the kernel's uncertainty (1 to 0) about the state that a
     step reaches. reward_scale: multiplies rewards in learning, not in reports. hidden:

@@ -71,8 +71,8 @@ class ValueEnds:
         """Gradient in V's parameters, (K, ·), from half the loss's gradient in R (K,
         M).
 
-        through_end (K, 1): 1 through both ends (RG, and the paper's kernel loss without
-        a target network), 0 through the start only.
+        through_end (K, 1): 1 through both ends (RG, and the kernel loss without a target
+        network, as in the paper), 0 through the start only.
         """
         inside = slope.new_zeros(self._shape)
         inside.scatter_add_(1, self._starts, -2.0 * slope)
