@@ -23,6 +23,7 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
 from koffline.online.networks import trust_pcl_model
 from koffline.online.paths import replay_transitions
+from koffline.online.widening import find_widening
 from koffline.store.files import write_text
 from koffline.untrusted.limits import check_regular
 
@@ -44,14 +45,16 @@ class GroupResult(BaseModel):
     """Results of a stack so far, which its checkpoints store; at the end, its final
     result.
 
-    seconds: training time. diverged: step by seed. logs: rows by the file's name in the
-    run's folder.
+    seconds: training time. diverged: step by seed. widened: by seed, the step at which
+    the policy had grown wider while its returns fell. logs: rows by the file's name in
+    the run's folder.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
     steps: int = 0
     seconds: float = 0.0
     diverged: dict[int, int] = {}
+    widened: dict[int, int] = {}
     logs: dict[str, list[Row]] = {}
 
 
@@ -99,6 +102,14 @@ def train_group(
             if is_end or is_due or training.is_over:
                 training.save()
         training.finish()
+
+
+def _remedy(config: OnlineConfig) -> str:
+    """Settings to try for a policy that grows wider, as words of the command line."""
+    settings = f"--set learning_rate={config.learning_rate / 3.0:.1g}"
+    if config.critic in ("kloss", "memory"):
+        settings = f"--set critic=kloss_slow --set diag_weight=0.3, or {settings}"
+    return settings
 
 
 def _passes(before: int, now: int, interval: int) -> bool:
@@ -196,6 +207,35 @@ class _StackOutputs:
                     write_text(folder / name, "\n".join(lines) + "\n")
                 else:
                     (folder / name).unlink(missing_ok=True)
+            if seed not in diverged:
+                self._warn_of_widening(seed, folder.name)
+
+    def _warn_of_widening(self, seed: int, folder: str) -> None:
+        """Warn once if a seed's policy grows wider while its returns fall."""
+        logs = self._found.logs
+        metrics = {row["step"]: row for row in logs.get(f"{folder}/{METRICS}", [])}
+        evaluations = logs.get(f"{folder}/{EVALUATION}", [])
+        measured = [row for row in evaluations if row["step"] in metrics]
+        widening = find_widening(
+            [row["sampled_return"] for row in measured],
+            [metrics[row["step"]].get("policy_std", np.nan) for row in measured],
+        )
+        if widening is None or seed in self._found.widened:
+            return
+        step = self._stack.steps
+        self._found.widened[seed] = step
+        _LOG.warning(
+            "seed %d by step %d: the policy's standard deviation grew from %.2g to %.2g"
+            " while its returns fell from %.4g to %.4g; the critic may mislead it: try"
+            " %s",
+            seed,
+            step,
+            widening.deviation_then,
+            widening.deviation_now,
+            widening.return_then,
+            widening.return_now,
+            _remedy(self._config),
+        )
 
     def save(self) -> None:
         """Write the finite models, then a checkpoint; a run that is killed in between

@@ -11,7 +11,7 @@ import io
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,8 @@ class OnlineResult:
     steps: environment steps per seed. points: steps of the evaluations; curves: scores
     at these points, by column of evaluation.csv: return and length of the mean action,
     return of sampled actions. diverged: step by seed. steps_per_second: of all seeds
-    together.
+    together. widened: by seed, the step by which the policy's standard deviation had
+    grown while its returns fell.
     """
 
     out: Path
@@ -73,6 +74,7 @@ class OnlineResult:
     diverged: Mapping[int, int]
     seconds: float
     steps_per_second: float
+    widened: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def last(self) -> dict[str, Score]:
@@ -256,6 +258,11 @@ def summarise(
         diverged=diverged,
         seconds=seconds,
         steps_per_second=taken / max(seconds, 1e-9),
+        widened={
+            seed: step
+            for result in results.values()
+            for seed, step in result.widened.items()
+        },
     )
 
 
@@ -283,6 +290,7 @@ def write_summary(result: OnlineResult) -> None:
         "level": LEVEL,
         **scores,
         "diverged": result.diverged,
+        "widened": result.widened,
     }
     write_text(result.out / "summary.json", finite_json(content))
     _draw_curves(result)
