@@ -203,27 +203,26 @@ class BatchSchedule:
         return self._picks[place]
 
 
-class BatchSource:
-    """The mini-batches of every step, and their Gram matrices (or features) if there is
-    a kernel.
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """A table's columns side by side, (N, C) in ``columns``, so that a mini-batch is
+    one gather (two with drawn next inputs).
 
-    The table's columns are stored side by side, so that a mini-batch is one gather (two
-    with drawn next inputs).
+    ``widths``: how many columns each part has. ``continuations``: the drawn next inputs
+    (N · ``draws``, d). ``is_wide``: whether kernel values of rows of the table would be
+    subnormal in single precision.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        kernel: Kernel | MemoryLoss | None,
-        plan: ReplicaPlan,
-        schedule: BatchSchedule,
-    ) -> None:
-        self._schedule = schedule
-        self._kernel = kernel
-        self._draws = table.draws
-        self._workspace = StepBuffers()
-        self._wide = False
-        self._continuations = table.next_inputs.flatten(0, 1)
+    columns: Float[Tensor, "row column"]
+    widths: dict[str, int]
+    continuations: Float[Tensor, "draw input"]
+    draws: int
+    is_wide: bool
+
+    @classmethod
+    def of(cls, table: Table, kernel: Kernel | MemoryLoss | None) -> PackedRows:
+        """The packed rows of a table, with what the kernel reads of them."""
+        is_wide = False
         parts = {
             name: column for name, column in table.columns() if name != "kernel_inputs"
         }
@@ -242,11 +241,43 @@ class BatchSource:
             low, high = kernel.exponent_columns(corners)
             # Kernel values of the farthest corners would be
             # subnormal in single precision.
-            self._wide = float((low[0] * high[1]).sum()) < _LEAST_EXPONENT
+            is_wide = float((low[0] * high[1]).sum()) < _LEAST_EXPONENT
         elif kernel is not None:
             parts["kernel_inputs"] = table.compared
-        self._widths = {name: part.shape[1] for name, part in parts.items()}
-        self._columns = torch.cat(list(parts.values()), dim=1).contiguous()
+        return cls(
+            columns=torch.cat(list(parts.values()), dim=1).contiguous(),
+            widths={name: part.shape[1] for name, part in parts.items()},
+            continuations=table.next_inputs.flatten(0, 1),
+            draws=table.draws,
+            is_wide=is_wide,
+        )
+
+
+class BatchSource:
+    """The mini-batches of every step, and their Gram matrices (or features) if there is
+    a kernel.
+
+    packed: the table's rows, if they have been packed for this kernel before.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        kernel: Kernel | MemoryLoss | None,
+        plan: ReplicaPlan,
+        schedule: BatchSchedule,
+        packed: PackedRows | None = None,
+    ) -> None:
+        if packed is None:
+            packed = PackedRows.of(table, kernel)
+        self._schedule = schedule
+        self._kernel = kernel
+        self._draws = packed.draws
+        self._workspace = StepBuffers()
+        self._wide = packed.is_wide
+        self._continuations = packed.continuations
+        self._widths = packed.widths
+        self._columns = packed.columns
         groups = len(plan.groups)
         self._group_of: Tensor | None = None
         self._gram_of: Tensor | None = None

@@ -27,15 +27,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from koffline.batches import BatchSchedule, BatchSource, Table
+from koffline.batches import BatchSchedule, BatchSource, PackedRows, Table
 from koffline.errors import ConfigError
+from koffline.jobs.cores import Tell, on_cores
 from koffline.objectives import Objective
 from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP
 from koffline.steps import make_step
@@ -43,8 +44,14 @@ from koffline.steps import make_step
 Probe = Callable[[int, StackedMLP], Tensor]
 # receives the steps done, all of them, and a note
 Progress = Callable[[int, int, str], None]
+# receives the steps done, and each replica's mean loss (R,) over the last of them
+Report = Callable[[int, Tensor], None]
 _SCHEDULES = ("constant", "cosine")
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
+# Rough time of a step: of its calls, and for each number of a replica and row of its
+# mini-batch. They only tell whether further cores are worth their start.
+_STEP_SECONDS = 3e-4
+_NUMBER_SECONDS = 1e-10
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class FitRecord:
     steps: int
 
 
-def fit(
+def fit(  # noqa: PLR0913
     table: Table,
     network: StackedMLP,
     objective: Objective,
@@ -102,6 +109,8 @@ def fit(
     probe: Probe | None = None,
     probe_every: int = 0,
     progress: Progress | None = None,
+    report: Report | None = None,
+    packed: PackedRows | None = None,
 ) -> FitRecord:
     """Train copies of `network`'s replicas on `table` by `objective`; `network` itself
     is not changed.
@@ -110,14 +119,11 @@ def fit(
     settings: steps, sizes of mini-batches and learning rates. probe(step, network) is
     called every `probe_every` steps, without gradients, and must not change its
     argument; its results are kept. progress: called with the steps done, all steps and
-    a note. Raises ConfigError if plan, network, objective and table do not fit each
-    other.
+    a note. report: called with the steps done and each replica's mean loss. packed: the
+    table's rows, if they have been packed before. Raises ConfigError if plan, network,
+    objective and table do not fit each other.
     """
-    if len(network.flat) != len(plan):
-        raise ConfigError(
-            f"network has {len(network.flat)} replicas, the plan {len(plan)}; make them"
-            " equal"
-        )
+    _check_replicas(network, plan)
     with threads(settings.threads), torch.no_grad():
         trained = network.with_flat(network.flat.detach().clone())
         schedule = BatchSchedule(
@@ -131,7 +137,7 @@ def fit(
             target = trained.with_flat(trained.flat.clone())
         step = make_step(
             objective,
-            BatchSource(table, objective.kernel, plan, schedule),
+            BatchSource(table, objective.kernel, plan, schedule, packed),
             trained,
             plan,
         )
@@ -165,11 +171,12 @@ def fit(
                 # own buffers: a recorded step keeps the others
                 seen = trained.with_flat(trained.flat)
                 probes.append(torch.as_tensor(probe(done, seen)).detach().cpu().clone())
-            if progress is not None and (done % recorded == 0 or done == steps):
+            if done % recorded == 0 or done == steps:
                 means = history[(done - 1) // recorded * recorded : done].mean(dim=0)
-                # over the replicas that have not diverged
-                loss = float(means.nanmedian())
-                progress(done, steps, f"objective {loss:.3g}")
+                if progress is not None:
+                    progress(done, steps, _loss_note(means))
+                if report is not None:
+                    report(done, means)
         bad = ~torch.cat((history.isfinite(), trained.flat.isfinite().all(dim=1)[None]))
         first = bad.int().argmax(dim=0).tolist()
         trained.flat.masked_fill_(bad.any(dim=0)[:, None], math.nan)
@@ -187,6 +194,113 @@ def fit(
                 at if bad[at, replica] else None for replica, at in enumerate(first)
             ),
             steps=steps,
+        )
+
+
+def fit_on_cores(
+    table: Table,
+    network: StackedMLP,
+    objective: Objective,
+    plan: ReplicaPlan,
+    settings: FitSettings,
+    progress: Progress | None = None,
+) -> FitRecord:
+    """`fit` with the replicas in groups, one for each core of `koffline.jobs.cores`.
+
+    A replica's numbers do not depend on the other replicas of its stack, so the result
+    is the same for any number of cores.
+    """
+    _check_replicas(network, plan)
+    # one copy of the rows serves all groups
+    packed = PackedRows.of(table, objective.kernel)
+    news = _GroupNews(len(plan), settings.steps, progress)
+
+    def fit_group(replicas: slice, tell: Tell) -> FitRecord:
+        report: Report | None = None
+        if progress is not None:
+            report = partial(_tell_means, tell)
+        return fit(
+            table=table,
+            network=network.with_flat(network.flat[replicas]),
+            objective=objective,
+            plan=plan.select(replicas),
+            settings=settings,
+            report=report,
+            packed=packed,
+        )
+
+    if network.flat.device.type != "cpu":
+        return fit(table, network, objective, plan, settings, progress=progress)
+    batch_numbers = settings.batch_size * network.flat.numel()
+    seconds = settings.steps * (_STEP_SECONDS + _NUMBER_SECONDS * batch_numbers)
+    groups = on_cores(fit_group, len(plan), seconds, hear=news.hear)
+    record = replace(
+        groups[0],
+        network=network.with_flat(torch.cat([group.network.flat for group in groups])),
+        losses=torch.cat([group.losses for group in groups], dim=1),
+        diverged_at=tuple(at for group in groups for at in group.diverged_at),
+    )
+    news.end(record)
+    return record
+
+
+def _tell_means(tell: Tell, done: int, means: Tensor) -> None:
+    """Pass on a group's mean losses as plain numbers."""
+    tell((done, means.tolist()))
+
+
+class _GroupNews:
+    """Progress of groups of replicas: reported as of one stack, once all groups have
+    come so far.
+    """
+
+    def __init__(self, replicas: int, steps: int, progress: Progress | None) -> None:
+        self._replicas = replicas
+        self._steps = steps
+        self._progress = progress
+        # by the steps done: means of each group, by its first replica
+        self._means: dict[int, dict[int, list[float]]] = {}
+        self._reported = 0
+
+    def hear(self, first: int, news: tuple[int, list[float]]) -> None:
+        """Take a group's steps and means. Those of a group that started anew come
+        twice.
+        """
+        done, means = news
+        if done > self._reported:
+            self._means.setdefault(done, {})[first] = means
+        for steps in sorted(self._means):
+            groups = [means for _, means in sorted(self._means[steps].items())]
+            of_replicas = torch.tensor([mean for means in groups for mean in means])
+            if len(of_replicas) < self._replicas:
+                break
+            self._report(steps, of_replicas)
+            del self._means[steps]
+
+    def end(self, record: FitRecord) -> None:
+        """Report the end, if groups on workers told nothing of it."""
+        if self._reported < self._steps:
+            self._report(self._steps, record.losses[-1])
+
+    def _report(self, done: int, means: Tensor) -> None:
+        self._reported = done
+        if self._progress is not None:
+            self._progress(done, self._steps, _loss_note(means))
+
+
+def _loss_note(means: Tensor) -> str:
+    """The note of a progress line: the median loss (R,) over the replicas that have not
+    diverged.
+    """
+    return f"objective {float(means.nanmedian()):.3g}"
+
+
+def _check_replicas(network: StackedMLP, plan: ReplicaPlan) -> None:
+    """Raise ConfigError unless the plan has an entry for each replica."""
+    if len(network.flat) != len(plan):
+        raise ConfigError(
+            f"network has {len(network.flat)} replicas, the plan {len(plan)}; make them"
+            " equal"
         )
 
 

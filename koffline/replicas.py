@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,6 +76,10 @@ class StackedMLP:
                 parts.append((2.0 * uniform - 1.0) / math.sqrt(fan_in))
             rows.append(torch.cat(parts))
         return cls(sizes, torch.stack(rows).to(device, dtype), activation)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # without buffers and views, which are made again
+        return StackedMLP, (self.sizes, self.flat, self.activation)
 
     @property
     def replicas(self) -> int:
@@ -265,6 +270,15 @@ class ReplicaPlan:
 
     def __len__(self) -> int:
         return len(self.learning_rates)
+
+    def select(self, replicas: slice) -> ReplicaPlan:
+        """The plan of some of the replicas, whose numbers stay what they were."""
+        return ReplicaPlan(
+            learning_rates=self.learning_rates[replicas],
+            batch_seeds=self.batch_seeds[replicas],
+            row_sets=self.row_sets,
+            row_set_of=self.row_set_of[replicas],
+        )
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:

@@ -338,6 +338,11 @@ def as_ours(error: Exception) -> KofflineError:
 _received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}
 
 
+def is_worker() -> bool:
+    """Whether this process is a worker, which has one core."""
+    return bool(_received)
+
+
 def _perform(place: Path | list[Any], item: bytes) -> Any:
     """Compute one item in a worker; return its packed value as an array (not copied by
     Ray), or an error.

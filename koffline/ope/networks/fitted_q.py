@@ -25,7 +25,7 @@ from koffline.batches import rows_by_weight
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
+from koffline.fitting import FitRecord, FitSettings, Progress, fit_on_cores, threads
 from koffline.kernels import FourierFeatures
 from koffline.objectives import fitted_q
 from koffline.ope.log.problem import EvaluationProblem, prepare_problem
@@ -166,7 +166,7 @@ class Training:
             row_sets=self._row_sets,
             row_set_of=of_full + tuple(range(1, len(self._row_sets))),
         )
-        record = fit(
+        record = fit_on_cores(
             table=self._table,
             network=network,
             objective=fitted_q(settings.target_rate, self._problem.value_bounds),
@@ -176,7 +176,6 @@ class Training:
                 batch_size=min(settings.batch_size, len(self._table)),
                 schedule="cosine",
                 record_every=max(1, steps // _RECORDS),
-                threads=settings.threads,
             ),
             progress=self._progress,
         )
