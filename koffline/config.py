@@ -25,8 +25,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from koffline.errors import ConfigError, nearest_name
+from koffline.jobs import AUTOMATIC
 from koffline.untrusted.limits import Refused, check_fits, parse_yaml, read_yaml_file
 
+MOST_CORES = 1024
 ANY_GAMMA = 0.5  # where a gamma has to be given and makes no difference
 # More is a typing error: settings beyond these sizes are
 # refused before anything is allocated.
@@ -169,9 +171,34 @@ class EvaluationSettings(Section):
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N"
     )
-    threads: int = Field(
-        1, ge=1, le=1024, description="number of threads of this process"
+    cores: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_CORES,
+        description=(
+            "cores of this machine that compute networks; by default (auto) those that"
+            " are free. They change no digit"
+        ),
     )
+    threads: int = Field(
+        1, ge=1, le=MOST_CORES, description="older name of cores, if above 1"
+    )
+
+    @field_validator("cores", mode="before")
+    @classmethod
+    def _automatic(cls, value: Any) -> Any:
+        if value == AUTOMATIC:
+            return None
+        return value
+
+    @property
+    def chosen_cores(self) -> int | None:
+        """Number of cores by either name; 1 where a GPU computes; None: free ones."""
+        if self.device != "cpu":
+            return 1
+        if self.cores is None and self.threads > 1:
+            return self.threads
+        return self.cores
 
 
 class BellmanSettings(Section):

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from koffline.cli.options import (
-    THREADS,
     Log,
     LogCommand,
+    cores_options,
     gamma_option,
     log_options,
     set_option,
@@ -22,7 +22,8 @@ from koffline.errors import ConfigError
 
 _FITTED_HERE = ("kloss", "fqe")
 _FOLDS = 2
-_SHARED = ("gamma", "seed", "threads")  # of fitting and of testing
+_SHARED = ("gamma", "seed")  # of fitting and of testing
+_OF_FIT = (*_SHARED, "cores")
 _SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
 _HIGHEST_LEVEL = 0.5
 _ALTERNATIVE = (
@@ -59,9 +60,9 @@ _ALTERNATIVE = (
 @whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @set_option("One setting of kloss or fqe: steps=2000.")
-@THREADS
+@cores_options
 @result_options("diagnosis.json")
-@log_options("data")
+@log_options("data", with_workers=False)
 def diagnose(
     log: Log,
     policy: str,
@@ -104,7 +105,9 @@ def diagnose(
     settings = parse_assignments(assignments)
     test_options: dict[str, Any] = {"seed": 0}
     test_options |= {
-        name: value for name, value in options.items() if value is not None
+        name: value
+        for name, value in options.items()
+        if value is not None and name != "cores"
     }
     _check_level(test_options.get("level", _HIGHEST_LEVEL))
     make_bellman_settings(
@@ -112,7 +115,7 @@ def diagnose(
     )
     if model in _FITTED_HERE:
         settings |= {
-            name: options[name] for name in _SHARED if options[name] is not None
+            name: options[name] for name in _OF_FIT if options[name] is not None
         }
         settings["estimator"] = model
         chosen = make_settings({"gamma": ANY_GAMMA}, settings)
@@ -151,7 +154,7 @@ def diagnose(
         from koffline.ope.networks.fitted_q import fit_value_function
         from koffline.policy_specs import load_policy
 
-        with threads(test_options.pop("threads", 1)):
+        with threads(1):
             rows = log.open()
             sample = sample_units(
                 rows, _SAMPLE_ROWS, test_options["seed"], settings=log.stream

@@ -15,6 +15,7 @@ import click
 from koffline.cli.options import (
     Log,
     LogCommand,
+    cores_options,
     gamma_option,
     known_name,
     log_options,
@@ -58,9 +59,10 @@ _SEVERAL = "--policies"
 @click.option(
     "--by", metavar="COLUMN", help="Also give the value of each group of start states."
 )
+@cores_options
 @settings_options
 @result_options("estimate.json")
-@log_options("data")
+@log_options("data", with_workers=False)
 def evaluate(
     log: Log,
     policy: str,
@@ -86,7 +88,7 @@ def evaluate(
       koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
       koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
       koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
-      koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --memory 2GB --workers 4
+      koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --memory 2GB --cores 4
       koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
       koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
 
@@ -219,9 +221,10 @@ class _Several(LogCommand):
     "--level", type=float, help="Level of intervals and comparisons; default 0.95."
 )
 @whole("--seed", 0, help="Seed of everything random; default 0.")
+@cores_options
 @settings_options
 @result_options("ranking.json")
-@log_options("data")
+@log_options("data", with_workers=False)
 def select(
     log: Log,
     specs: tuple[str, ...],

@@ -15,7 +15,7 @@ import click
 
 from koffline.data.spaces import SpaceRequest, requested_space
 from koffline.errors import ConfigError, DataError
-from koffline.jobs import PassSettings
+from koffline.jobs import AUTOMATIC, PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 from koffline.store.files import MINARI
 from koffline.untrusted.limits import one_line_errors
@@ -105,16 +105,71 @@ def set_option(text: str, **attributes: Any) -> Option:
     )
 
 
-THREADS = whole("--threads", help="Threads of this process; default 1.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress messages on stderr.")
 SEED = whole(
     "--seed", 0, default=0, show_default=True, help="Seed of everything random."
+)
+_RAY = click.option(
+    "--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address."
 )
 _CORES: Any = {
     "help": "Processes, one core each.",
     "callback": lambda _, __, n: PassSettings(n).workers,
 }
 WORKERS = whole("--workers", default=1, show_default=True, **_CORES)
+
+
+def _count_of_cores(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> int | str | None:
+    """A number of cores from its text, or auto."""
+    if text is None or text == AUTOMATIC:
+        return text
+    count: int = click.IntRange(1).convert(text, param, ctx)
+    return count
+
+
+_OLD_CORES = ("threads", "workers")  # options that --cores replaces
+
+
+def cores_options(command: Command) -> Command:
+    """``--cores N|auto``, and its older names; the command gets ``cores: int | None``
+    and ``ray: str | None``.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Any, cores: int | str | None, **options: Any) -> Any:
+        older_counts = []
+        for name in _OLD_CORES:
+            count = options.pop(name)
+            if count is not None:
+                older_counts.append(count)
+                click.echo(
+                    f"note: --{name} is an older name of --cores; write --cores {count}",
+                    err=True,
+                )
+        if cores is None and older_counts:
+            cores = max(older_counts)
+        if cores == AUTOMATIC:
+            cores = None
+        if cores is not None:
+            PassSettings(int(cores))  # refuses far more than there are
+        return command(*args, cores=cores, **options)
+
+    return added(
+        [
+            click.option(
+                "--cores",
+                callback=_count_of_cores,
+                metavar="N|auto",
+                help="Cores that compute; default auto: those that are free.",
+            ),
+            *[whole(f"--{name}", hidden=True) for name in _OLD_CORES],
+            _RAY,
+        ]
+    )(run)
+
+
 _SETTINGS = (
     (
         "--initial-states",
@@ -230,8 +285,7 @@ def _named(rows: Sequence[tuple[str, str, str]], prefix: str = "") -> list[Optio
 
 
 def settings_options(command: Command) -> Command:
-    """``--initial-states``, ``--config``, ``--set`` and ``--threads``; the command gets
-    ``settings``.
+    """``--initial-states``, ``--config`` and ``--set``; the command gets ``settings``.
 
     ``settings`` holds all settings that the user gave, also those with an option of their own.
     Options override --set, and --set overrides the file. They are checked before a
@@ -280,9 +334,7 @@ def settings_options(command: Command) -> Command:
         }
         return command(*args, settings=settings, **options)
 
-    return added(
-        [*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS]
-    )(run)
+    return added([*_named(_SETTINGS), set_option("One setting, e.g. steps=2000.")])(run)
 
 
 _LOG = (
@@ -310,10 +362,7 @@ def worker_options(command: Command) -> Command:
     """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray:
     str | None``.
     """
-    ray = click.option(
-        "--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address."
-    )
-    return WORKERS(ray(command))
+    return WORKERS(_RAY(command))
 
 
 _MEMORY = (
@@ -323,7 +372,7 @@ _MEMORY = (
 )
 # older commands have it
 _ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, hidden=True)
-_READING = (_ON_DISK, *_named([_MEMORY]), worker_options)
+_READING = (_ON_DISK, *_named([_MEMORY]))
 
 
 @dataclass(frozen=True)
@@ -387,10 +436,13 @@ def _folder_of_sums(result: Any) -> Path | None:
     return out.absolute().with_name(f".{out.name}.partial")
 
 
-def log_options(argument: str, in_parts: bool = True) -> Option:
+def log_options(
+    argument: str, in_parts: bool = True, with_workers: bool = True
+) -> Option:
     """Decorator for the log's argument and options; the command gets ``log: Log``.
 
-    in_parts: there are also options for how a large log is read in parts.
+    in_parts: there are also options for how a large log is read in parts. with_workers:
+    among them ``--workers`` and ``--ray``; a command with `cores_options` has its own.
     """
 
     def add(command: Command) -> Command:
@@ -418,6 +470,8 @@ def log_options(argument: str, in_parts: bool = True) -> Option:
         choices = [*_LOG]
         if in_parts:
             choices += _READING
+        if in_parts and with_workers:
+            choices.append(worker_options)
         return click.argument(argument)(added(choices)(run))
 
     return add

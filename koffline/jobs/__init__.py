@@ -23,6 +23,7 @@ from koffline.jobs.workers import JobError, as_ours, opened, pack, packed_work, 
 from koffline.progress import Tell, progress_bar
 from koffline.store.run_record import available_cores
 
+AUTOMATIC = "auto"  # number of cores: those that are free
 _RETRIES = 2  # of an item whose worker died
 Call = Callable[[Any, Any], Any]
 Name = Callable[[Any], str]

@@ -42,10 +42,10 @@ Call = Callable[[slice, Tell], T]
 # receives the first replica of a piece and its news; the same news may come twice
 Hear = Callable[[int, Any], None]
 
-MOST_CORES = 1024
 # work of less than these seconds stays in this process
 _WORTH_A_FORK = 0.3
 _WORTH_A_PROCESS = 3.0  # which starts Python and loads torch
+_WORTH_IF_CHOSEN = 0.02  # where the user chose the number of cores
 _RETRIES = 2  # of a piece whose process died
 # A fork only computes. One that sleeps for so long without any processor time waits for
 # a lock that another thread of this process held when it was forked.
@@ -181,17 +181,20 @@ def on_cores(
     """``call(replicas, tell)`` for slices that cover ``count`` replicas, one slice on
     each core of the context; results in their order.
 
-    seconds: rough time of all on one core; what is short stays in this process, unless
-    the user chose the number of cores. hear: receives what pieces tell, with their
-    first replica; pieces on workers tell nothing. A piece whose process dies is given
-    to another, at most twice. Raises what a piece raises, and JobError.
+    seconds: rough time of all on one core; what is short stays in this process. hear:
+    receives what pieces tell, with their first replica; pieces on workers tell nothing.
+    A piece whose process dies is given to another, at most twice. Raises what a piece
+    raises, and JobError.
     """
     team = _team.get()
-    worth = _WORTH_A_FORK
-    if team.passes is not None:
+    if team.is_chosen_by_user:
+        worth = _WORTH_IF_CHOSEN
+    elif team.passes is None:
+        worth = _WORTH_A_FORK
+    else:
         worth = _WORTH_A_PROCESS
     parts = team.count
-    if seconds < worth and not team.is_chosen_by_user:
+    if seconds < worth:
         parts = 1
     pieces = pieces_of(count, parts)
 

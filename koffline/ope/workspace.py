@@ -21,6 +21,7 @@ from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, PolicyError
 from koffline.fitting import Progress, threads
+from koffline.jobs.cores import cores
 from koffline.ope.assumptions.markov import Shift, drift_shift, memory_shift
 from koffline.ope.importance.episodes import (
     EpisodeProblem,
@@ -380,7 +381,8 @@ class Workspace:
             "n_transitions": n_transitions,
             "n_episodes": n_episodes,
             "settings": self.settings.model_dump(
-                exclude={"gamma", "estimator", "seed"}
+                # cores change no result
+                exclude={"gamma", "estimator", "seed", "cores"}
             ),
         }
 
@@ -397,7 +399,7 @@ def open_workspace(
     """Check that log, policy and start states fit together, and read the rows to be
     held in memory.
 
-    Inside the context, the number of threads is that of the settings, and workers are
+    Inside the context, networks compute on the cores of the settings, and workers are
     kept. Raises KofflineError.
     """
     policy = as_policy(
@@ -408,7 +410,16 @@ def open_workspace(
         transitions.metadata.features,
     )
     stream = stream or StreamSettings()
-    with torch.no_grad(), threads(settings.threads), stream.kept():
+    chosen_cores = settings.chosen_cores
+    if chosen_cores is not None and stream.workers == 1:
+        # passes over shards, too. By default they have one process, because each needs
+        # the memory that the user allowed.
+        stream = replace(stream, workers=chosen_cores)
+    of_cluster = None
+    if stream.ray is not None:
+        of_cluster = stream
+    team = cores(chosen_cores, of_cluster)
+    with torch.no_grad(), threads(1), stream.kept(), team:
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
         if len(log.sample.transitions) < 2:
             raise DataError(

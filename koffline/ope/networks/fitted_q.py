@@ -26,6 +26,7 @@ from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.fitting import FitRecord, FitSettings, Progress, fit_on_cores, threads
+from koffline.jobs.cores import cores
 from koffline.kernels import FourierFeatures
 from koffline.objectives import fitted_q
 from koffline.ope.log.problem import EvaluationProblem, prepare_problem
@@ -345,7 +346,7 @@ def fit_value_function(
         raise ConfigError(
             "diagnose and value functions are of the logged state; leave history out"
         )
-    with torch.no_grad(), threads(settings.threads):
+    with torch.no_grad(), threads(1), cores(settings.chosen_cores):
         generator = np.random.default_rng(settings.seed)
         problem = prepare_problem(
             transitions, policy, settings.gamma, settings.action_draws, generator

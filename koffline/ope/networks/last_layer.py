@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from koffline.data.columns import blocks
+from koffline.jobs.cores import Tell, on_cores
 from koffline.kernels import (
     FourierFeatures,
     Gaussian,
@@ -44,6 +45,9 @@ Goals = Float[Tensor, "replica critic"]
 Parameters = Float[Tensor, "replica parameter"]
 # share of the ridge on the level of all values, so that the system stays solvable
 _LEVEL = 1e-9
+# Rough time of one multiplication or addition of a product in float64. It only tells
+# whether further cores are worth their start.
+PRODUCT_SECONDS = 5e-11
 
 
 def draw_instruments(
@@ -163,8 +167,7 @@ def least_squares(
             factor[:-1, :-1], factor[:-1, -1:], upper=True
         ).squeeze(1)
 
-    # one after another, to save memory
-    return torch.stack(list(map(solve, matrices, goals)))
+    return _solved_on_cores(solve, matrices, goals)
 
 
 def dual_of(matrices: Matrices, goals: Parameters, ridge: float, outputs: int) -> Goals:
@@ -185,7 +188,28 @@ def dual_of(matrices: Matrices, goals: Parameters, ridge: float, outputs: int) -
             1
         )
 
-    return torch.stack(list(map(solve, matrices, goals)))
+    return _solved_on_cores(solve, matrices, goals)
+
+
+def _solved_on_cores(
+    solve: Callable[[Tensor, Tensor], Tensor], matrices: Matrices, goals: Tensor
+) -> Tensor:
+    """``solve(matrix, goal)`` of every replica, (R, …)."""
+
+    def solve_some(replicas: slice, _: Tell) -> Tensor:
+        # one after another, to save memory
+        return torch.stack(list(map(solve, matrices[replicas], goals[replicas])))
+
+    replicas, critics, parameters = matrices.shape
+    products = 2.0 * replicas * critics * parameters * min(critics, parameters)
+    return joined(on_cores(solve_some, replicas, seconds=products * PRODUCT_SECONDS))
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Arrays of groups of replicas as one (R, …); a single one is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts)
 
 
 def _penalty(matrix: Tensor, ridge: float, outputs: int) -> tuple[Tensor, Tensor]:
@@ -293,19 +317,31 @@ def sum_features(
     if readout is None:
         readout = torch.ones(len(inputs), 1).to(inputs)
 
-    def sum_of(rows: slice) -> Tensor:
-        """Sums (R, 2, G, h + 1, n) over a block of states."""
-        of_groups = weights[..., None, rows] * shares[rows].mT
-        features = pad(hidden_features(network, inputs[rows]), (0, 1), value=1.0)
-        return torch.einsum(
-            "rkge,ea,ref->rkgfa",
-            of_groups.to(inputs.device),
-            readout[rows].double(),
-            features,
-        )
+    # those of all networks also where only some are summed, so that sums are the same
+    rows_of_blocks = list(row_blocks(network, len(inputs), inputs.shape[1]))
 
-    rows_of_blocks = row_blocks(network, len(inputs), inputs.shape[1])
-    return functools.reduce(operator.add, map(sum_of, rows_of_blocks)).flatten(-2)
+    def sum_of_some(replicas: slice, _: Tell) -> Tensor:
+        """Sums (R', 2, G, p) of some of the networks."""
+        some_networks = network.with_flat(network.flat[replicas])
+
+        def sum_of(rows: slice) -> Tensor:
+            """Sums (R', 2, G, h + 1, n) over a block of states."""
+            of_groups = weights[replicas, ..., None, rows] * shares[rows].mT
+            features = hidden_features(some_networks, inputs[rows])
+            return torch.einsum(
+                "rkge,ea,ref->rkgfa",
+                of_groups.to(inputs.device),
+                readout[rows].double(),
+                pad(features, (0, 1), value=1.0),
+            )
+
+        return functools.reduce(operator.add, map(sum_of, rows_of_blocks)).flatten(-2)
+
+    count, draws = inputs.shape[:2]
+    products = 2.0 * count * draws * network.flat.numel()
+    return joined(
+        on_cores(sum_of_some, network.replicas, seconds=products * PRODUCT_SECONDS)
+    )
 
 
 def mean_values(

@@ -21,12 +21,15 @@ from torch.nn.functional import pad
 
 from koffline.batches import Table
 from koffline.data.columns import blocks
+from koffline.jobs.cores import Tell, on_cores
 from koffline.kernels import FourierFeatures
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.log.working_log import Sums
 from koffline.ope.networks.last_layer import (
+    PRODUCT_SECONDS,
     StartSums,
     hidden_features,
+    joined,
     sum_features,
     sum_starts,
 )
@@ -146,16 +149,31 @@ def accumulate_systems(
         n_critics = p
     else:
         n_critics = critics(table.compared[:1].double()).shape[1]
-    total = torch.zeros(
-        network.replicas,
-        n_critics,
-        p + 1,
-        dtype=torch.float64,
-        device=table.inputs.device,
-    )
-    for rows in row_blocks(network, len(table), table.draws):
-        now = _features_with_constant(network, table.inputs[rows])
-        later = _features_with_constant(network, table.next_inputs[rows])
+    # those of all networks also where only some are summed, so that sums are the same
+    blocks_of_rows = list(row_blocks(network, len(table), table.draws))
+
+    def accumulate(replicas: slice, _: Tell) -> Tensor:
+        """The sums of some of the networks."""
+        some_networks = network.with_flat(network.flat[replicas])
+        total = torch.zeros(
+            some_networks.replicas,
+            n_critics,
+            p + 1,
+            dtype=torch.float64,
+            device=table.inputs.device,
+        )
+        for rows in blocks_of_rows:
+            add_block(total, some_networks, row_weights[replicas], rows)
+        for system in total:
+            _order_as_last_layer(system, outputs, is_temporal=critics is None)
+        return total
+
+    def add_block(
+        total: Tensor, networks: StackedMLP, weights_of_rows: Tensor, rows: slice
+    ) -> None:
+        """Add the sums over a block of rows to total (R', m, p + 1)."""
+        now = _features_with_constant(networks, table.inputs[rows])
+        later = _features_with_constant(networks, table.next_inputs[rows])
         rewards = table.rewards[rows].double()
         discounts = table.discounts[rows].double()
         actions = readout[rows].argmax(dim=1)
@@ -164,7 +182,7 @@ def accumulate_systems(
         psi = None
         if critics is not None:
             psi = critics(table.compared[rows].double())
-        weights_of_networks = row_weights[:, rows].double()
+        weights_of_networks = weights_of_rows[:, rows].double()
         for replica, weights in enumerate(weights_of_networks):
             counted = weights.nonzero().squeeze(1)
             block = _Block(
@@ -182,9 +200,12 @@ def accumulate_systems(
                 _add_by_output(total[replica], psi[counted], block)
             else:
                 total[replica].addmm_(psi[counted].mT, block.equations())
-    for system in total:
-        _order_as_last_layer(system, outputs, is_temporal=critics is None)
-    return total
+
+    of_features = 2.0 * (1 + table.draws) * network.flat.shape[1]
+    products = len(table) * network.replicas * (of_features + 2.0 * n_critics * p)
+    return joined(
+        on_cores(accumulate, network.replicas, seconds=products * PRODUCT_SECONDS)
+    )
 
 
 def _features_with_constant(network: StackedMLP, inputs: Tensor) -> Tensor:
