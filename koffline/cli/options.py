@@ -125,8 +125,9 @@ def _count_of_cores(
     """A number of cores from its text, or auto."""
     if text is None or text == AUTOMATIC:
         return text
-    count: int = click.IntRange(1).convert(text, param, ctx)
-    return count
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise click.BadParameter(f"'{text}' is no number of cores; give 1, 2 … or auto")
+    return int(text)
 
 
 _OLD_CORES = ("threads", "workers")  # options that --cores replaces
@@ -139,21 +140,18 @@ def cores_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(*args: Any, cores: int | str | None, **options: Any) -> Any:
-        older_counts = []
-        for name in _OLD_CORES:
-            count = options.pop(name)
-            if count is not None:
-                older_counts.append(count)
-                click.echo(
-                    f"note: --{name} is an older name of --cores; write --cores {count}",
-                    err=True,
-                )
-        if cores is None and older_counts:
-            cores = max(older_counts)
+        older = {name: options.pop(name) for name in _OLD_CORES}
+        older = {name: count for name, count in older.items() if count is not None}
+        PassSettings(older.get("workers", 1))  # refuses far more than there are
+        for name, count in older.items():
+            click.echo(
+                f"note: --{name} is an older name of --cores; write --cores {count}",
+                err=True,
+            )
+        if cores is None and older:
+            cores = max(older.values())
         if cores == AUTOMATIC:
             cores = None
-        if cores is not None:
-            PassSettings(int(cores))  # refuses far more than there are
         return command(*args, cores=cores, **options)
 
     return added(

@@ -25,6 +25,7 @@ from koffline.store.run_record import available_cores
 
 AUTOMATIC = "auto"  # number of cores: those that are free
 _RETRIES = 2  # of an item whose worker died
+_MOST_PER_CORE = 16  # workers
 Call = Callable[[Any, Any], Any]
 Name = Callable[[Any], str]
 
@@ -43,11 +44,11 @@ class PassSettings:
     ray: str | None = None
 
     def __post_init__(self) -> None:
-        most = 16 * available_cores()
+        most = most_workers()
         if not 1 <= self.workers <= most:
             raise ConfigError(
-                f"workers is {self.workers}; give 1 to {most}, 16 per core of this"
-                " machine"
+                f"workers is {self.workers}; give 1 to {most}, {_MOST_PER_CORE} per"
+                " core of this machine"
             )
 
     def map(
@@ -194,6 +195,11 @@ class PassSettings:
         finally:
             for future in waiting:
                 workers.cancel(future)
+
+
+def most_workers() -> int:
+    """Largest number of workers on this machine."""
+    return _MOST_PER_CORE * available_cores()
 
 
 def _heard_by(progress: bool | Tell) -> AbstractContextManager[Tell]:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from koffline.jobs import PassSettings
+from koffline.jobs import PassSettings, most_workers
 from koffline.jobs.workers import JobError, as_ours, is_worker
 
 T = TypeVar("T")
@@ -79,6 +79,8 @@ def cores(count: int | None, ray: PassSettings | None = None) -> Iterator[None]:
     ray: passes on a Ray cluster, whose cores are used instead of this machine's.
     """
     is_chosen = count is not None
+    if count is not None and ray is None:
+        count = min(count, most_workers())
     if ray is None and count is None:
         count = free_cores()
     if ray is None and (count == 1 or _can_fork()):

@@ -21,6 +21,7 @@ from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, PolicyError
 from koffline.fitting import Progress, threads
+from koffline.jobs import most_workers
 from koffline.jobs.cores import cores
 from koffline.ope.assumptions.markov import Shift, drift_shift, memory_shift
 from koffline.ope.importance.episodes import (
@@ -414,7 +415,7 @@ def open_workspace(
     if chosen_cores is not None and stream.workers == 1:
         # passes over shards, too. By default they have one process, because each needs
         # the memory that the user allowed.
-        stream = replace(stream, workers=chosen_cores)
+        stream = replace(stream, workers=min(chosen_cores, most_workers()))
     of_cluster = None
     if stream.ray is not None:
         of_cluster = stream
