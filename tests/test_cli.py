@@ -245,8 +245,9 @@ def test_help_of_a_command_that_reads_a_log_has_headings() -> None:
     assert (
         options
         < shown.index("--policy TEXT")
+        < shown.index("--cores N|auto")
         < large
-        < shown.index("--workers INTEGER")
+        < shown.index("--memory SIZE")
         < tables
     )
     assert tables < shown.index("--mapping FILE")

@@ -153,11 +153,19 @@ def _busy_cores() -> float:
         busy = os.getloadavg()[0]
     except OSError:
         return 0.0
-    with suppress(OSError, ValueError, IndexError):
-        with open("/proc/loadavg", encoding="ascii") as file:
-            running = int(file.read().split()[3].partition("/")[0])
+    running = _running_now()
+    if running is not None:
         busy = min(busy, running - 1.0)  # besides this process
     return max(0.0, busy)
+
+
+def _running_now() -> int | None:
+    """Threads of all processes that run or wait for a core now; None if unknown."""
+    try:
+        with open("/proc/loadavg", encoding="ascii") as file:
+            return int(file.read().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def pieces_of(count: int, parts: int) -> list[slice]:
@@ -336,6 +344,8 @@ class _Fork:
         except Exception as error:
             outcome = (None, error)
         try:
+            if outcome[1] is not None:
+                pickle.loads(pickle.dumps(outcome[1]))  # some cannot be read again
             blocks = _packed(outcome)
         except Exception as error:
             blocks = _packed((None, as_ours(outcome[1] or error)))
