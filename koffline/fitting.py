@@ -208,7 +208,8 @@ def fit_on_cores(
     """`fit` with the replicas in groups, one for each core of `koffline.jobs.cores`.
 
     A replica's numbers do not depend on the other replicas of its stack, so the result
-    is the same for any number of cores.
+    is the same for any number of cores. Groups for which one step shows otherwise are
+    not made.
     """
     _check_replicas(network, plan)
     # one copy of the rows serves all groups
@@ -233,7 +234,8 @@ def fit_on_cores(
         return fit(table, network, objective, plan, settings, progress=progress)
     batch_numbers = settings.batch_size * network.flat.numel()
     seconds = settings.steps * (_STEP_SECONDS + _NUMBER_SECONDS * batch_numbers)
-    groups = on_cores(fit_group, len(plan), seconds, hear=news.hear)
+    agree = partial(_groups_agree, table, network, objective, plan, settings.batch_size)
+    groups = on_cores(fit_group, len(plan), seconds, hear=news.hear, agree=agree)
     record = replace(
         groups[0],
         network=network.with_flat(torch.cat([group.network.flat for group in groups])),
@@ -242,6 +244,41 @@ def fit_on_cores(
     )
     news.end(record)
     return record
+
+
+def _groups_agree(
+    table: Table,
+    network: StackedMLP,
+    objective: Objective,
+    plan: ReplicaPlan,
+    batch_size: int,
+    groups: list[slice],
+) -> bool:
+    """Whether one step of groups gives the gradients of a step of the whole stack, to
+    the bit.
+
+    By torch and oneDNN a product of fewer than 16³ numbers, counted over the whole
+    batch of matrices, is rounded in another way than a larger one.
+    """
+    rows = torch.arange(batch_size) % len(table)
+    few_rows = table.select(rows)
+    packed = PackedRows.of(few_rows, objective.kernel)
+
+    def gradients_of(replicas: slice) -> Tensor:
+        """Losses and gradients (R', 1 + P) of some of the replicas."""
+        some_networks = network.with_flat(network.flat[replicas].clone())
+        # all rows are one mini-batch
+        own_plan = replace(plan.select(replicas), row_sets=(), row_set_of=())
+        schedule = BatchSchedule(own_plan, batch_size, batch_size)
+        source = BatchSource(few_rows, objective.kernel, own_plan, schedule, packed)
+        step = make_step(objective, source, some_networks, own_plan)
+        rates = few_rows.inputs.new_tensor(own_plan.learning_rates)[:, None]
+        loss, gradient = step.compute(0, some_networks, some_networks, rates)
+        return torch.cat([loss[:, None], gradient], dim=1)
+
+    with threads(1), torch.no_grad():
+        of_groups = torch.cat([gradients_of(group) for group in groups])
+        return torch.equal(of_groups, gradients_of(slice(0, len(plan))))
 
 
 def _tell_means(tell: Tell, done: int, means: Tensor) -> None:

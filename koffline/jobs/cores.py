@@ -4,10 +4,13 @@
         parts = on_cores(train, count=15, seconds=9.0)  # of replicas 0 to 7, and 8 to 14
 
 The pieces must not depend on each other; then the numbers are the same for any number
-of cores. This process computes one piece itself. On Linux the others are forks of it:
-they read its memory instead of copies, start in milliseconds, and need no ``if __name__
-== "__main__"`` in a script. A fork only computes and ends. Elsewhere, where libraries
-do not survive a fork, and on Ray, pieces are sent to the workers of `PassSettings`.
+of cores. Batched products of libraries keep to that, but for some tiny ones, for which
+another routine is chosen by the size of the whole batch: `on_cores` can ask.
+
+This process computes one piece itself. On Linux the others are forks of it: they read
+its memory instead of copies, start in milliseconds, and need no ``if __name__ ==
+"__main__"`` in a script. A fork only computes and ends. Elsewhere, where libraries do
+not survive a fork, and on Ray, pieces are sent to the workers of `PassSettings`.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ Tell = Callable[[Any], None]
 Call = Callable[[slice, Tell], T]
 # receives the first replica of a piece and its news; the same news may come twice
 Hear = Callable[[int, Any], None]
+# whether pieces of these replicas would give the digits of all in one piece
+Agree = Callable[[list[slice]], bool]
 
 # work of less than these seconds stays in this process
 _WORTH_A_FORK = 0.3
@@ -186,13 +191,18 @@ def pieces_of(count: int, parts: int) -> list[slice]:
 
 
 def on_cores(
-    call: Call[T], count: int, seconds: float, hear: Hear | None = None
+    call: Call[T],
+    count: int,
+    seconds: float,
+    hear: Hear | None = None,
+    agree: Agree | None = None,
 ) -> list[T]:
     """``call(replicas, tell)`` for slices that cover ``count`` replicas, one slice on
     each core of the context; results in their order.
 
     seconds: rough time of all on one core; what is short stays in this process. hear:
     receives what pieces tell, with their first replica; pieces on workers tell nothing.
+    agree: is asked about the pieces; there are half as many if they would not agree.
     A piece whose process dies is given to another, at most twice. Raises what a piece
     raises, and JobError.
     """
@@ -207,6 +217,8 @@ def on_cores(
     if seconds < worth:
         parts = 1
     pieces = pieces_of(count, parts)
+    while len(pieces) > 1 and agree is not None and not agree(pieces):
+        pieces = pieces_of(count, len(pieces) // 2)
 
     def pass_on(first: int, news: Any) -> None:
         if hear is not None:

@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,17 @@ def hidden_features(
     if hidden.shape[1] == len(inputs):
         return hidden
     return hidden.unflatten(1, inputs.shape[:-1]).mean(dim=2)
+
+
+def features_agree(network: StackedMLP, inputs: Tensor, groups: list[slice]) -> bool:
+    """Whether groups of the networks give the features of the whole stack, to the
+    bit, in a block of rows.
+    """
+    of_groups = [
+        hidden_features(network.with_flat(network.flat[group]), inputs)
+        for group in groups
+    ]
+    return torch.equal(torch.cat(of_groups), hidden_features(network, inputs))
 
 
 def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
@@ -339,9 +351,13 @@ def sum_features(
 
     count, draws = inputs.shape[:2]
     products = 2.0 * count * draws * network.flat.numel()
-    return joined(
-        on_cores(sum_of_some, network.replicas, seconds=products * PRODUCT_SECONDS)
+    sums = on_cores(
+        sum_of_some,
+        network.replicas,
+        seconds=products * PRODUCT_SECONDS,
+        agree=partial(features_agree, network, inputs[rows_of_blocks[0]]),
     )
+    return joined(sums)
 
 
 def mean_values(

@@ -12,6 +12,7 @@ import functools
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from koffline.ope.log.working_log import Sums
 from koffline.ope.networks.last_layer import (
     PRODUCT_SECONDS,
     StartSums,
+    features_agree,
     hidden_features,
     joined,
     sum_features,
@@ -203,9 +205,13 @@ def accumulate_systems(
 
     of_features = 2.0 * (1 + table.draws) * network.flat.shape[1]
     products = len(table) * network.replicas * (of_features + 2.0 * n_critics * p)
-    return joined(
-        on_cores(accumulate, network.replicas, seconds=products * PRODUCT_SECONDS)
+    sums = on_cores(
+        accumulate,
+        network.replicas,
+        seconds=products * PRODUCT_SECONDS,
+        agree=partial(features_agree, network, table.inputs[blocks_of_rows[0]]),
     )
+    return joined(sums)
 
 
 def _features_with_constant(network: StackedMLP, inputs: Tensor) -> Tensor:
