@@ -1,4 +1,5 @@
-"""One computation in pieces, one for each core of this machine: replicas of a stack.
+"""One computation in pieces, one for each core of this machine: replicas of a stack,
+or tests of a log.
 
     with cores(2):
         parts = on_cores(train, count=15, seconds=9.0)  # of replicas 0 to 7, and 8 to 14
@@ -197,8 +198,8 @@ def on_cores(
     hear: Hear | None = None,
     agree: Agree | None = None,
 ) -> list[T]:
-    """``call(replicas, tell)`` for slices that cover ``count`` replicas, one slice on
-    each core of the context; results in their order.
+    """``call(replicas, tell)`` for slices that cover ``count`` replicas (or other items),
+    one slice on each core of the context; results in their order.
 
     seconds: rough time of all on one core; what is short stays in this process. hear:
     receives what pieces tell, with their first replica; pieces on workers tell nothing.

@@ -72,6 +72,7 @@ def evaluate_once(log: str, policy: str, cores: int, steps: int | None) -> None:
 def _time_what_is_divided(seconds: list[float]) -> None:
     """Add up the processor time of everything that several cores would divide."""
     from koffline import fitting
+    from koffline.ope.diagnose import markov
     from koffline.ope.networks import last_layer, systems
 
     def timed(function: Any) -> Any:
@@ -83,7 +84,7 @@ def _time_what_is_divided(seconds: list[float]) -> None:
 
         return call
 
-    for module in (fitting, last_layer, systems):
+    for module in (fitting, last_layer, systems, markov):
         module.on_cores = timed(module.on_cores)  # type: ignore[attr-defined]
 
 

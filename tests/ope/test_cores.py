@@ -12,6 +12,7 @@ import koffline
 from koffline import fitting
 from koffline.config import make_settings
 from koffline.jobs import cores as module
+from koffline.ope.diagnose import markov
 from koffline.ope.networks import last_layer, systems
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import run_cli
@@ -60,7 +61,7 @@ def counted(monkeypatch) -> Counted:
     """Everything that can be divided is, however short, and is counted."""
     monkeypatch.setattr(module, "_WORTH_IF_CHOSEN", 0.0)
     calls = Counted([])
-    for user in (fitting, last_layer, systems):
+    for user in (fitting, last_layer, systems, markov):
         monkeypatch.setattr(user, "on_cores", calls)
     return calls
 

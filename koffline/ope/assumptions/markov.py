@@ -17,6 +17,7 @@ generalised covariance measure; Kallus & Uehara 2020)
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from scipy import special
 from torch import Tensor
 
 from koffline.data.columns import blocks
+from koffline.jobs.cores import Tell, on_cores
 from koffline.kernels import Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope import thresholds
 from koffline.ope.log.problem import EvaluationProblem
@@ -51,6 +53,7 @@ _MORE_ROWS = 50_000  # if a p-value is small but not small enough
 _MAY_MATTER = 0.05  # such a p-value
 _LEAST_UNITS = 20
 _FURTHER = (2, 3, 5)  # numbers of previous rows that are tested after one
+_ROW_SECONDS = 2e-5  # rough time of a test for each row
 _WIDE = 200  # columns of memory that are tested at most
 _MOST_OF_IT = 0.8  # of the largest change, which the smallest extension must show
 
@@ -140,9 +143,17 @@ def memory_shift(
         return None
     rows = _tested_rows(problem, most)
     candidates = _memories(problem, rows)
+
+    def shifts_of(numbers: slice, _: Tell) -> list[Shift | None]:
+        return [
+            _shift(problem, values, seed, rows, candidate.memory)
+            for candidate in candidates[numbers]
+        ]
+
+    count = len(candidates)
+    parts = on_cores(shifts_of, count, seconds=count * len(rows) * _ROW_SECONDS)
     shifts = []
-    for candidate in candidates:
-        shift = _shift(problem, values, seed, rows, candidate.memory)
+    for candidate, shift in zip(candidates, itertools.chain(*parts), strict=True):
         if shift is None:
             return None
         shifts.append(
