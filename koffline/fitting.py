@@ -235,7 +235,9 @@ def fit_on_cores(
     batch_numbers = settings.batch_size * network.flat.numel()
     seconds = settings.steps * (_STEP_SECONDS + _NUMBER_SECONDS * batch_numbers)
     agree = partial(_groups_agree, table, network, objective, plan, settings.batch_size)
-    groups = on_cores(fit_group, len(plan), seconds, hear=news.hear, agree=agree)
+    groups = on_cores(
+        fit_group, len(plan), seconds=seconds, hear=news.hear, agree=agree
+    )
     record = replace(
         groups[0],
         network=network.with_flat(torch.cat([group.network.flat for group in groups])),

@@ -139,7 +139,7 @@ def cores_options(command: Command) -> Command:
     """
 
     @functools.wraps(command)
-    def run(*args: Any, cores: int | str | None, **options: Any) -> Any:
+    def run(*, cores: int | str | None, **options: Any) -> Any:
         older = {name: options.pop(name) for name in _OLD_CORES}
         older = {name: count for name, count in older.items() if count is not None}
         PassSettings(older.get("workers", 1))  # refuses far more than there are
@@ -152,20 +152,20 @@ def cores_options(command: Command) -> Command:
             cores = max(older.values())
         if cores == AUTOMATIC:
             cores = None
-        return command(*args, cores=cores, **options)
+        return command(cores=cores, **options)
 
-    return added(
-        [
-            click.option(
-                "--cores",
-                callback=_count_of_cores,
-                metavar="N|auto",
-                help="Cores that compute; default auto: those that are free.",
-            ),
-            *[whole(f"--{name}", hidden=True) for name in _OLD_CORES],
-            _RAY,
-        ]
-    )(run)
+    choices: list[Option] = [
+        click.option(
+            "--cores",
+            callback=_count_of_cores,
+            metavar="N|auto",
+            help="Cores that compute; default auto: those that are free.",
+        ),
+        _RAY,
+    ]
+    for name in _OLD_CORES:
+        choices.append(whole(f"--{name}", hidden=True))
+    return added(choices)(run)
 
 
 _SETTINGS = (

@@ -349,7 +349,7 @@ class _Fork:
 
         def tell(news: Any) -> None:
             content = pickle.dumps(news)
-            _write(writer, _LENGTH.pack(len(content)), content)
+            _write(writer, [_LENGTH.pack(len(content)), content])
 
         outcome: tuple[Any, Exception | None]
         try:
@@ -362,7 +362,7 @@ class _Fork:
             blocks = _packed(outcome)
         except Exception as error:
             blocks = _packed((None, as_ours(outcome[1] or error)))
-        _write(self._memory, *blocks)
+        _write(self._memory, blocks)
         os._exit(0)
 
     def news(self) -> list[Any]:
@@ -495,7 +495,7 @@ def _unpacked(content: memoryview) -> Any:
     return pickle.loads(blocks[0], buffers=blocks[1:])
 
 
-def _write(descriptor: int, *blocks: Any) -> None:
+def _write(descriptor: int, blocks: list[Any]) -> None:
     """Write all bytes of the blocks."""
     for block in blocks:
         rest = memoryview(block)

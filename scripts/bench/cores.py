@@ -76,9 +76,9 @@ def _time_what_is_divided(seconds: list[float]) -> None:
     from koffline.ope.networks import last_layer, systems
 
     def timed(function: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
+        def call(piece: Any, count: int, **options: Any) -> Any:
             before = time.process_time()
-            result = function(*arguments, **options)
+            result = function(piece, count, **options)
             seconds[0] += time.process_time() - before
             return result
 
@@ -98,11 +98,11 @@ def _processor_seconds() -> float:
 
 
 def measure(
-    arguments: list[str], checkout: Path, with_memory: bool = False
+    inputs: list[str], checkout: Path, with_memory: bool = False
 ) -> dict[str, Any]:
     """Run `evaluate_once` in a fresh process; with the peak of its memory in MB."""
     environment = {**os.environ, "KOFFLINE_CHECKOUT": str(checkout)}
-    command = [sys.executable, str(Path(__file__).resolve()), "--once", *arguments]
+    command = [sys.executable, str(Path(__file__).resolve()), "--once", *inputs]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment
     )
@@ -164,9 +164,9 @@ def compare(
         log, policy = write_log(Path(folder))
         for number in range(rounds + 1):
             for name, (count, checkout) in sides.items():
-                arguments = [str(log), str(policy), str(count), str(steps or 0)]
+                inputs = [str(log), str(policy), str(count), str(steps or 0)]
                 # the last round measures memory
-                measured = measure(arguments, checkout, with_memory=number == rounds)
+                measured = measure(inputs, checkout, with_memory=number == rounds)
                 if name not in results:
                     results[name] = measured
                     continue
@@ -203,9 +203,9 @@ def describe(results: dict[str, dict[str, Any]]) -> str:
             f" {result['memory']:6.0f}MB {result['memory'] / first['memory']:6.2f}"
             f"  {result['digest']}"
         )
-    one = results.get(_name(1))
-    if one is not None:
-        lines.append(f"{one['divided']:.1%} of the work of one core is divided")
+    single = results.get(_name(1))
+    if single is not None:
+        lines.append(f"{single['divided']:.1%} of the work of one core is divided")
     if len({result["digest"] for result in results.values()}) > 1:
         lines.append("THE DIGITS DIFFER")
     return "\n".join(lines)

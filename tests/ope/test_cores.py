@@ -50,8 +50,8 @@ class Counted:
 
     pieces: list[int]
 
-    def __call__(self, *arguments: Any, **options: Any) -> list[Any]:
-        results = module.on_cores(*arguments, **options)
+    def __call__(self, call: Any, count: int, **options: Any) -> list[Any]:
+        results = module.on_cores(call, count, **options)
         self.pieces.append(len(results))
         return results
 
@@ -110,15 +110,15 @@ def test_a_killed_process_changes_no_digit(counted, tmp_path, monkeypatch) -> No
     main_process = os.getpid()
     first_try = tmp_path / "first"
 
-    def die_once(*arguments: Any) -> None:
+    def die_once() -> None:
         if os.getpid() != main_process and not first_try.exists():
             first_try.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
     tell_means = fitting._tell_means
 
-    def tell_and_die(*arguments: Any) -> None:
-        tell_means(*arguments)
+    def tell_and_die(tell: Any, done: int, means: Any) -> None:
+        tell_means(tell, done, means)
         die_once()
 
     monkeypatch.setattr(fitting, "_tell_means", tell_and_die)
@@ -165,8 +165,8 @@ def test_by_default_one_core_computes_under_continuous_integration(
     ],
 )
 def test_settings_of_cores(settings, expected) -> None:
-    made = make_settings({"gamma": 0.9}, settings)
-    assert made.chosen_cores == expected
+    complete = make_settings({"gamma": 0.9}, settings)
+    assert complete.chosen_cores == expected
 
 
 @pytest.mark.parametrize(

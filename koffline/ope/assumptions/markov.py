@@ -153,7 +153,9 @@ def memory_shift(
     count = len(candidates)
     parts = on_cores(shifts_of, count, seconds=count * len(rows) * _ROW_SECONDS)
     shifts = []
-    for candidate, shift in zip(candidates, itertools.chain(*parts), strict=True):
+    for candidate, shift in zip(
+        candidates, itertools.chain.from_iterable(parts), strict=True
+    ):
         if shift is None:
             return None
         shifts.append(
