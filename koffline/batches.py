@@ -209,13 +209,14 @@ class PackedRows:
     one gather (two with drawn next inputs).
 
     ``widths``: how many columns each part has. ``continuations``: the drawn next inputs
-    (N · ``draws``, d). ``is_wide``: whether kernel values of rows of the table would be
-    subnormal in single precision.
+    (N · ``draws``, d), None for one of each row, which is among the columns.
+    ``is_wide``: whether kernel values of rows of the table would be subnormal in single
+    precision.
     """
 
     columns: Float[Tensor, "row column"]
     widths: dict[str, int]
-    continuations: Float[Tensor, "draw input"]
+    continuations: Float[Tensor, "draw input"] | None
     draws: int
     is_wide: bool
 
@@ -231,8 +232,10 @@ class PackedRows:
             "discounts": table.discounts[:, None],
         }
         parts["next_inputs"] = table.next_inputs.flatten(1)
+        continuations = None
         if table.draws > 1:
             del parts["next_inputs"]
+            continuations = table.next_inputs.flatten(0, 1)
         # columns whose product is the kernel's exponent, computed once
         if isinstance(kernel, Gaussian):
             compared = table.compared
@@ -247,7 +250,7 @@ class PackedRows:
         return cls(
             columns=torch.cat(list(parts.values()), dim=1).contiguous(),
             widths={name: part.shape[1] for name, part in parts.items()},
-            continuations=table.next_inputs.flatten(0, 1),
+            continuations=continuations,
             draws=table.draws,
             is_wide=is_wide,
         )
@@ -316,6 +319,7 @@ class BatchSource:
             gram = self._gram(self._split(packed))
         part = self._split(_selected(packed, self._group_of))
         if continuations is not None:
+            assert self._continuations is not None
             part["next_inputs"] = _rows_of(
                 self._continuations, _selected(continuations, self._group_of)
             )

@@ -412,9 +412,10 @@ def open_workspace(
     )
     stream = stream or StreamSettings()
     chosen_cores = settings.chosen_cores
-    if chosen_cores is not None and stream.workers == 1:
-        # passes over shards, too. By default they have one process, because each needs
-        # the memory that the user allowed.
+    uses_workers = stream.ray is not None or not isinstance(transitions, Transitions)
+    if chosen_cores is not None and stream.workers == 1 and uses_workers:
+        # Passes over shards have one process by default, because each needs the memory
+        # that the user allowed.
         stream = replace(stream, workers=min(chosen_cores, most_workers()))
     of_cluster = None
     if stream.ray is not None:
