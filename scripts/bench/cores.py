@@ -72,7 +72,7 @@ def evaluate_once(log: str, policy: str, cores: int, steps: int | None) -> None:
 def _time_what_is_divided(seconds: list[float]) -> None:
     """Add up the processor time of everything that several cores would divide."""
     from koffline import fitting
-    from koffline.ope.diagnose import markov
+    from koffline.ope.assumptions import markov
     from koffline.ope.networks import last_layer, systems
 
     def timed(function: Any) -> Any:

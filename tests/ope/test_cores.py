@@ -12,7 +12,7 @@ import koffline
 from koffline import fitting
 from koffline.config import make_settings
 from koffline.jobs import cores as module
-from koffline.ope.diagnose import markov
+from koffline.ope.assumptions import markov
 from koffline.ope.networks import last_layer, systems
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import run_cli
