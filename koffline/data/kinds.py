@@ -197,7 +197,7 @@ def is_lerobot_folder(name: str) -> bool:
 
 def _files_below(folder: str) -> list[str]:
     """Files with a table's suffix, in natural order; names that begin with _ or . are
-    skipped, and so is JSON beside other tables, which describes them.
+    skipped, and so are manifests, and JSON beside other tables, which describes them.
     """
     if is_lerobot_folder(folder):
         folder = remote.joined(folder, _LEROBOT_ROWS)
@@ -216,6 +216,8 @@ def _files_below(folder: str) -> list[str]:
         if re.search(r"/[_.]", f"/{path[len(folder) :]}"):
             continue
         name = path.lower()
+        if name.endswith(f"/{MANIFEST}"):
+            continue
         if name.endswith(_SUFFIXES[JSON]):
             of_json.append(path)
         elif name.endswith((*_SUFFIXES[PARQUET], *_SUFFIXES[ARROW], *_SUFFIXES[CSV])):

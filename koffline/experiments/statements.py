@@ -63,7 +63,7 @@ _GRIDS = {
 Select = Callable[[Claim], bool]
 
 
-class Group(NamedTuple):
+class JudgedGroup(NamedTuple):
     """Comparisons that bear on a sentence under one condition.
 
     condition: in words. verdict: of the group. measured: its numbers in words. lead:
@@ -101,7 +101,7 @@ def statements_of(claims: Sequence[Claim]) -> Iterator[Statement]:
             yield judge(sentence, where, groups)
 
 
-def judge(sentence: str, where: str, groups: Sequence[Group]) -> Statement:
+def judge(sentence: str, where: str, groups: Sequence[JudgedGroup]) -> Statement:
     """The verdict on a sentence from its groups."""
     verdicts = [group.verdict for group in groups]
     holding = [group.condition for group in groups if group.verdict == HOLDS]
@@ -127,7 +127,7 @@ def judge(sentence: str, where: str, groups: Sequence[Group]) -> Statement:
     )
 
 
-def _group_text(group: Group) -> str:
+def _group_text(group: JudgedGroup) -> str:
     if not group.condition:
         return f"{group.lead}{group.measured}"
     return f"{group.lead}{group.condition}: {group.measured}"
@@ -150,7 +150,7 @@ def group_verdict(verdicts: Sequence[str], *, in_general: bool = False) -> str:
 
 def _sentences(
     claims: Sequence[Claim],
-) -> Iterator[tuple[str, str, Sequence[Group]]]:
+) -> Iterator[tuple[str, str, Sequence[JudgedGroup]]]:
     """Each sentence with its place in the paper and the groups that bear on it."""
     toy = "5.1"
     demo = "5.2, fig. 2"
@@ -275,7 +275,7 @@ def _sentences(
 
 def _single(
     claims: Sequence[Claim], sentences: Sequence[str], quantity: str
-) -> list[Group]:
+) -> list[JudgedGroup]:
     """One group of all comparisons with these sentences, without a condition."""
     chosen = [claim for claim in claims if claim.sentence in sentences]
     if not chosen:
@@ -284,12 +284,12 @@ def _single(
         f"{_subject(claim)} {_number_text(claim)}".strip() for claim in chosen
     )
     verdict = group_verdict([claim.verdict for claim in chosen])
-    return [Group("", verdict, f"{quantity} {numbers}", len(chosen))]
+    return [JudgedGroup("", verdict, f"{quantity} {numbers}", len(chosen))]
 
 
 def _statistic_groups(
     claims: Sequence[Claim], sentences: Sequence[str], quantity: str
-) -> list[Group]:
+) -> list[JudgedGroup]:
     """Groups by world of comparisons of V, U and mixtures.
 
     sentences: of the comparisons. quantity: the ratios, in words.
@@ -305,11 +305,11 @@ def _statistic_groups(
         if HOLDS in verdicts and FAILS not in verdicts:
             verdict = HOLDS
         name = style.WORLD_NAMES.get(world, world)
-        groups.append(Group(name, verdict, ", ".join(texts), len(here)))
+        groups.append(JudgedGroup(name, verdict, ", ".join(texts), len(here)))
     return _with_words(groups, quantity)
 
 
-def _with_words(groups: Sequence[Group], quantity: str) -> list[Group]:
+def _with_words(groups: Sequence[JudgedGroup], quantity: str) -> list[JudgedGroup]:
     """The groups; the first says what the numbers of all are."""
     worded = list(groups)
     if worded and quantity:
@@ -340,7 +340,7 @@ def _is_against(method: str) -> Select:
     return is_chosen
 
 
-def _by_error(claims: Sequence[Claim], beginning: str) -> list[Group]:
+def _by_error(claims: Sequence[Claim], beginning: str) -> list[JudgedGroup]:
     """Groups of Puddle World by error and temperature, of a loss as a proxy.
 
     beginning: of the comparisons' sentences; the error follows.
@@ -373,7 +373,7 @@ def _by_place(
     select: Select,
     methods: Sequence[str] = (),
     quantity: str = "",
-) -> list[Group]:
+) -> list[JudgedGroup]:
     """Groups of Puddle World by temperature of the target policy; without these, of the
     one log of figure-puddle.
 
@@ -401,7 +401,7 @@ def _by_world(
     *,
     in_general: bool = False,
     of_puddle: bool = False,
-) -> list[Group]:
+) -> list[JudgedGroup]:
     """Groups by world. quantity: the quantity, said once.
 
     of_puddle: Puddle World's groups by temperature come first.
@@ -422,7 +422,7 @@ def _by_world(
     return _with_words(groups, quantity)
 
 
-def _by_grid(claims: Sequence[Claim], beginning: str) -> list[Group]:
+def _by_grid(claims: Sequence[Claim], beginning: str) -> list[JudgedGroup]:
     """Groups of Section 5.3, by grid: how many comparisons hold and go the other way."""
     groups = []
     for words, name in _GRIDS.items():
@@ -441,13 +441,13 @@ def _by_grid(claims: Sequence[Claim], beginning: str) -> list[Group]:
             f" {verdicts.count(HOLDS)} hold, {verdicts.count(FAILS)} the other way,"
             f" {verdicts.count(TIED)} level"
         )
-        groups.append(Group(name, group_verdict(verdicts), text, len(here)))
+        groups.append(JudgedGroup(name, group_verdict(verdicts), text, len(here)))
     return groups
 
 
 def _group_of(
     condition: str, claims: Sequence[Claim], *, in_general: bool = False
-) -> Group:
+) -> JudgedGroup:
     """A group with its numbers; those of many comparisons are shown without
     intervals.
     """
@@ -460,7 +460,7 @@ def _group_of(
             number = f"{_subject(claim)} {number}".strip()
         texts.append(number)
     verdict = group_verdict([claim.verdict for claim in claims], in_general=in_general)
-    return Group(condition, verdict, ", ".join(texts), len(claims))
+    return JudgedGroup(condition, verdict, ", ".join(texts), len(claims))
 
 
 def _subject(claim: Claim) -> str:

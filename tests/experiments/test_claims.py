@@ -8,7 +8,7 @@ from koffline.experiments.cells import CellResult
 from koffline.experiments.result_files import ChoiceRow, Claim, Correlation, ErrorRow
 from koffline.experiments.seed_statistics import SeedInterval
 from koffline.experiments.statements import (
-    Group,
+    JudgedGroup,
     group_verdict,
     judge,
     proxy_sentence,
@@ -221,7 +221,8 @@ def test_a_group_is_as_good_as_its_worst_comparison(kinds, in_general, expected)
 )
 def test_a_sentence_holds_under_the_conditions_of_its_groups(kinds, verdict, condition):
     groups = [
-        Group(name, kind, "1.0", 2) for name, kind in zip("ABCD", kinds, strict=False)
+        JudgedGroup(name, kind, "1.0", 2)
+        for name, kind in zip("ABCD", kinds, strict=False)
     ]
     statement = judge("words", "5.2", groups)
     assert (statement.verdict, statement.condition) == (verdict, condition)
