@@ -108,7 +108,7 @@ def measure_traits(problems: Sequence[Problem], scaling: str) -> TraitsResult:
         for problem in problems
     ]
     bellman, values, centres = _bellman_operator(first)
-    gram = _gram(KERNEL, scaling_of(scaling, first)(centres))
+    gram = gram_of(KERNEL, scaling_of(scaling, first)(centres))
     count = len(values)
     kernel_eigenvalues, kernel_depth = conditioning(
         bellman.T @ gram @ bellman / count**2, values
@@ -177,7 +177,7 @@ def leading_share(
     count = values.shape[-1]
     states = problem.backups.states
     truth = problem.monte_carlo
-    _, vectors = np.linalg.eigh(_gram(kernel, scaling(states)))
+    _, vectors = np.linalg.eigh(gram_of(kernel, scaling(states)))
     leading = vectors[:, -LEADING:]
     noise = truth.standard_errors[:count] ** 2
     errors = values.astype(np.float64) - truth.values[:count]
@@ -185,7 +185,8 @@ def leading_share(
     return inside / ((errors**2).sum(axis=-1) - noise.sum())
 
 
-def _gram(kernel: Kernel, inputs: np.ndarray) -> Float[np.ndarray, "row row"]:
+def gram_of(kernel: Kernel, inputs: np.ndarray) -> Float[np.ndarray, "row row"]:
+    """The kernel's values of all pairs of inputs (N, d), in double precision."""
     return kernel.gram(
         torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float64))
     ).numpy()

@@ -19,7 +19,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from koffline.errors import ConfigError
 from koffline.experiments import ablation, choices, figure_methods, style
 from koffline.experiments.cells import CellResult, Run
 from koffline.experiments.figure_choices import OTHERS, errors_of, place_of
@@ -31,6 +30,7 @@ from koffline.experiments.result_files import (
     Curves,
     ErrorRow,
     Results,
+    finished_results,
     grouped,
     read_results,
 )
@@ -141,13 +141,7 @@ def _stored_parts(run: Run) -> dict[str, Any]:
     """The same from the folder's claims.json; nothing is trained, ratios are judged
     again.
     """
-    path = run.folder / "claims.json"
-    if not path.exists():
-        raise ConfigError(
-            f"{path} does not exist, so nothing of the claims is finished; leave out"
-            " --only-finished"
-        )
-    stored = read_results(path)
+    stored = finished_results(run.folder / "claims.json", subject="the claims")
     measured = (
         INFERIOR,
         UNSTABLE_OTHERS,

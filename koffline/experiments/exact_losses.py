@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from koffline.envs.boxes import BoxWorld
@@ -35,7 +34,7 @@ from koffline.experiments.benchmark import (
     Scaling,
     SoftmaxProblem,
 )
-from koffline.experiments.choices_traits import KERNEL, LEADING, conditioning
+from koffline.experiments.choices_traits import KERNEL, LEADING, conditioning, gram_of
 from koffline.experiments.result_files import digest_of, write_result
 
 # The weight of the diagonal, w, by name of the method that has it.
@@ -134,8 +133,7 @@ def measure_losses(cell: ExactCell) -> ExactResult:
     scaling = Scaling.to_unit_square(world)
     if cell.scaling == "z":
         scaling = Scaling.to_z_scores(centres)
-    inputs = np.ascontiguousarray(scaling(centres))
-    gram = KERNEL.gram(torch.from_numpy(inputs)).numpy()
+    gram = gram_of(KERNEL, scaling(centres))
     moments = moments_of(world, cell.problem.target_policy(), grid)
     return measures_of(moments, gram)
 

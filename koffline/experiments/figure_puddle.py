@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from koffline.errors import ConfigError
 from koffline.experiments import choices, figure_methods, style
 from koffline.experiments.cells import Cell, CellResult, Run
 from koffline.experiments.choices import ChoiceResult, Finished, PaperReading
@@ -32,10 +31,10 @@ from koffline.experiments.result_files import (
     ChoiceRow,
     Curves,
     Results,
+    finished_results,
     is_result,
     read_curves,
     read_result,
-    read_results,
 )
 
 WORLD = "puddle_world"
@@ -79,12 +78,7 @@ def collect_puddle(run: Run) -> tuple[dict[str, Any], Curves]:
 def _stored(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows, correlations and curves of the published temperature, from the folder."""
     path = run.folder / "figure-puddle.json"
-    if not path.exists():
-        raise ConfigError(
-            f"{path} does not exist, so nothing of the figure is finished; leave out"
-            " --only-finished"
-        )
-    stored = read_results(path)
+    stored = finished_results(path, subject="the figure")
     curves = read_curves(path.with_suffix(".curves.h5"))
     parts = {
         "rows": tuple(row for row in stored.rows if row.world == WORLD),

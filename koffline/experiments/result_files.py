@@ -139,18 +139,12 @@ class ReturnRow:
 
 
 @dataclass(frozen=True)
-class ChoiceRow:
-    """One method in one setting of `choices`, at its best learning rate by each truth.
+class ChosenSetting:
+    """A setting of `choices`: a world and five choices.
 
-    A setting is a world and five choices: temperature of the target policy (None: the
-    random policy), noise, scaling of the inputs, divisor of the rewards, and the poles'
-    velocity box. Errors are mean squares as shares of Var V: by log (None: a seed
-    diverged), and mean with the 95 % interval over logs. worst: largest error of a
-    record in the second half of training, mean over logs and seeds. leading: share of
-    the final squared error in the kernel's ten leading eigenvectors. best_by_paper: the
-    same by the paper's grid. diverged: networks at the best rate; diverged_any: at all
-    rates. hours: of one core, for all rates. swinging: share of the networks of all
-    rates whose late errors exceed twice their smallest one.
+    temperature: of the target policy (None: the random policy). noise: of the world.
+    scaling: of the inputs. reward_divisor: of the rewards. fastest: the poles' velocity
+    box, None elsewhere.
     """
 
     world: str
@@ -159,6 +153,21 @@ class ChoiceRow:
     scaling: str
     reward_divisor: float
     fastest: float | None
+
+
+@dataclass(frozen=True)
+class ChoiceRow(ChosenSetting):
+    """One method in one setting of `choices`, at its best learning rate by each truth.
+
+    Errors are mean squares as shares of Var V: by log (None: a seed diverged), and mean
+    with the 95 % interval over logs. worst: largest error of a record in the second
+    half of training, mean over logs and seeds. leading: share of the final squared
+    error in the kernel's ten leading eigenvectors. best_by_paper: the same by the
+    paper's grid. diverged: networks at the best rate; diverged_any: at all rates.
+    hours: of one core, for all rates. swinging: share of the networks of all rates
+    whose late errors exceed twice their smallest one.
+    """
+
     method: str
     logs: int
     seeds: int
@@ -180,17 +189,11 @@ class ChoiceRow:
 
 
 @dataclass(frozen=True)
-class SettingRow:
+class SettingRow(ChosenSetting):
     """What the problems of one setting of `choices` are like: `TraitsResult` with
     intervals over logs.
     """
 
-    world: str
-    temperature: float | None
-    noise: float
-    scaling: str
-    reward_divisor: float
-    fastest: float | None
     logs: int
     value_variance: SeedInterval
     transition_share: SeedInterval
@@ -337,6 +340,20 @@ def read_results(path: Path) -> Results:
         raise ConfigError(
             f"{path} is no results file ({reason}); delete it and run again"
         ) from None
+
+
+def finished_results(path: Path, subject: str) -> Results:
+    """Results that an earlier run finished, for ``--only-finished``; ``subject`` names
+    them in the message.
+
+    Raises ConfigError if there are none, or as `read_results`.
+    """
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist, so nothing of {subject} is finished; leave out"
+            " --only-finished"
+        )
+    return read_results(path)
 
 
 def digest_of(*settings: Any) -> str:
