@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from koffline.data.replay import ColumnarReplayBuffer
     from koffline.data.sources import open_transitions, write_transitions
     from koffline.data.splitting import split_transitions
+    from koffline.data.table.inspection import Inspection, inspect
     from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
     from koffline.ope.bellman_test import BellmanTest, bellman_test
@@ -41,6 +42,7 @@ _NAMES_IN = {
     "koffline.data.disk.writer": ["ShardWriter"],
     "koffline.data.replay": ["ColumnarReplayBuffer"],
     "koffline.data.sources": ["open_transitions", "write_transitions"],
+    "koffline.data.table.inspection": ["Inspection", "inspect"],
     "koffline.data.table.mapping": ["TableMapping"],
     "koffline.data.transitions": ["Continuous", "Discrete", "Transitions"],
     "koffline.data.splitting": ["split_transitions"],

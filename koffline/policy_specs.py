@@ -7,7 +7,6 @@ import inspect
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.labels import Layout
+from koffline.data.objects import is_instance_of_loaded
 from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, listed, nearest_name
@@ -440,14 +440,6 @@ def _numbered(
 ) -> Any:
     """Call the function and convert action texts to indices."""
     return features.numbers(function(observations), name)
-
-
-def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
-    """isinstance with the class ``module.name`` of a heavy library, without importing
-    it; False if it is not imported yet.
-    """
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
 def _read(

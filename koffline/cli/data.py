@@ -107,42 +107,11 @@ def _print_inspection(inspection: Inspection, out: str | None) -> None:
     """Print columns, problems, notes and, unless it was written to a file, the
     mapping.
     """
-    from koffline.report import make_console, print_table
+    from koffline.display import make_console
 
-    headings = (
-        "column",
-        "kind",
-        "missing",
-        "distinct",
-        "range",
-        "for example",
-        "guess",
-        "because",
-    )
-    rows = []
-    for column in inspection.columns:
-        cells = (
-            column.name,
-            column.kind,
-            column.missing or "",
-            column.distinct or "",
-            column.range,
-            column.example,
-            column.role,
-            column.reason,
-        )
-        rows.append([printable(str(cell)) for cell in cells])
-    print_table(
-        make_console(_WIDTH),
-        f"{inspection.source}, {inspection.rows} rows looked at",
-        headings,
-        rows,
-    )
-    if inspection.layout:
-        say(f"layout: {inspection.layout}")
-    for number, problem in enumerate(inspection.problems, 1):
-        say(f"problem {number}: {printable(problem)}")
-    _print_notes(inspection.notes)
+    inspection.show(make_console(_WIDTH))
+    for line in inspection.lines():
+        say(line)
     if out is not None:
         first = "edit it"
         if inspection.open:
@@ -189,7 +158,7 @@ def info(log: Log, as_json: bool) -> None:
     if as_json:
         say(json.dumps(summary, default=str))
         return
-    from koffline.report import make_console, print_table
+    from koffline.display import make_console, print_table
 
     print_table(
         make_console(), str(summary["source"]), (), _summary_lines(rows, summary)

@@ -28,8 +28,8 @@ from koffline.store import stored_run
 from koffline.store.run_record import shown_command
 
 if TYPE_CHECKING:
+    from koffline.display import Row
     from koffline.online.run import OnlineResult
-    from koffline.report import Row
 
 _DATA: Option = click.option(
     "--data", metavar="SOURCE", help="The log, instead of data.source."
@@ -185,7 +185,7 @@ def sweep(
     # after the config's errors: what trains imports torch
     from rich.markdown import Markdown
 
-    from koffline.report import make_console
+    from koffline.display import make_console
     from koffline.train.sweep import as_markdown, run_sweep
 
     target: str | Path = Path("sweeps") / Path(config).stem
@@ -340,7 +340,7 @@ def _print_numbers(
     columns: headings. parts: lists of rows, with a line between two of them. right:
     headings of the columns that are aligned on the right.
     """
-    from koffline.report import make_console, print_table
+    from koffline.display import make_console, print_table
 
     console = make_console()
     print_table(console, title, columns, *parts, right=right)

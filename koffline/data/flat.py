@@ -88,28 +88,77 @@ def read_flat(
     """
     opening: Any = open_hdf5 if kind == "HDF5" else open_npz
     with reading(path, kind), opening(path) as file:
-        keys = [key for known in KEYS.values() for key in known if key in file]
-        datasets = {key: file.dataset(key) for key in keys}
-        _check_layout(file, datasets, str(path), one_step)
-        # next observations are derived from observations in memory
-        twice: tuple[str, ...] = ()
-        if "next_observations" not in keys:
-            twice = ("observations",)
-        arrays = file.arrays(keys, twice)
-        lacks_timeouts = "terminals" in arrays and "timeouts" not in arrays
-        if lacks_timeouts and "episode_terminals" in file:
-            # d3rlpy 1 marks the last row of every episode; unless terminal, it was
-            # truncated
-            ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
-            arrays["timeouts"] = ends & (arrays["terminals"] != 1)
-        description = read_description(file.text(DESCRIPTION))
-        notes: list[str] = []
-        if description is None and not one_step:
-            notes = [
-                *_apply_masks(file, arrays),
-                *_apply_final_states(file, arrays),
-            ]
-        return _aligned(arrays, description, str(path), action_space, one_step, notes)
+        return _read_file(file, str(path), action_space, one_step)
+
+
+def read_arrays(
+    arrays: Mapping[Any, Any],
+    source: str,
+    action_space: SpaceRequest | None = None,
+    one_step: bool = False,
+) -> RawLog:
+    """The log in a dict of arrays with the keys of a flat file; as `read_flat`.
+
+    source: what the dict is, for messages. Raises DataError.
+    """
+    return _read_file(_HeldFile(arrays), source, action_space, one_step)
+
+
+class _HeldFile:
+    """A dict of arrays, read like an open file; no array is copied."""
+
+    def __init__(self, arrays: Mapping[Any, Any]) -> None:
+        self._held = {str(key): values for key, values in arrays.items()}
+        self.datasets = list(self._held)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._held
+
+    def dataset(self, key: str) -> np.ndarray:
+        """An array, which has a shape. Raises DataError."""
+        return checks.as_array(key, self._held[key])
+
+    def arrays(
+        self, keys: Iterable[str], twice: Iterable[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """Arrays by key."""
+        return {key: self.dataset(key) for key in keys}
+
+    def text(self, key: str) -> str | None:
+        """A text, which an archive holds as an array; None if it is not there."""
+        if key not in self._held:
+            return None
+        return str(self._held[key])
+
+
+def _read_file(
+    file: Any, source: str, action_space: SpaceRequest | None, one_step: bool
+) -> RawLog:
+    """The log in an open flat file, or in a dict of arrays. Arguments and errors as of
+    `read_flat`.
+    """
+    keys = [key for known in KEYS.values() for key in known if key in file]
+    datasets = {key: file.dataset(key) for key in keys}
+    _check_layout(file, datasets, source, one_step)
+    # next observations are derived from observations in memory
+    twice: tuple[str, ...] = ()
+    if "next_observations" not in keys:
+        twice = ("observations",)
+    arrays = file.arrays(keys, twice)
+    lacks_timeouts = "terminals" in arrays and "timeouts" not in arrays
+    if lacks_timeouts and "episode_terminals" in file:
+        # d3rlpy 1 marks the last row of every episode; unless terminal, it was
+        # truncated
+        ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
+        arrays["timeouts"] = ends & (arrays["terminals"] != 1)
+    description = read_description(file.text(DESCRIPTION))
+    notes: list[str] = []
+    if description is None and not one_step:
+        notes = [
+            *_apply_masks(file, arrays),
+            *_apply_final_states(file, arrays),
+        ]
+    return _aligned(arrays, description, source, action_space, one_step, notes)
 
 
 def log_of_arrays(

@@ -28,6 +28,7 @@ CSV = "CSV"
 JSON = "JSON"
 HDF5 = "HDF5"
 NPZ = "NPZ"
+HELD = "in-memory"  # a frame, or columns by name
 NO_TABLE = (
     "is no table that koffline knows (Parquet, Arrow, CSV, JSON, or arrays with one row per"
     " transition in HDF5 or NPZ); a mapping is for tables, `koffline data info` looks"

@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,14 @@ LARGEST_BOX = 2**24
 
 
 def read_minari(
-    folder: Path, source: str, action_space: SpaceRequest | None = None
+    folder: Path,
+    source: str,
+    action_space: SpaceRequest | None = None,
+    chosen: Sequence[int] | None = None,
 ) -> raw.RawLog:
-    """Read a dataset from its folder. Raises DataError."""
+    """Read a dataset from its folder. chosen: numbers of the episodes to read, all by
+    default. Raises DataError.
+    """
     from gymnasium import spaces
 
     data = data_folder(folder)
@@ -81,7 +86,11 @@ def read_minari(
         parts = _parts(observation_space, is_jpeg, source)
         check_inside(data, data / "main_data.hdf5")
         with open_hdf5(data / "main_data.hdf5") as file:
-            episodes = file.episodes(int(fields.get("total_episodes", 0)))
+            episodes: Sequence[int] = file.episodes(
+                int(fields.get("total_episodes", 0))
+            )
+            if chosen is not None:
+                episodes = [episodes[number] for number in chosen]
             info_columns = [
                 name
                 for name in _INFO_COLUMNS
@@ -245,7 +254,7 @@ def _leaves(
 
 def _episodes(
     file: CheckedFile,
-    episodes: range,
+    episodes: Sequence[int],
     parts: Collection[str],
     info_columns: Collection[str],
 ) -> Iterator[dict[str, np.ndarray]]:

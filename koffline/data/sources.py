@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from koffline.data import remote
-from koffline.data.array_labels import OF_ARRAYS, with_labels
+from koffline.data.array_labels import with_labels
 from koffline.data.d3rlpy_dump import write_d3rlpy_dump
 from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.disk.writer import ShardWriter, open_lazy
 from koffline.data.flat import write_hdf5, write_npz
-from koffline.data.kinds import is_table_source
+from koffline.data.kinds import is_shard_folder, is_table_source
 from koffline.data.log_readers import Place, Request, read_log, recognise
 from koffline.data.minari import write_minari
+from koffline.data.objects import is_of_arrays, read_object
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
-from koffline.data.transitions import Transitions, check_in_memory, no_log
+from koffline.data.transitions import Transitions, check_in_memory
 from koffline.errors import DataError, listed
 from koffline.store import check_apart
 from koffline.store.files import MINARI, Location, minari_folder, parents_made, reading
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from koffline.data.table.mapping import MappingRequest, TableMapping
 
 _Space: TypeAlias = SpaceRequest | None
-_Mapping: TypeAlias = "MappingRequest | None"
-LogSource = Location | AnyLog
+LogMapping: TypeAlias = "MappingRequest | None"
+# A path or URL, a log, or an object that `koffline.data.objects` reads: a frame, a dict
+# of arrays, a buffer of d3rlpy, a Minari dataset, a list of episodes.
+LogSource: TypeAlias = Any
 _WRITERS = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
 SUFFIXES = {f".{name}": name for name in ("hdf5", "npz", "parquet", "arrow", "csv")}
@@ -46,7 +49,7 @@ def open_transitions(
     action_space: _Space = None,
     *,
     lazy: Literal[False] = False,
-    mapping: _Mapping = None,
+    mapping: LogMapping = None,
 ) -> Transitions: ...
 @overload
 def open_transitions(
@@ -54,18 +57,23 @@ def open_transitions(
     action_space: _Space = None,
     *,
     lazy: Literal[True],
-    mapping: _Mapping = None,
+    mapping: LogMapping = None,
 ) -> LazyTransitions: ...
 def open_transitions(
     source: LogSource,
     action_space: _Space = None,
     *,
     lazy: bool = False,
-    mapping: _Mapping = None,
+    mapping: LogMapping = None,
 ) -> AnyLog:
     """Read a log from ``source``: a file, a folder or ``minari:<id>``, recognised by
-    its content and not by its name.
+    its content and not by its name, or what a Python session holds.
 
+    The latter is a pandas, polars or Arrow frame (read like a table in a file), a dict
+    of arrays (like an NPZ archive), a d3rlpy ``MDPDataset`` or ``ReplayBuffer``, a
+    Minari dataset, or a list of episodes, each a dict of observations (T + 1, …),
+    actions (T, …), rewards (T,), terminations and truncations (T,)
+    (`koffline.data.episode_lists.read_episode_list` says what else is understood).
     ``action_space`` overrides what the log declares; without either, the reader assumes
     one and says so in ``metadata.notes``. ``metadata.sha256`` is the digest of the
     rows. With ``lazy`` the rows of a folder of shards, at a path or URL, stay on disk.
@@ -90,6 +98,11 @@ def open_transitions(
         if lazy:
             return declared
         return declared.load()
+    if lazy and not isinstance(source, (str, os.PathLike)):
+        raise DataError(
+            f"the log is a {type(source).__name__} in memory; lazy=True is for folders"
+            " of shards"
+        )
     if lazy and mapping is not None:
         raise DataError(
             "a table is read into memory; make shards of it with `koffline data convert"
@@ -100,8 +113,43 @@ def open_transitions(
     return _digested(open_raw(source, action_space, mapping).transitions())
 
 
+def open_log(
+    source: LogSource, action_space: _Space = None, mapping: LogMapping = None
+) -> AnyLog:
+    """What a user gives as a log, as evaluations take it: a folder of shards stays on
+    disk, and so does a log that is there; anything else is read by `open_transitions`.
+
+    Raises DataError.
+    """
+    is_on_disk = isinstance(source, LazyTransitions)
+    if isinstance(source, (str, os.PathLike)) and mapping is None:
+        is_on_disk = is_shard_folder(os.fspath(source))
+    if is_on_disk:
+        return open_transitions(source, action_space, lazy=True)
+    return open_transitions(source, action_space, mapping=mapping)
+
+
+def open_log_by(
+    source: LogSource, action_space: _Space, mapping: LogMapping, by: Any
+) -> tuple[AnyLog, Any]:
+    """A log, and groups of its start states by ``by``: a feature's name or number,
+    labels under a name, or any column of a table with a mapping. Raises DataError.
+    """
+    from koffline.data.table.mapping import as_mapping
+
+    is_log = isinstance(source, (Transitions, LazyTransitions))
+    if is_log or mapping is None or is_of_arrays(mapping):
+        return open_log(source, action_space, mapping), by
+    roles = as_mapping(mapping)
+    if by is None:
+        by = roles.by
+    if not isinstance(by, str):
+        return open_log(source, action_space, roles), by
+    return open_labelled(source, action_space, roles, by)
+
+
 def open_labelled(
-    source: Location, action_space: _Space, mapping: TableMapping, by: str
+    source: LogSource, action_space: _Space, mapping: TableMapping, by: str
 ) -> tuple[Transitions, str | dict[str, np.ndarray]]:
     """A log from a table, and its groups by the column ``by``: {name: value at each
     episode's first row}.
@@ -128,11 +176,11 @@ def _digested(log: Transitions) -> Transitions:
 
 
 def open_raw(
-    source: Location, action_space: _Space = None, mapping: _Mapping = None
+    source: LogSource, action_space: _Space = None, mapping: LogMapping = None
 ) -> RawLog:
     """Open a log with unchecked values, to list all of its errors. Raises DataError."""
     if not isinstance(source, (str, os.PathLike)):
-        raise no_log(source)
+        return read_object(source, action_space, mapping)
     name = os.fspath(source)
     with Place(name, _says_table(mapping)) as place:
         is_table = place.is_table or place.table_kind is not None
@@ -146,7 +194,7 @@ def open_raw(
         return read_log(place, Request(action_space, mapping, one_step))
 
 
-def layout_of(source: Location, mapping: _Mapping = None) -> str:
+def layout_of(source: Location, mapping: LogMapping = None) -> str:
     """What the layout of a log is called. Raises DataError if it is not known."""
     with Place(os.fspath(source), _says_table(mapping)) as place:
         reader = recognise(place)
@@ -158,29 +206,30 @@ def layout_of(source: Location, mapping: _Mapping = None) -> str:
         return f"{reader.title}: {tool}"
 
 
-def _says_table(mapping: _Mapping) -> bool:
+def _says_table(mapping: LogMapping) -> bool:
     """Whether a mapping has more than arrays understand, so that the log is a table."""
-    if not isinstance(mapping, Mapping):
-        return mapping is not None
-    is_of_arrays = bool(mapping) and OF_ARRAYS.issuperset(mapping)
-    return not is_of_arrays or mapping.get("one_step", True) is not True
+    return not is_of_arrays(mapping)
 
 
 def write_transitions(
-    transitions: Transitions,
+    transitions: LogSource,
     target: Location,
     format: str | None = None,
     force: bool = False,
+    *,
+    mapping: LogMapping = None,
 ) -> str:
     """Write ``transitions`` to the path ``target`` atomically and return the format
     used.
 
+    transitions: a log, or anything that `open_transitions` reads with ``mapping``.
     format: ``hdf5``, ``minari``, ``npz``, ``d3rlpy``, ``parquet``, ``arrow`` or
     ``csv``. By default the target decides: ``minari:<id>`` is Minari, .hdf5 and .h5 our
     HDF5, .npz NPZ, .parquet Parquet, .arrow and .feather Arrow, .csv CSV (which stores
     the rows but no action space and no metadata). Minari takes a folder or
     ``minari:<id>``. Raises DataError, also if the target exists without ``force``.
     """
+    transitions = open_log(transitions, mapping=mapping)
     check_in_memory(transitions)
     name = os.fspath(target)
     chosen = target_format(name, format)
@@ -229,7 +278,7 @@ def convert_to_shards(
     shard_rows: int,
     force: bool = False,
     action_space: _Space = None,
-    mapping: _Mapping = None,
+    mapping: LogMapping = None,
 ) -> LazyTransitions:
     """Write ``source`` as a folder of shards and open it; tables and shards are read
     piece by piece.

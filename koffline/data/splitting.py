@@ -11,6 +11,8 @@ from jaxtyping import Int
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.hashing import unit_hash
 from koffline.data.late_ends import without_late_ends
+from koffline.data.sources import LogMapping, LogSource, open_transitions
+from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.data.units import UNITS_STREAM, Part, smallest_units, units_of_shards
 from koffline.errors import ConfigError
@@ -20,15 +22,23 @@ _WHOLE = " (in the whole log)"
 
 
 def split_transitions(
-    log: Transitions, held_out: float = 0.3, seed: int = 0
+    log: LogSource,
+    held_out: float = 0.3,
+    seed: int = 0,
+    *,
+    mapping: LogMapping = None,
+    action_space: SpaceRequest | None = None,
 ) -> tuple[Transitions, Transitions]:
     """Split a log in two; the second part has the share ``held_out`` of its clusters,
     episodes or rows.
 
+    log, mapping, action_space: as in `koffline.open_transitions`.
     Clusters and episodes stay whole; those with the smallest hashes for the seed are
     held out. Notes with numbers then say that they are about the whole log. Raises
     ConfigError.
     """
+    if not isinstance(log, LazyTransitions):
+        log = open_transitions(log, action_space, mapping=mapping)
     is_share = isinstance(held_out, Real) and 0.0 < held_out < 1.0
     if not isinstance(log, Transitions) or not is_share:
         raise ConfigError(

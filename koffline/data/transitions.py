@@ -413,11 +413,9 @@ def check_in_memory(log: Any) -> None:
 
 def no_log(log: object) -> DataError:
     """Error that says which function makes a log in memory of something else."""
-    open_it = (
-        "koffline.open_transitions(path, lazy=False),"
-        " koffline.data.replay.from_d3rlpy(buffer)"
-    )
     return DataError(
-        f"the log is a {type(log).__name__}; {open_it} or koffline.Transitions(…)"
-        " makes one"
+        f"the log is a {type(log).__name__}; give a path, a pandas, polars or Arrow"
+        " frame, a dict of arrays, a d3rlpy ReplayBuffer, a Minari dataset or a list of"
+        " episodes to koffline.open_transitions(…, lazy=False), or make a"
+        " koffline.Transitions(…)"
     )

@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.late_ends import without_late_ends
+from koffline.data.sources import LogMapping, LogSource, open_transitions
+from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions, check_in_memory
 from koffline.errors import ConfigError, DataError, counted
 from koffline.ope.value_functions import (
@@ -71,21 +74,26 @@ class CrossFitted:
 
 
 def cross_fit(
-    transitions: Transitions,
+    transitions: LogSource,
     fit: Callable[[Transitions], Any],
     folds: int = 2,
     seed: int = 0,
+    *,
+    mapping: LogMapping = None,
+    action_space: SpaceRequest | None = None,
 ) -> CrossFitted:
     """Fit one value function per fold of ``transitions``, each to the rows of all other
     folds.
 
     Returns a `CrossFitted`: every row is valued by the model that was not fitted to its
-    fold. fit: from a log to anything `as_value_function` reads. Folds consist of whole
-    clusters, episodes or rows, are equally large and drawn with ``seed``. Rows of
-    weight zero are not fitted but get values. The log must be in memory, else
-    DataError. Raises ConfigError if there are fewer clusters, episodes or rows than
-    folds.
+    fold. transitions, mapping, action_space: as in `koffline.evaluate`. fit: from a log
+    to anything `as_value_function` reads. Folds consist of whole clusters, episodes or
+    rows, are equally large and drawn with ``seed``. Rows of weight zero are not fitted
+    but get values. The log must be in memory, else DataError. Raises ConfigError if
+    there are fewer clusters, episodes or rows than folds.
     """
+    if not isinstance(transitions, LazyTransitions):
+        transitions = open_transitions(transitions, action_space, mapping=mapping)
     check_in_memory(transitions)
     transitions = without_late_ends(transitions)
     assigned = assign_folds(transitions, folds, seed)

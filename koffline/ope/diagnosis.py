@@ -13,6 +13,8 @@ import numpy as np
 
 from koffline.data.copies import without_copies
 from koffline.data.late_ends import without_late_ends
+from koffline.data.sources import LogMapping, LogSource, open_transitions
+from koffline.data.spaces import SpaceRequest
 from koffline.data.structure import symptoms_of
 from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.bellman_test import BellmanTest, bellman_test
@@ -29,7 +31,7 @@ from koffline.ope.results import LogResult, describe_log, plain
 from koffline.ope.value_functions import (
     ValueFunction,
     as_value_function,
-    check_arguments,
+    log_to_test,
 )
 from koffline.policy_specs import as_policy
 
@@ -88,14 +90,16 @@ class Diagnosis(LogResult):
         )
 
 
-def diagnose(
+def diagnose(  # noqa: PLR0913
     q: Any,
-    transitions: Transitions,
+    transitions: LogSource,
     policy: Any,
     gamma: float | None = None,
     *,
+    mapping: LogMapping = None,
+    action_space: SpaceRequest | None = None,
     seed: int = 0,
-    trained_on: Transitions | None = None,
+    trained_on: LogSource | None = None,
     allow_training_rows: bool = False,
     regions: int = 5,
     **options: Any,
@@ -104,13 +108,13 @@ def diagnose(
 
     Returns a `Diagnosis`; its values and residuals are in the units of the log's
     rewards. q: anything `koffline.bellman_test` takes as a value function, or what
-    `koffline.cross_fit` made of this log. transitions, policy, gamma, seed, trained_on,
-    allow_training_rows and ``options`` (level, draws, …): as in
-    `koffline.bellman_test`. regions: how many places with the largest errors to list.
-    Raises KofflineError in one line (DataError for a log on disk).
+    `koffline.cross_fit` made of this log. transitions, policy, gamma, mapping,
+    action_space, seed, trained_on, allow_training_rows and ``options`` (level, draws,
+    …): as in `koffline.bellman_test`. regions: how many places with the largest errors
+    to list. Raises KofflineError in one line (DataError for a log on disk).
     """
     started = time.perf_counter()
-    check_arguments(q, transitions)
+    transitions = log_to_test(q, transitions, action_space, mapping)
     space = transitions.action_space
     shape = transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
@@ -121,6 +125,8 @@ def diagnose(
         function = as_value_function(q, space, shape)
     merged = without_copies(without_late_ends(transitions))
     log = merged.transitions
+    if trained_on is not None:
+        trained_on = open_transitions(trained_on, action_space, mapping=mapping)
     test = bellman_test(
         function,
         log,

@@ -14,7 +14,8 @@ import torch
 
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import AnyLog
-from koffline.data.spaces import ACTIONS
+from koffline.data.sources import LogMapping, LogSource, open_log, open_log_by
+from koffline.data.spaces import ACTIONS, SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError, chance
 from koffline.fitting import Progress
@@ -42,11 +43,13 @@ from koffline.policies import DiscretePolicy, Policy
 _FEW_ACTIONS = 8
 
 
-def evaluate(
-    transitions: AnyLog,
+def evaluate(  # noqa: PLR0913
+    transitions: LogSource,
     policy: Any,
     gamma: float | None = None,
     *,
+    mapping: LogMapping = None,
+    action_space: SpaceRequest | None = None,
     initial_observations: np.ndarray | None = None,
     settings: EvaluationSettings | None = None,
     stream: StreamSettings | None = None,
@@ -57,7 +60,10 @@ def evaluate(
     """Estimate what a policy is worth from the log's initial states: J = E_{s0, a~π}
     Q(s0, a).
 
-    transitions: the log. policy: anything ``koffline.load_policy`` reads, a policy
+    transitions: a log, or anything that `koffline.open_transitions` reads: a path, a
+    pandas, polars or Arrow frame, a dict of arrays, a d3rlpy buffer, a Minari dataset,
+    a list of episodes. mapping: what the columns of a table are; action_space: in place
+    of what the log declares. policy: anything ``koffline.load_policy`` reads, a policy
     object, or a callable from observations (N, …) to probabilities (N, n), action
     numbers (N,) or actions (N, k). gamma: the discount factor in (0, 1); None: the
     log's own hint. initial_observations (E, …): start states that replace the first
@@ -75,7 +81,8 @@ def evaluate(
     same arguments give the same result on the same machine; other processors may round
     differently. (Feng et al. 2019, equ:vstat)
     """
-    settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
+    log, by = open_log_by(transitions, action_space, mapping, by)
+    settings = merge_settings(log, settings, {"gamma": gamma, **options})
     known.check_interval(settings.estimator, settings.interval)
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if by is not None:
@@ -87,7 +94,7 @@ def evaluate(
 
     def estimate_by(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:
         with open_workspace(
-            transitions, policy, settings, initial_observations, stream, progress
+            log, policy, settings, initial_observations, stream, progress
         ) as workspace:
             return _estimate(workspace, by)
 
@@ -268,10 +275,12 @@ def merge_settings(
 
 
 def estimate_all(  # noqa: PLR0913
-    transitions: AnyLog,
+    transitions: LogSource,
     policy: Any,
     gamma: float | None = None,
     *,
+    mapping: LogMapping = None,
+    action_space: SpaceRequest | None = None,
     names: str | Estimator | Sequence[str | Estimator] | None = None,
     bounds: bool = True,
     initial_observations: np.ndarray | None = None,
@@ -292,10 +301,11 @@ def estimate_all(  # noqa: PLR0913
     (no episodes, no probabilities …) gives a row with the reason. Raises ConfigError
     for unknown names, and KofflineError if no estimator applies.
     """
-    settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
+    log = open_log(transitions, action_space, mapping)
+    settings = merge_settings(log, settings, {"gamma": gamma, **options})
     wanted = known.having(settings.interval, _names_of(names))
     with open_workspace(
-        transitions, policy, settings, initial_observations, stream, progress
+        log, policy, settings, initial_observations, stream, progress
     ) as workspace:
         rows = [_row(name, workspace) for name in wanted]
         estimates = {row.name: row.estimate for row in rows if row.estimate is not None}

@@ -16,6 +16,8 @@ import numpy as np
 
 from koffline.config import EvaluationSettings
 from koffline.data.disk.log import AnyLog
+from koffline.data.sources import LogMapping, LogSource, open_log
+from koffline.data.spaces import SpaceRequest
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
 from koffline.ope.comparisons import Comparison, compare_intervals, compare_replicas
@@ -111,11 +113,13 @@ class PolicyRanking(LogResult):
         return "\n".join(lines)
 
 
-def select_policies(
-    transitions: AnyLog,
+def select_policies(  # noqa: PLR0913
+    transitions: LogSource,
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
+    mapping: LogMapping = None,
+    action_space: SpaceRequest | None = None,
     initial_observations: np.ndarray | None = None,
     settings: EvaluationSettings | None = None,
     stream: StreamSettings | None = None,
@@ -134,16 +138,17 @@ def select_policies(
     KofflineError.
     """
     started = time.perf_counter()
-    settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
+    log = open_log(transitions, action_space, mapping)
+    settings = merge_settings(log, settings, {"gamma": gamma, **options})
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if settings.estimator == AUTO:  # differences are resampled with the networks
         settings = settings.model_copy(
             update={"estimator": default_head(settings.steps)}
         )
-    named = _named_policies(policies, transitions)
+    named = _named_policies(policies, log)
     estimate_policies = partial(
         _estimate_policies,
-        transitions,
+        log,
         named,
         progress,
         initial_observations=initial_observations,

@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped, UInt64
 
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.hashing import hash_rows
+from koffline.data.objects import is_instance_of_loaded
+from koffline.data.sources import LogMapping, LogSource, open_transitions
+from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import (
     ActionSpace,
     Continuous,
@@ -30,12 +34,7 @@ from koffline.policies.base import (
     check_spaces,
     describe_actions,
 )
-from koffline.policy_specs import (
-    ModuleFunction,
-    import_object,
-    is_instance_of_loaded,
-    training_rows,
-)
+from koffline.policy_specs import ModuleFunction, import_object, training_rows
 
 Fingerprints = UInt64[np.ndarray, " row"]
 _ACCEPTED = (
@@ -167,15 +166,23 @@ def counted_rows(transitions: Transitions) -> Fingerprints:
     return rows[transitions.weights > 0.0]
 
 
-def check_arguments(q: Any, transitions: Any) -> None:
-    """Raise DataError if the second argument is no log in memory, or the first one is a
-    log.
+def log_to_test(
+    q: Any,
+    transitions: LogSource,
+    action_space: SpaceRequest | None,
+    mapping: LogMapping,
+) -> Transitions:
+    """The log in memory on which a value function is tested. Raises DataError if it
+    stays on disk, or if the first argument is a log.
     """
     if isinstance(q, Transitions):
         raise DataError(
             "the first argument is a log; give the value function, the log, the policy"
         )
+    if not isinstance(transitions, LazyTransitions):
+        transitions = open_transitions(transitions, action_space, mapping=mapping)
     check_in_memory(transitions)
+    return transitions
 
 
 def as_value_function(

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from koffline.errors import escaped_json, without_controls
+from koffline.display import finished, make_console, print_labelled, print_table
+from koffline.errors import escaped_json
 from koffline.store.files import atomic_folder, parents_made
 from koffline.store.run_record import FILE, check_results, result_files, shown_command
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-_WIDTH = 116
-Row = Sequence[str]
+__all__ = ["Report", "make_console", "print_labelled", "print_table"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Report:
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
-            finalize=_finished,  # of every value before it is escaped
+            finalize=finished,  # of every value before it is escaped
         )
         environment.filters |= {
             name: value for name, value in vars(words).items() if callable(value)
@@ -122,15 +122,6 @@ class Report:
             console.print(f"report: {page}", soft_wrap=True)
 
 
-def _finished(value: Any) -> Any:
-    """A value as it is shown: texts without control characters; what is HTML already
-    is made of such texts.
-    """
-    if isinstance(value, str) and not hasattr(value, "__html__"):
-        return without_controls(value)
-    return value
-
-
 class _Images(NamedTuple):
     """A figure as the content of a PNG file, and as an inline element of a page."""
 
@@ -148,64 +139,3 @@ def _images(figure: Figure) -> _Images:
     )
     text = svg.getvalue()
     return _Images(png.getvalue(), text[text.index("<svg") :])
-
-
-def make_console(width: int = _WIDTH) -> Console:
-    """Console as wide as the terminal, or wide enough not to break numbers; without
-    markup.
-
-    It prints texts without control characters.
-    """
-    from rich.console import Console
-
-    class CleanConsole(Console):
-        def print(self, *objects: Any, **options: Any) -> None:
-            super().print(*map(_finished, objects), **options)
-
-    console = CleanConsole(emoji=False, markup=False)
-    if not console.is_terminal:
-        console.width = max(console.width, width)
-    return console
-
-
-def print_table(
-    console: Console,
-    title: str,
-    columns: Row,
-    *parts: Iterable[Row],
-    right: Sequence[str] = (),
-) -> None:
-    """Print a table with its title on the left and a line between its parts.
-
-    columns: their headings; empty for lines of name and value. right: the columns of
-    numbers.
-    """
-    from rich.table import Table
-
-    table = Table(
-        title=without_controls(title), title_justify="left", show_header=bool(columns)
-    )
-    if not columns:
-        table.add_column(style="bold")
-    for name in columns or ("",):
-        side: Literal["left", "right"] = "left"
-        if name in right:
-            side = "right"
-        table.add_column(without_controls(name), justify=side, overflow="fold")
-    for rows in parts:
-        for row in rows:
-            table.add_row(*map(without_controls, row))
-        table.add_section()
-    console.print(table)
-
-
-def print_labelled(
-    console: Console, label: str, text: str, style: str = "yellow"
-) -> None:
-    """Print one long line after a coloured label."""
-    from rich.text import Text
-
-    heading = without_controls(f"{label}:")
-    console.print(
-        Text.assemble((heading, style), without_controls(f" {text}")), soft_wrap=True
-    )

@@ -13,9 +13,10 @@ import numpy as np
 import polars as pl
 import yaml
 
+from koffline import display
 from koffline.data.columns import in_natural_order
 from koffline.data.flat import REQUIRED, used_keys
-from koffline.data.kinds import CSV, HDF5, NPZ, find_tables, is_log_source
+from koffline.data.kinds import CSV, HDF5, NPZ, is_log_source
 from koffline.data.raw import ORDER, SHARED
 from koffline.data.structure import symptoms_of
 from koffline.data.table import profiles
@@ -24,6 +25,13 @@ from koffline.data.table.assembly import assemble
 from koffline.data.table.column_names import Flag, flag_of, is_pattern, parts, says_cut
 from koffline.data.table.flag_values import TRUE
 from koffline.data.table.guesses import Guess, guess_roles, the_list
+from koffline.data.table.held import (
+    HeldTable,
+    TableSource,
+    find_files,
+    held_columns,
+    held_frame,
+)
 from koffline.data.table.last_rows import find_final_states, find_no_action
 from koffline.data.table.later import find_later
 from koffline.data.table.mapping import (
@@ -91,11 +99,28 @@ _ACTIONS = frozenset(("action", "actions"))
 _COSTS = ("cost", "costs", "loss", "penalty")
 
 
-@dataclass
+# headings of the table of columns, and what stands below them
+_SHOWN = {
+    "column": "name",
+    "kind": "kind",
+    "missing": "missing",
+    "distinct": "distinct",
+    "range": "range",
+    "for example": "example",
+    "guess": "role",
+    "because": "reason",
+}
+_TEXT_WIDTH = 160  # of the table of columns
+
+
+@dataclass(repr=False)
 class Inspection:
     """Columns of the first ``rows`` rows of a log, problems, and for a table the
     guessed mapping.
 
+    ``str(inspection)`` is what `koffline data inspect` prints; in a notebook the same
+    is a table. Edit ``mapping`` and give it to `koffline.open_transitions` or
+    `koffline.evaluate`.
     A key of ``mapping`` whose value begins with "?" is open: ``open`` lists its
     answers, and commands refuse the mapping until one is chosen. ``is_open``: only the
     user can say which rows form an episode.
@@ -103,7 +128,7 @@ class Inspection:
     that wrote the table, if it is known.
     """
 
-    source: str
+    source: TableSource
     rows: int
     columns: list[ColumnProfile]
     mapping: dict[str, Any] = field(default_factory=dict)
@@ -135,19 +160,83 @@ class Inspection:
         columns = [
             {name: getattr(column, name) for name in names} for column in self.columns
         ]
-        return {**vars(self), "columns": columns}
+        return {**vars(self), "source": str(self.source), "columns": columns}
+
+    @property
+    def roles(self) -> dict[str, tuple[str, ...]]:
+        """Names of the columns by the role that each may have; "ignored" are those
+        without one.
+        """
+        columns: dict[str, tuple[str, ...]] = {}
+        for column in self.columns:
+            columns[column.role] = (*columns.get(column.role, ()), column.name)
+        return columns
+
+    @property
+    def title(self) -> str:
+        """What was looked at, and how much of it."""
+        return f"{self.source}, {self.rows} rows looked at"
+
+    def cells(self) -> list[list[str]]:
+        """The table of columns: what each holds, and its guessed role."""
+        rows = []
+        for column in self.columns:
+            cells = []
+            for name in _SHOWN.values():
+                value = getattr(column, name)
+                cells.append(printable(str(value or "")))
+            rows.append(cells)
+        return rows
+
+    def lines(self) -> list[str]:
+        """The layout if it is known, problems and notes, a line each."""
+        layout = []
+        if self.layout:
+            layout.append(f"layout: {self.layout}")
+        problems = [
+            f"problem {number}: {printable(problem)}"
+            for number, problem in enumerate(self.problems, 1)
+        ]
+        notes = [f"note: {printable(note)}" for note in self.notes]
+        return layout + problems + notes
+
+    def show(self, console: Any) -> None:
+        """Print the table of columns."""
+        display.print_table(console, self.title, list(_SHOWN), self.cells())
+
+    def __str__(self) -> str:
+        parts = [display.as_text(self.show, _TEXT_WIDTH), *self.lines()]
+        if self.mapping:
+            parts.append(f"\n{self.to_yaml()}")
+        return "\n".join(parts)
+
+    def __repr__(self) -> str:
+        parts = [
+            counted(len(self.columns), "column"),
+            counted(len(self.problems), "problem"),
+        ]
+        if self.is_open:
+            parts.append("open: which rows belong together")
+        if self.open:
+            parts.append(f"open: {', '.join(self.open)}")
+        return f"Inspection({printable(str(self.source))}: {'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table of columns, problems, notes and the mapping."""
+        page = display.html_table(self.title, list(_SHOWN), self.cells())
+        page += display.html_list(self.lines())
+        if self.mapping:
+            page += f"<pre>{display.html_text(self.to_yaml())}</pre>"
+        return display.html_box(page)
 
     def to_yaml(self) -> str:
         """The mapping as YAML to edit, with problems and alternatives as comments."""
         lines = [
             (
-                f"# Columns of {printable(self.source)}, guessed from its first"
+                f"# Columns of {printable(str(self.source))}, guessed from its first"
                 f" {self.rows} rows. Edit, then:"
             ),
-            (
-                "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma"
-                " 0.99"
-            ),
+            self._usage,
             *(f"# problem: {printable(problem)}" for problem in self.problems),
         ]
         for key in TableMapping.model_fields:
@@ -162,6 +251,16 @@ class Inspection:
                 shown = printable(f"{column.name} ({column.reason})")
                 lines.append(f"# ignored: {shown}")
         return "\n".join(lines) + "\n"
+
+    @property
+    def _usage(self) -> str:
+        """How the mapping is given to an evaluation, as a comment."""
+        if isinstance(self.source, HeldTable):
+            return (
+                "#   koffline.evaluate(frame, policy, gamma=0.99,"
+                " mapping=inspection.mapping)"
+            )
+        return "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma 0.99"
 
     def _lines_of(self, key: str) -> list[str]:
         """A key of the mapping and its value, below a comment on its alternatives."""
@@ -180,8 +279,47 @@ class Inspection:
         return lines
 
 
+def inspect(
+    source: Any,
+    *,
+    action: str | Sequence[str] | None = None,
+    reward: str | None = None,
+    episode: str | None = None,
+    time: str | None = None,
+    rows: int = 100_000,
+) -> Inspection:
+    """Look at a table before it is read: its columns, the role that each may have, all
+    problems, and a mapping to edit.
+
+    source: a path, URL or pattern of files; a pandas, polars or Arrow frame; or a dict
+    of columns. action, reward, episode, time: columns whose role is known, because no
+    name says so. rows: the most to look at. A key of ``mapping`` that only you can
+    answer begins with "?"; it is refused until you replace it by one of the answers
+    that ``open`` lists. Raises DataError, also for files that need no mapping.
+    """
+    known: dict[str, tuple[str, ...]] = {}
+    if isinstance(action, str):
+        known["action"] = (action,)
+    elif action is not None:
+        known["action"] = tuple(action)
+    for role, column in {"reward": reward, "episode": episode, "time": time}.items():
+        if column is not None:
+            known[role] = (column,)
+    if isinstance(source, (str, os.PathLike)):
+        return inspect_table(source, rows, known)
+    table = held_frame(source)
+    if table is None and isinstance(source, Mapping):
+        table = held_columns(source, "the dict of arrays")
+    if table is None:
+        raise DataError(
+            f"inspect looks at tables, and received a {type(source).__name__}; give a"
+            " path, a pandas, polars or Arrow frame, or a dict of columns"
+        )
+    return inspect_table(table, rows, known)
+
+
 def inspect_table(
-    source: Location,
+    source: Location | HeldTable,
     rows: int = 100_000,
     known: Mapping[str, Sequence[str]] | None = None,
     format: str | None = None,
@@ -193,10 +331,12 @@ def inspect_table(
     default it is recognised. Raises DataError, also for files that need no mapping, for
     known columns that the table does not have, and for tables of another tool.
     """
-    name = os.fspath(source)
     if format is not None:
         check_name(format)
-    kind, files, header = _table_without_roles(name)
+    if not isinstance(source, HeldTable):
+        source = os.fspath(source)
+    name = str(source)
+    kind, files, header = _table_without_roles(source)
     stored = dict(header.fields)
     readable = {
         column: column_type
@@ -221,7 +361,7 @@ def inspect_table(
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     guess = _guess(columns, tool, known or {})
-    inspection = Inspection(name, held.height, columns)
+    inspection = Inspection(source, held.height, columns)
     if tool is not None:
         inspection.layout = tool.title
     if tool is not None and tool.one_step:
@@ -392,14 +532,17 @@ def _check_known(
     problems.refuse()
 
 
-def _table_without_roles(name: str) -> tuple[str, tuple[str, ...], Reader]:
-    """The kind of a table, its files, and the columns of the first.
+def _table_without_roles(
+    source: TableSource,
+) -> tuple[str, tuple[TableSource, ...], Reader]:
+    """The kind of a table, its files, and the columns of the first one.
 
     Raises DataError if it needs no mapping, since its keys are those of a log.
     """
-    has_roles = is_log_source(name)
+    name = str(source)
+    has_roles = not isinstance(source, HeldTable) and is_log_source(source)
     if not has_roles:
-        kind, files = find_tables(name, is_table=True)
+        kind, files = find_files(source, is_table=True)
         header = header_of(files[0], kind)
         stored = dict(header.fields)
         has_roles = kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()
@@ -472,7 +615,11 @@ def _has_all_roles(inspection: Inspection) -> bool:
 
 
 def _first_rows(
-    name: str, kind: str, files: tuple[str, ...], readable: dict[str, Any], rows: int
+    name: str,
+    kind: str,
+    files: tuple[TableSource, ...],
+    readable: dict[str, Any],
+    rows: int,
 ) -> tuple[pl.DataFrame, list[str]]:
     """The first rows of the columns that can be read, and why others cannot; these
     leave ``readable``.
@@ -857,7 +1004,7 @@ def _survey(inspection: Inspection, rows: int) -> None:
     rows: the most to read. If rewards of rows without an action would be lost, the
     mapping is changed so that they are moved, and the log is read again.
     """
-    problems = Problems(inspection.source)
+    problems = Problems(str(inspection.source))
     notes = list[str]()
     signs: list[str] = []
     with problems.noted():

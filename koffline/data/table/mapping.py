@@ -42,6 +42,11 @@ _OWN_ROLES = (
 EXAMPLE = (
     "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
 )
+PYTHON_EXAMPLE = (
+    "mapping={'observations': 'x_*', 'action': 'a', 'reward': 'r', 'episode': 'id',"
+    " 'time': 't', 'terminal': 'done'} (every row a decision of its own: 'one_step':"
+    " True, not the last three)"
+)
 INSPECT = (
     "`koffline data inspect FILE --out mapping.yaml` writes a first mapping; to train,"
     " `data convert`"

@@ -32,9 +32,19 @@ from koffline.data.array_layouts import (
     joined_groups,
     unrolled_ring,
 )
-from koffline.data.kinds import CSV, HDF5, JSON, NO_TABLE, NPZ, PARQUET, STREAM
+from koffline.data.kinds import (
+    CSV,
+    HDF5,
+    HELD,
+    JSON,
+    NO_TABLE,
+    NPZ,
+    PARQUET,
+    STREAM,
+)
 from koffline.data.table.arrow_frames import frame_of_batch, polars_type
 from koffline.data.table.csv_texts import list_columns, read_preamble, with_lists
+from koffline.data.table.held import HeldTable, TableSource
 from koffline.data.table.json_records import BYTES_PER_BYTE, columns_of
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
@@ -70,13 +80,19 @@ class Reader:
 
 
 @contextlib.contextmanager
-def table_reader(name: str, kind: str, as_texts: bool = False) -> Iterator[Reader]:
-    """Open a file of a table. Raises DataError, also if its arrays are no columns.
+def table_reader(
+    source: TableSource, kind: str, as_texts: bool = False
+) -> Iterator[Reader]:
+    """Open a file of a table, or a table in memory. Raises DataError, also if its
+    arrays are no columns.
 
     as_texts: numbers in CSV stay texts, whatever type is requested.
     """
+    name = str(source)
     with faults(name, kind), contextlib.ExitStack() as stack:
-        if kind == CSV:
+        if isinstance(source, HeldTable):
+            yield _held_reader(source)
+        elif kind == CSV:
             yield _csv_reader(name, as_texts)
         elif kind == JSON:
             yield _json_reader(name)
@@ -124,6 +140,11 @@ def faults(name: str, kind: str) -> Iterator[None]:
             if "utf" in reason.lower():
                 raise DataError(
                     f"{name} is not UTF-8 text; save it as UTF-8 (or as Parquet)"
+                ) from None
+            if kind == HELD:
+                raise DataError(
+                    f"{name} cannot be read as a table ({reason}); mend that column, or"
+                    " leave it out"
                 ) from None
             raise DataError(
                 f"{name} is a truncated or corrupt {kind} file ({reason}); copy or"
@@ -432,6 +453,29 @@ def _arrow_reader(name: str, source: Any) -> Reader:
         [(field.name, polars_type(field.type)) for field in schema],
         frames,
         schema.metadata or {},
+    )
+
+
+def _held_reader(source: HeldTable) -> Reader:
+    """A table in memory; its texts are dictionaries or not, as it holds them."""
+    table = source.table
+
+    def frames(columns: Columns, rows: int) -> _Frames:
+        for batch in table.select(list(columns)).to_batches(max_chunksize=rows):
+            yield frame_of_batch(batch, source.name)
+
+    def declared(columns: Columns, itemsize: int) -> tuple[int, int]:
+        total = 0
+        for name, kind in columns.items():
+            numbers = table.num_rows * max(itemsize, width_of(kind))
+            total += max(numbers, table.column(name).nbytes)
+        return total, 0
+
+    return Reader(
+        [(field.name, polars_type(field.type)) for field in table.schema],
+        frames,
+        table.schema.metadata or {},
+        declared,
     )
 
 

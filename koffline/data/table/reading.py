@@ -22,6 +22,7 @@ from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
 from koffline.data.table.assembly import assemble, begins_episode
 from koffline.data.table.counts import TableCounts
+from koffline.data.table.held import HeldTable
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.numbers import hashed_ids
 from koffline.data.table.readers import faults
@@ -39,12 +40,12 @@ _SPLIT = "give its longest episodes several ids"
 
 
 def read_table(
-    source: Location,
+    source: Location | HeldTable,
     mapping: MappingRequest | None = None,
     action_space: SpaceRequest | None = None,
 ) -> RawLog:
-    """A whole table (a file, folder, pattern or URL) as aligned columns. Raises
-    DataError in one line.
+    """A whole table (a file, folder, pattern or URL, or one in memory) as aligned
+    columns. Raises DataError in one line.
 
     Episodes are ordered by their first dates or, if times are no dates, by the places
     of their first steps in the table; rows are in time order, whatever the order of the
@@ -52,7 +53,9 @@ def read_table(
     ``metadata.extra["action_names"]`` are the values of a categorical action in the
     order of their numbers.
     """
-    table = prepare_table(os.fspath(source), mapping, action_space, in_memory=True)
+    if not isinstance(source, HeldTable):
+        source = os.fspath(source)
+    table = prepare_table(source, mapping, action_space, in_memory=True)
     assert table.rows.held is not None, "asked for"
     with faults(table.source, table.rows.kind):
         (raw_log,) = _assembled(table, [table.rows.held])

@@ -12,7 +12,7 @@ import polars as pl
 
 from koffline.data.ends import EndFlags, LinkCounts, rows_are_linked
 from koffline.data.flat import ONE_STEP_NOTE
-from koffline.data.kinds import find_tables
+from koffline.data.kinds import HELD
 from koffline.data.raw import FileDescription, read_description, settle_space
 from koffline.data.spaces import (
     ACTIONS,
@@ -26,6 +26,7 @@ from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.flag_values import read_flags
+from koffline.data.table.held import TableSource, find_files
 from koffline.data.table.last_rows import rlds_flag
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.missing import without_values
@@ -153,22 +154,23 @@ class SurveyedTable:
 
 
 def prepare_table(
-    name: str,
+    source: TableSource,
     mapping: mappings.MappingRequest | None,
     action_space: SpaceRequest | None,
     *,
     in_memory: bool,
     first: int | None = None,
 ) -> SurveyedTable:
-    """Find the files of a name, apply the mapping, and pass over the rows once; errors
+    """Find the files of a table, apply the mapping, and pass over the rows once; errors
     are in ``problems``.
 
     mapping: None for tables that koffline wrote. Without ``in_memory``, rows are read
     from the files in every pass, and episodes are counted. first: the most rows to read
     into memory. Raises DataError for all that is wrong with the mapping.
     """
+    name = str(source)
     is_own = mapping is None
-    kind, files = find_tables(name, is_table=not is_own)
+    kind, files = find_files(source, is_table=not is_own)
     file = header_of(files[0], kind)
     stored = dict(file.fields)
     chosen = _chosen_mapping(mapping, name, kind, stored)
@@ -250,6 +252,12 @@ def _chosen_mapping(
         f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the"
         " last three)"
     )
+    if kind == HELD:
+        raise DataError(
+            f"{name} has columns {listed(stored)}; say what they are, as in"
+            f" {mappings.PYTHON_EXAMPLE}; koffline.inspect(frame).mapping is a first"
+            " one, and koffline.inspect(frame) says what is open in it"
+        )
     raise DataError(
         f"{name} is a {kind} table with columns {listed(stored)}; say what they are,"
         f" as in {options} (or --mapping FILE.yaml; in Python mapping=);"

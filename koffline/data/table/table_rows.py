@@ -14,10 +14,11 @@ import numpy as np
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.kinds import NPZ
+from koffline.data.kinds import HELD, NPZ
 from koffline.data.raw import SHARED
 from koffline.data.table.arrow_frames import check_times
 from koffline.data.table.column_names import ID_NAME
+from koffline.data.table.held import HeldTable, TableSource
 from koffline.data.table.missing import is_missing_word
 from koffline.data.table.readers import Reader, table_reader, unpacked_bytes, width_of
 from koffline.data.table.text_ways import DECIMAL_COMMAS, NUMBERS, as_read
@@ -47,8 +48,8 @@ _SHORTER = "write shorter rows in smaller row groups"
 _IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
 
 
-def header_of(name: str, kind: str) -> Reader:
-    """The columns of a file, without rows.
+def header_of(name: TableSource, kind: str) -> Reader:
+    """The columns of a file or of a table in memory, without rows.
 
     Raises DataError for too many columns or repeated names.
     """
@@ -118,7 +119,7 @@ class TableRows:
     """
 
     kind: str
-    files: tuple[str, ...]
+    files: tuple[TableSource, ...]
     types: Mapping[str, Any]
     itemsize: int
     number_ways: Mapping[str, str] = field(default_factory=dict)
@@ -168,7 +169,7 @@ class TableRows:
         if self.held is not None:
             yield from self.held.iter_slices(self.batch_rows)
             return
-        size = sum(map(remote.size, self.files))
+        size = self._size
         total = 0
         for frame in self.stored(sized=again):
             check_room(frame_bytes(frame, self.itemsize))
@@ -217,22 +218,33 @@ class TableRows:
                         check_room(0, _SHORTER, at_once)
                     else:
                         if file == self.files[0]:
-                            self._announce(file, total)
+                            self._announce(str(file), total)
                         together += total
                         check_room(together, _IN_PIECES, at_once)
                 for frame in opened.frames(wanted, self.batch_rows):
-                    check_times(frame, file)
+                    check_times(frame, str(file))
                     if not frame.height:
                         continue
                     if reference is None:
                         reference = present
                     elif not above:
-                        _check_same_kinds(wanted, present, reference, file)
+                        _check_same_kinds(wanted, present, reference, str(file))
                     if dict(frame.schema) == wanted:
                         yield frame
                     else:
-                        yield self._fitted(frame, file, above)
+                        yield self._fitted(frame, str(file), above)
                     above += frame.height
+
+    @property
+    def _size(self) -> int:
+        """Bytes of all files, or of the table in memory."""
+        total = 0
+        for file in self.files:
+            if isinstance(file, HeldTable):
+                total += file.size
+            else:
+                total += remote.size(file)
+        return total
 
     def _announce(self, first: str, declared: int) -> None:
         """Say how much memory a large table will take, by what its first file declares
@@ -240,9 +252,10 @@ class TableRows:
 
         Further files count in proportion to their sizes.
         """
-        if self.kind == NPZ:  # its arrays were announced when the archive was opened
+        # arrays were announced when their archive was opened; a frame is there already
+        if self.kind in (NPZ, HELD):
             return
-        size = sum(map(remote.size, self.files))
+        size = self._size
         of_first = declared or unpacked_bytes(first)
         needed = of_first * size // max(1, remote.size(first))
         shown = first

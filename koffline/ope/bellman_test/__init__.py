@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from koffline.config import make_bellman_settings
-from koffline.data.transitions import Transitions
+from koffline.data.sources import LogMapping, LogSource, open_transitions
+from koffline.data.spaces import SpaceRequest
 from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
@@ -21,7 +22,7 @@ from koffline.ope.results import Record
 from koffline.ope.value_functions import (
     ValueFunction,
     as_value_function,
-    check_arguments,
+    log_to_test,
 )
 from koffline.policy_specs import as_policy
 
@@ -125,14 +126,16 @@ class BellmanTest(Record):
         }
 
 
-def bellman_test(
+def bellman_test(  # noqa: PLR0913
     q: Any,
-    transitions: Transitions,
+    transitions: LogSource,
     policy: Any,
     gamma: float | None = None,
     *,
+    mapping: LogMapping = None,
+    action_space: SpaceRequest | None = None,
     seed: int = 0,
-    trained_on: Transitions | None = None,
+    trained_on: LogSource | None = None,
     allow_training_rows: bool = False,
     **options: Any,
 ) -> BellmanTest:
@@ -143,17 +146,20 @@ def bellman_test(
     or .d3 file, a function (observations, actions) -> (N,) …), or what
     `koffline.cross_fit` made of these rows; then every model is tested on the rows it
     has not seen, and T is the sum over models. transitions: the log that is tested;
-    policy, gamma: as in `koffline.evaluate`. seed: of random signs, features and drawn
-    actions. trained_on: the rows q was fitted to, if q does not store them.
-    A test on those rows says nothing and is refused unless ``allow_training_rows``.
-    options: fields of `koffline.config.BellmanSettings`. Rows need not be independent:
-    along trajectories, one-step residuals are martingale differences. ``power`` and
-    ``detectable`` treat the alternative's effect on a residual as a function of (s, a);
-    they are approximate where it depends on the transition, as with random termination.
+    policy, gamma, mapping, action_space: as in `koffline.evaluate`. seed: of random
+    signs, features and drawn actions. trained_on: a log of the rows q was fitted to, if
+    q does not store them. A test on those rows says nothing and is refused unless
+    ``allow_training_rows``. options: fields of `koffline.config.BellmanSettings`. Rows
+    need not be independent: along trajectories, one-step residuals are martingale
+    differences. ``power`` and ``detectable`` treat the alternative's effect on a
+    residual as a function of (s, a); they are approximate where it depends on the
+    transition, as with random termination.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """
-    check_arguments(q, transitions)
+    transitions = log_to_test(q, transitions, action_space, mapping)
+    if trained_on is not None:
+        trained_on = open_transitions(trained_on, action_space, mapping=mapping)
     settings = make_bellman_settings(
         gamma=usual_gamma(transitions, gamma), seed=seed, **options
     )
