@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from koffline import views as _views
+
 # `typing` takes milliseconds, in which Ctrl-C would end a command with a traceback
 TYPE_CHECKING = False
 # what type checkers see; `_NAMES_IN` says the same when koffline runs
@@ -69,6 +71,13 @@ _MODULES |= {"replicas"}
 
 __all__ = ["errors", "kernel_loss", "kernels", *_HOME_OF]
 
+
+def _import_views() -> Any:
+    """The views of results, which need matplotlib and jinja2."""
+    return import_module("koffline.report.views")
+
+
+_views.provide(_import_views)
 
 if "gymnasium" in sys.modules:  # gym.make should know our worlds
     import_module("koffline.envs")

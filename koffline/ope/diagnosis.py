@@ -17,6 +17,7 @@ from koffline.data.sources import LogMapping, LogSource, open_transitions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.structure import symptoms_of
 from koffline.data.transitions import Discrete, Transitions
+from koffline.errors import printable
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import (
     Region,
@@ -44,7 +45,7 @@ _SHOWN = (
 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Diagnosis(LogResult):
     """Result of `diagnose`: whether a value function is Q^π on the log's rows, and
     where it is not.
@@ -88,6 +89,42 @@ class Diagnosis(LogResult):
         return "\n".join(
             [*self.findings, *(f"warning: {sentence}" for sentence in self.warnings)]
         )
+
+    def __repr__(self) -> str:
+        test = self.test
+        answer = "not rejected"
+        if test.rejects:
+            answer = "rejected"
+        return printable(
+            f"Diagnosis({answer}, p = {test.p_value:.3g}; {test.value_function} for"
+            f" {test.policy})"
+        )
+
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """A row for each place where residuals of one sign gather, the strongest first;
+        one row without a place if there is none.
+        """
+        about = {
+            "model": self.test.value_function,
+            "policy": self.test.policy,
+            "rejects": self.test.rejects,
+            "p_value": self.test.p_value,
+        }
+        rows = []
+        for region in self.regions:
+            rows.append(
+                {
+                    **about,
+                    "state": np.ravel(region.center).tolist(),
+                    "action": np.ravel(region.action).tolist(),
+                    "rows": region.size,
+                    "mean_residual": region.mean_residual,
+                    "standard_error": region.standard_error,
+                    "z_score": region.z_score,
+                    "beyond_chance": bool(region.is_significant),
+                }
+            )
+        return rows or [about]
 
 
 def diagnose(  # noqa: PLR0913

@@ -25,7 +25,14 @@ from koffline.ope.estimators.contract import Estimator
 from koffline.ope.estimators.registry import name_of
 from koffline.ope.estimators.running import choose_estimator, run_estimator
 from koffline.ope.estimators.system_intervals import bounds_of
-from koffline.ope.groups import By, GroupValue, check_by, groups_of, values_by_group
+from koffline.ope.groups import (
+    By,
+    GroupValue,
+    GroupValues,
+    check_by,
+    groups_of,
+    values_by_group,
+)
 from koffline.ope.log.facts import usual_gamma
 from koffline.ope.networks.resampling import start_values
 from koffline.ope.results import (
@@ -163,7 +170,7 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
         behavior_value=behavior_value,
         uplift=estimate.uplift,
         by=None if groups is None else groups.by,
-        groups=group_values,
+        groups=GroupValues(group_values),
         estimator=name,
         diagnostics={**common_diagnostics(workspace), **estimate.diagnostics},
         warnings=(*workspace.log.copies, *estimate.warnings),

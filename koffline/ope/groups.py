@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,18 +15,38 @@ from jaxtyping import Float, Int, Shaped
 from koffline.data.columns import natural_key
 from koffline.data.spaces import Features
 from koffline.data.units import cluster_sums
-from koffline.errors import ConfigError, DataError, counted, nearest_name
+from koffline.errors import (
+    ConfigError,
+    DataError,
+    counted,
+    listed,
+    nearest_name,
+    printable,
+)
 from koffline.ope import thresholds
 from koffline.ope.assumptions.markov import group_shift
 from koffline.ope.log.coverage import clause_on_holes, visited_holes
 from koffline.ope.log.working_log import Columns, LogPart, WorkingLog
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
 from koffline.ope.networks.last_layer import last_layer, mean_values, sum_starts
-from koffline.ope.results import Interval, PointEstimate, Record
+from koffline.ope.results import (
+    FrameLibrary,
+    Interval,
+    PointEstimate,
+    Record,
+    as_frame,
+    interval_cells,
+    with_ends,
+)
 from koffline.ope.workspace import Workspace
+from koffline.views import views
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name
 _MOST_GROUPS = 30
+_MOST_NAMED = 6  # groups in one line
 _BEYOND = (
     "groups differ beyond the observations; add {0} to these if it is known when an"
     " episode begins"
@@ -46,6 +66,62 @@ class GroupValue(Record):
     value: float | None = None
     interval: Interval | None = None
     reason: str | None = None
+
+    def __str__(self) -> str:
+        about = f"{self.group} ({self.starts} start states)"
+        if self.value is None:
+            return f"{about}: no value, {self.reason}"
+        text = f"{about}: {with_ends(self.value, self.interval)}"
+        if self.reason is not None:
+            text = f"{text}, {self.reason}"
+        return text
+
+
+class GroupValues(tuple[GroupValue, ...]):
+    """The values of all groups of an estimate, in the order of the groups' names.
+
+    A tuple, which also shows itself: ``str``, `to_frame`, `to_dict`, `plot`, and as a
+    table in a notebook. The estimate's report holds them.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def __repr__(self) -> str:
+        valued = sum(row.value is not None for row in self)
+        names = listed([row.group for row in self], _MOST_NAMED)
+        return printable(f"GroupValues({names}; {valued} of {len(self)} with a value)")
+
+    def _repr_html_(self) -> str:
+        return views().html(self)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The groups as plain JSON types."""
+        return [row.as_dict() for row in self]
+
+    def to_frame(self, library: FrameLibrary = "polars") -> Any:
+        """A row for each group, as a frame of polars, or with ``"pandas"`` of pandas."""
+        rows = []
+        for row in self:
+            rows.append(
+                {
+                    "group": row.group,
+                    "starts": row.starts,
+                    "value": row.value,
+                    **interval_cells(row.interval),
+                    "reason": row.reason,
+                }
+            )
+        return as_frame(rows, library)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the values with their intervals, and return the axes.
+
+        ax: as in `koffline.ope.results.LogResult.plot`.
+        """
+        return views().plot(self, ax)
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,23 @@ from koffline.config import EvaluationSettings
 from koffline.data.disk.log import AnyLog
 from koffline.data.sources import LogMapping, LogSource, open_log
 from koffline.data.spaces import SpaceRequest
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError, KofflineError, percent, printable
 from koffline.fitting import Progress
 from koffline.ope.comparisons import Comparison, compare_intervals, compare_replicas
 from koffline.ope.evaluation import evaluate, may_look_back, merge_settings
 from koffline.ope.names import AUTO, default_head
-from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift, Verdict
+from koffline.ope.results import (
+    NO_ANSWER_IN,
+    Estimate,
+    Interval,
+    LogResult,
+    Record,
+    Uplift,
+    Verdict,
+    interval_cells,
+    uplift_cells,
+    with_ends,
+)
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
@@ -69,7 +80,7 @@ class RankedPolicy(Record):
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class PolicyRanking(LogResult):
     """Policies in order of their estimates, largest first, and pairwise comparisons.
 
@@ -98,19 +109,84 @@ class PolicyRanking(LogResult):
         """The policies that may be the best, because none is significantly better."""
         return tuple(policy for policy in self.policies if policy.maybe_best)
 
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Which policies may be the best, and how many pairs differ."""
+        if not self.comparisons:
+            answered = sum(not policy.verdict.is_open for policy in self.policies)
+            return (
+                "Which policies differ was not judged: this log says of"
+                f" {answered} of {len(self.policies)} policies what they are worth.",
+            )
+        names = [policy.name for policy in self.candidates]
+        if len(names) == 1:
+            who = f"only {names[0]}"
+        else:
+            who = f"{len(names)} policies: {', '.join(names)}"
+        significant = sum(comparison.significant for comparison in self.comparisons)
+        risk = percent(1.0 - self.level)
+        return (
+            f"May be the best (nothing is significantly better): {who}.",
+            (
+                f"{significant} of {len(self.comparisons)} pairs differ significantly"
+                f" (any error: {risk})."
+            ),
+        )
+
     def __str__(self) -> str:
-        lines = []
+        lines = [" ".join(self.sentences)]
         for policy in self.policies:
-            line = f"{policy.rank}. {policy.name}  {policy.value:.4g}"
-            why_not_best = "no interval: not compared"
-            interval = policy.interval
-            if interval is not None:
-                line += f"  [{interval.low:.4g}, {interval.high:.4g}]"
-                why_not_best = "significantly worse than another"
-            if not policy.maybe_best:
-                line += f"   {why_not_best}"
-            lines.append(line)
+            lines.append(f"{policy.rank}. {_described(policy)}")
+        for entry in self.unranked:
+            lines.append(f"not ranked: {entry['name']}: {entry['reason']}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        names = ", ".join(policy.name for policy in self.policies)
+        return printable(
+            f"PolicyRanking({names}; {len(self.candidates)} of {len(self.policies)} may"
+            f" be the best; by {self.estimator})"
+        )
+
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """A row for each policy, the best first; those that could not be evaluated
+        follow without a rank.
+        """
+        rows: list[dict[str, Any]] = []
+        for policy in self.policies:
+            rows.append(
+                {
+                    "rank": policy.rank,
+                    "policy": policy.name,
+                    "value": policy.value,
+                    **interval_cells(policy.interval),
+                    **uplift_cells(policy.uplift),
+                    "maybe_best": policy.maybe_best,
+                    "verdict": policy.verdict.answer,
+                    "reason": None,
+                }
+            )
+        for entry in self.unranked:
+            cells = dict.fromkeys(rows[0])
+            cells |= {"policy": entry["name"], "reason": entry["reason"]}
+            rows.append(cells)
+        return rows
+
+
+def _described(policy: RankedPolicy) -> str:
+    """A policy's value with its verdict, and why it is not the best."""
+    if policy.verdict.is_open:
+        return (
+            f"{policy.name}  {policy.verdict.answer} ({NO_ANSWER_IN}:"
+            f" {policy.value:.4g})"
+        )
+    text = f"{policy.name}  {with_ends(policy.value, policy.interval)}"
+    text = f"{text}  {policy.verdict.answer}"
+    if policy.maybe_best:
+        return text
+    if policy.interval is None:
+        return f"{text}   no interval: not compared"
+    return f"{text}   significantly worse than another"
 
 
 def select_policies(  # noqa: PLR0913

@@ -8,17 +8,22 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from koffline.data.disk.log import AnyLog
-from koffline.errors import escaped_json, percent
+from koffline.errors import ConfigError, escaped_json, percent, printable
 from koffline.store.run_record import versions
+from koffline.views import views
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
     from koffline.ope.value_functions import ValueFunction
 
 
@@ -36,6 +41,10 @@ class Record:
             field.metadata.get("key", field.name): plain(getattr(self, field.name))
             for field in shown
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON types, as the commands print it with ``--json``."""
+        return self.as_dict()
 
     def to_json(self, timing: bool = True) -> str:
         """The record as JSON, keys in reading order. timing: include seconds, which
@@ -76,6 +85,80 @@ def without_seconds(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [without_seconds(part) for part in content]
     return content
+
+
+FrameLibrary: TypeAlias = Literal["polars", "pandas"]
+# numbers in the frames of results, also where all of them are missing
+_NUMBERS = (
+    "value",
+    "low",
+    "high",
+    "level",
+    "uplift",
+    "uplift_low",
+    "uplift_high",
+    "behavior_value",
+    "effective_sample_size",
+)
+
+
+def as_frame(rows: Sequence[Mapping[str, Any]], library: FrameLibrary) -> Any:
+    """Rows with the same keys as a frame of polars or pandas; missing is null.
+
+    Raises ConfigError for another library, or if pandas is not installed.
+    """
+    import polars as pl
+
+    if library not in ("polars", "pandas"):
+        raise ConfigError(
+            f"frames of {library!r} are not known; ask for 'polars' or 'pandas'"
+        )
+    columns = list(rows[0])
+    kinds: dict[str, Any] = {name: pl.Float64 for name in _NUMBERS if name in columns}
+    for name in columns:
+        if name not in kinds and all(row[name] is None for row in rows):
+            kinds[name] = pl.String
+    frame = pl.DataFrame(rows, schema_overrides=kinds, infer_schema_length=None)
+    if library == "polars":
+        return frame
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigError(
+            "pandas is not installed; `pip install pandas`, or take to_frame() of"
+            " polars"
+        ) from None
+    columns_of: dict[str, Any] = {}
+    for column in frame:
+        if column.dtype == pl.Float64:
+            columns_of[column.name] = column.to_numpy()  # NaN where it is missing
+        else:
+            columns_of[column.name] = column.to_list()
+    return pandas.DataFrame(columns_of)
+
+
+def interval_cells(interval: Interval | None) -> dict[str, Any]:
+    """The columns of a frame that hold an interval."""
+    if interval is None:
+        return {"low": None, "high": None, "level": None, "kind": None}
+    return {
+        "low": interval.low,
+        "high": interval.high,
+        "level": interval.level,
+        "kind": interval.kind,
+    }
+
+
+def uplift_cells(uplift: Uplift | None) -> dict[str, Any]:
+    """The columns of a frame that hold the uplift over the behavior policy."""
+    if uplift is None:
+        return {"uplift": None, "uplift_low": None, "uplift_high": None}
+    interval = interval_cells(uplift.interval)
+    return {
+        "uplift": uplift.value,
+        "uplift_low": interval["low"],
+        "uplift_high": interval["high"],
+    }
 
 
 SUPPORTED = "supported"
@@ -229,10 +312,13 @@ class Evidence:
     replica_roles: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class LogResult(Record):
     """Base of results computed from a log; these fields, which identify the log, come
     last in the JSON.
+
+    ``str(result)`` begins with the answer in a sentence, ``repr(result)`` is one line,
+    and in a notebook a result shows what the top of its report shows.
     """
 
     gamma: float
@@ -253,6 +339,38 @@ class LogResult(Record):
             content[about.name] = content.pop(about.name)  # moves it to the end
         return content
 
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """The rows of `to_frame`, at least one."""
+        raise NotImplementedError
+
+    def to_frame(self, library: FrameLibrary = "polars") -> Any:
+        """The result as a frame of polars, or with ``"pandas"`` of pandas.
+
+        A missing number is null. Raises ConfigError if pandas is not installed.
+        """
+        return as_frame(self.frame_rows(), library)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the figure at the top of the report, and return its axes.
+
+        ax: matplotlib's axes to draw on; by default those of a new figure of pyplot,
+        which a notebook shows.
+        """
+        return views().plot(self, ax)
+
+    def report(self, path: str | Path, force: bool = False) -> Path:
+        """Write the report, as the commands do with ``--out``, and return the path of
+        its page.
+
+        path: a folder for JSON, page and figures; or a file ending in .html for the
+        page alone, which needs no other file. force: replace an earlier report there.
+        Raises DataError if something is in the way.
+        """
+        return views().write(self, path, force)
+
+    def _repr_html_(self) -> str:
+        return views().html(self)
+
 
 def describe_log(log: AnyLog, seed: int, started: float) -> dict[str, Any]:
     """Fields of a `LogResult` for this log, except gamma and settings. started: by
@@ -270,7 +388,32 @@ def describe_log(log: AnyLog, seed: int, started: float) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+# before the number of an estimator where the log does not answer
+NO_ANSWER_IN = "the estimator's number, on which nothing should rest"
+
+
+def answer_in_words(verdict: Verdict) -> str:
+    """The verdict's sentence; of a verdict without one, the verdict itself."""
+    return verdict.sentence or f"{verdict}."
+
+
+def with_ends(value: float, interval: Interval | None) -> str:
+    """A number, and the ends of its interval in brackets if there is one."""
+    if interval is None:
+        return f"{value:.4g}"
+    return f"{value:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
+
+
+def warning_lines(warnings: Iterable[str], verdict: Verdict) -> list[str]:
+    """A line for each warning that the verdict's sentence does not hold already."""
+    return [
+        f"warning: {warning}"
+        for warning in warnings
+        if warning.removeprefix("No interval: ") not in verdict.sentence
+    ]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Estimate(LogResult):
     """What a policy is worth: the expected discounted return J = E_{s0, a~π} Q(s0, a)
     from start states.
@@ -302,15 +445,55 @@ class Estimate(LogResult):
     value_function: ValueFunction | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
+        lines = [answer_in_words(self.verdict), self._number_line()]
+        if self.uplift is not None:
+            uplift = with_ends(self.uplift.value, self.uplift.interval)
+            behavior = with_ends(
+                self.uplift.behavior_value, self.uplift.behavior_interval
+            )
+            lines.append(
+                f"uplift {uplift} over the policy that wrote the log {behavior}"
+            )
+        lines += map(str, self.groups)
+        lines += warning_lines(self.warnings, self.verdict)
+        return "\n".join(lines)
+
+    def _number_line(self) -> str:
+        """The value with its interval; without an answer, what the number is not."""
         about = (
             f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
         )
         interval = self.interval
-        if interval is None:
-            return f"{self.value:.4g}  (no interval, {about})"
-        ends = f"[{interval.low:.4g}, {interval.high:.4g}]"
-        kind = f"{percent(interval.level)} {interval.kind}"
-        return f"{self.value:.4g}  {ends} ({kind}, {about})"
+        if interval is not None:
+            about = f"{percent(interval.level)} {interval.kind}, {about}"
+        elif not self.verdict.is_open:
+            about = f"no interval, {about}"
+        value = with_ends(self.value, interval)
+        what = "value"
+        if self.verdict.is_open:
+            what = f"{NO_ANSWER_IN}:"
+        return f"{self.verdict.answer}; {what} {value} ({about})"
+
+    def __repr__(self) -> str:
+        if self.verdict.is_open:
+            answer = self.verdict.answer
+        else:
+            answer = f"{with_ends(self.value, self.interval)}, {self.verdict.answer}"
+        return printable(f"Estimate({answer}; {self.policy} by {self.estimator})")
+
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """One row; the values by group are ``estimate.groups.to_frame()``."""
+        return [
+            {
+                "policy": self.policy,
+                "estimator": self.estimator,
+                "value": self.value,
+                **interval_cells(self.interval),
+                "behavior_value": self.behavior_value,
+                **uplift_cells(self.uplift),
+                "verdict": self.verdict.answer,
+            }
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,7 +540,7 @@ class BoundRow(Record):
     reason: str | None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class EstimateTable(LogResult):
     """Estimates of a policy's value by several estimators (``table["fqe"]``), and
     bounds of no single one.
@@ -383,7 +566,52 @@ class EstimateTable(LogResult):
 
     def __str__(self) -> str:
         about = (
-            f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions;"
-            f" {self.verdict}"
+            f"{self.verdict.answer}; {self.policy}, γ = {self.gamma:.10g},"
+            f" {self.n_transitions} transitions"
         )
-        return "\n".join([about, *(f"  {row.name:<10} {row}" for row in self.rows)])
+        if self.verdict.is_open:
+            about = f"{about}; none of these numbers is an answer"
+        lines = [answer_in_words(self.verdict), about]
+        lines += (f"  {row.name:<10} {row}" for row in self.rows)
+        lines += warning_lines(self.warnings, self.verdict)
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        answered = [row.name for row in self.rows if row.estimate is not None]
+        return printable(
+            f"EstimateTable({self.verdict.answer}; {self.policy} by"
+            f" {', '.join(answered)})"
+        )
+
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """A row for each estimator, then one for each bound, whose estimator is
+        missing.
+        """
+        rows = []
+        for row in self.rows:
+            value = None
+            interval = None
+            uplift = None
+            size = None
+            if row.estimate is not None:
+                value = row.estimate.value
+                interval = row.estimate.interval
+                uplift = row.estimate.uplift
+                size = row.estimate.effective_sample_size
+            rows.append(
+                {
+                    "estimator": row.name,
+                    "family": row.family,
+                    "value": value,
+                    **interval_cells(interval),
+                    **uplift_cells(uplift),
+                    "effective_sample_size": size,
+                    "reason": row.reason,
+                }
+            )
+        for bound in self.bounds:
+            cells = dict.fromkeys(rows[0])
+            cells |= interval_cells(bound.interval)
+            cells |= {"kind": bound.kind, "reason": bound.reason}
+            rows.append(cells)
+        return rows

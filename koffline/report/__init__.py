@@ -4,21 +4,24 @@ self-contained HTML page.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from koffline.display import finished, make_console, print_labelled, print_table
 from koffline.errors import escaped_json
-from koffline.store.files import atomic_folder, parents_made
+from koffline.store.files import atomic_file, atomic_folder, parents_made
 from koffline.store.run_record import FILE, check_results, result_files, shown_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
+
+    from koffline.report.plots import Drawing
 
 __all__ = ["Report", "make_console", "print_labelled", "print_table"]
 
@@ -27,17 +30,23 @@ __all__ = ["Report", "make_console", "print_labelled", "print_table"]
 class Report:
     """How a result is shown.
 
-    marker: the name of its JSON file and, with another ending, of its page's template.
-    result: has ``to_json`` and the fields that the last part of
-    ``base.html.j2`` shows. figures: functions that draw them, by name. show: prints the
-    part before warnings and notes. context: further values for the template.
+    marker: the name of its JSON file and, with another ending, of its page's template;
+    the template of the page's top is named after it, too. result: has ``to_json`` and
+    the fields that the last part of ``base.html.j2`` shows. figures: functions that
+    draw them, by name. show: prints the part before warnings and notes. top_figure: the
+    name of the figure that notebooks show; drawing: makes it for any axes. context:
+    further values for the template. call: how the result was made in Python; None: by
+    the running command.
     """
 
     marker: str
     result: Any
     figures: Mapping[str, Callable[[], Figure]]
     show: Callable[[Console], None]
+    top_figure: str
+    drawing: Callable[[], Drawing]
     context: Mapping[str, Any] = field(default_factory=dict)
+    call: str | None = None
 
     def write(self, out: Path, force: bool, run: Mapping[str, Any]) -> Path:
         """Write ``marker``, ``plots/*.png``, ``report.html`` and run.json to ``out``;
@@ -55,9 +64,6 @@ class Report:
         return out / "report.html"
 
     def _write_all(self, out: Path, run: Mapping[str, Any]) -> None:
-        from koffline import figures
-        from koffline.report import plots
-
         with atomic_folder(out, True, result_files(self.marker)) as folder:
             (folder / self.marker).write_text(
                 self.result.to_json(timing=False) + "\n", encoding="utf-8"
@@ -66,12 +72,41 @@ class Report:
             (folder / FILE).write_text(text, encoding="utf-8")
             (folder / "plots").mkdir()
             shown: dict[str, str] = {}
-            for name, draw in self.figures.items():
-                images = figures.saved(name, draw, _images, plots.STYLE)
-                if images is not None:
-                    (folder / "plots" / f"{name}.png").write_bytes(images.png)
-                    shown[name] = images.svg
+            for name, images in self._drawn(self.figures):
+                (folder / "plots" / f"{name}.png").write_bytes(images.png)
+                shown[name] = images.svg
             (folder / "report.html").write_text(self.render(shown), encoding="utf-8")
+
+    def write_page(self, page: Path, force: bool) -> Path:
+        """Write the page alone, which needs no other file; return its path.
+
+        Raises DataError if the path is in use, without ``force``.
+        """
+        with parents_made(page), atomic_file(page, force) as temporary:
+            shown = {name: images.svg for name, images in self._drawn(self.figures)}
+            temporary.write_text(self.render(shown), encoding="utf-8")
+        return page
+
+    def top(self) -> str:
+        """The top of the page, as an element for a notebook: no scripts, no other
+        files, and styles that reach nothing else.
+        """
+        shown: dict[str, str] = {}
+        for name, images in self._drawn([self.top_figure]):
+            data = base64.b64encode(images.png).decode("ascii")
+            shown[name] = f'<img alt="{name}" src="data:image/png;base64,{data}">'
+        name = self.marker.replace(".json", "_top.html.j2")
+        return self._rendered("notebook.html.j2", shown, top=name)
+
+    def _drawn(self, names: Iterable[str]) -> Iterator[tuple[str, _Images]]:
+        """Figures by name as images, without those that cannot be drawn."""
+        from koffline import figures
+        from koffline.report import plots
+
+        for name in names:
+            images = figures.saved(name, self.figures[name], _images, plots.STYLE)
+            if images is not None:
+                yield name, images
 
     def render(self, figures: Mapping[str, str]) -> str:
         """The page as text, from the template of this folder named after ``marker``.
@@ -80,6 +115,12 @@ class Report:
         functions of `koffline.report.words` are filters: ``| number`` shows four
         digits, ``| setting`` a setting's description.
         """
+        return self._rendered(self.marker.replace(".json", ".html.j2"), figures)
+
+    def _rendered(
+        self, template: str, figures: Mapping[str, str], top: str | None = None
+    ) -> str:
+        """A template as text. top: the template of the page's top, for a notebook."""
         from jinja2 import Environment, FileSystemLoader
 
         # tables of commands that need no results are printed without it
@@ -96,9 +137,12 @@ class Report:
         environment.filters |= {
             name: value for name, value in vars(words).items() if callable(value)
         }
-        template = environment.get_template(self.marker.replace(".json", ".html.j2"))
-        return template.render(
-            result=self.result, figures=figures, command=shown_command(), **self.context
+        return environment.get_template(template).render(
+            result=self.result,
+            figures=figures,
+            command=self.call or shown_command(),
+            top=top,
+            **self.context,
         )
 
     def print(self, page: Path | None = None) -> None:

@@ -40,13 +40,11 @@ def report_diagnosis(diagnosis: Diagnosis) -> Report:
     figures = {}
     if diagnosis.maps:
         figures["map"] = partial(_plot_maps, diagnosis)
-    figures["by_value"] = partial(
-        _plot_profile, diagnosis.by_value, "value Q of the row"
-    )
+    drawing = partial(_draw_profile, diagnosis.by_value, "value Q of the row")
+    figures["by_value"] = partial(plots.figure_of, drawing)
     if diagnosis.by_step is not None:
-        figures["by_step"] = partial(
-            _plot_profile, diagnosis.by_step, "time step in the episode"
-        )
+        by_step = partial(_draw_profile, diagnosis.by_step, "time step in the episode")
+        figures["by_step"] = partial(plots.figure_of, by_step)
     figures["residuals"] = partial(
         plots.plot_residuals, rows.residuals[rows.weights > 0.0]
     )
@@ -65,11 +63,13 @@ def report_diagnosis(diagnosis: Diagnosis) -> Report:
         "places": [_cells(region) for region in diagnosis.regions],
     }
     return Report(
-        "diagnosis.json",
-        diagnosis,
-        figures,
-        partial(_show, diagnosis, context),
-        context,
+        marker="diagnosis.json",
+        result=diagnosis,
+        figures=figures,
+        show=partial(_show, diagnosis, context),
+        top_figure="by_value",
+        drawing=drawing,
+        context=context,
     )
 
 
@@ -227,7 +227,7 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
     return figure
 
 
-def _plot_profile(profile: ResidualProfile, label: str) -> Figure:
+def _draw_profile(profile: ResidualProfile, label: str) -> plots.Drawing:
     """Mean residual ± 2 standard errors in bins; the band holds 80 % of the
     residuals.
     """
@@ -258,4 +258,4 @@ def _plot_profile(profile: ResidualProfile, label: str) -> Figure:
             label="mean ± 2 standard errors",
         )
 
-    return plots.make_figure(draw, xlabel=label, ylabel="Bellman residual")
+    return plots.Drawing(draw, xlabel=label, ylabel="Bellman residual")

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from koffline.errors import counted, percent
+from koffline.ope.groups import GroupValues
 from koffline.ope.log.coverage import describe_coverage
 from koffline.ope.names import BANDIT, EPISODES, needs_of
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
@@ -19,15 +20,13 @@ from koffline.ope.results import Estimate, EstimateRow, EstimateTable
 from koffline.report import Report, plots, print_labelled, print_table, words
 from koffline.report.words import within
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
 def report_estimate(estimate: Estimate) -> Report:
     """The report of one estimate, with the truth if it is known."""
-    figures = {"estimate": partial(_plot_estimate, estimate)}
+    drawing = partial(_draw_estimate, estimate)
+    figures = {"estimate": partial(plots.figure_of, drawing)}
     evidence = estimate.evidence
     if evidence is not None:
         figures["residuals"] = partial(plots.plot_residuals, evidence.residuals)
@@ -43,10 +42,17 @@ def report_estimate(estimate: Estimate) -> Report:
         figures["coverage"] = partial(
             plots.plot_coverage, evidence.action_support, evidence.support_weights
         )
-    return Report("estimate.json", estimate, figures, partial(_show_estimate, estimate))
+    return Report(
+        marker="estimate.json",
+        result=estimate,
+        figures=figures,
+        show=partial(_show_estimate, estimate),
+        top_figure="estimate",
+        drawing=drawing,
+    )
 
 
-def _plot_estimate(estimate: Estimate) -> Figure:
+def _draw_estimate(estimate: Estimate) -> plots.Drawing:
     """The estimate beside the behavior policy's, or beside the mean return of the log's
     episodes.
     """
@@ -65,7 +71,7 @@ def _plot_estimate(estimate: Estimate) -> Figure:
         if estimate.diagnostics["beyond_cuts"]:
             label += ", cut where\nlogging stopped"
         lines.append(plots.Line(label, logged, None, plots.SOFT))
-    return plots.plot_intervals(
+    return plots.draw_intervals(
         lines, words.return_words(estimate), [("truth", estimate.truth)]
     )
 
@@ -172,17 +178,19 @@ def report_estimates(table: EstimateTable) -> Report:
         "columns": tuple(columns),
         "rows": [_cells(row, table) for row in table.rows if row.estimate],
     }
-    figures = {"forest": partial(_plot_estimates, table)}
+    drawing = partial(_draw_estimates, table)
     return Report(
-        "estimates.json",
-        table,
-        figures,
-        partial(_show_estimates, table, context),
-        context,
+        marker="estimates.json",
+        result=table,
+        figures={"forest": partial(plots.figure_of, drawing)},
+        show=partial(_show_estimates, table, context),
+        top_figure="forest",
+        drawing=drawing,
+        context=context,
     )
 
 
-def _plot_estimates(table: EstimateTable) -> Figure:
+def _draw_estimates(table: EstimateTable) -> plots.Drawing:
     """One line per estimator and per bound; the behavior policy and the truth."""
     lines = []
     behavior_value = None  # the same for all estimators that know it
@@ -199,7 +207,7 @@ def _plot_estimates(table: EstimateTable) -> Figure:
         if bound.interval
     ]
     marks = [("truth", table.truth), ("behavior policy", behavior_value)]
-    return plots.plot_intervals(lines, words.return_words(table), marks)
+    return plots.draw_intervals(lines, words.return_words(table), marks)
 
 
 def _show_estimates(
@@ -290,16 +298,34 @@ def report_ranking(ranking: PolicyRanking) -> Report:
     context = {
         "columns": list(rows[0]),
         "rows": [list(row.values()) for row in rows],
-        "sentences": describe_differences(ranking),
+        "sentences": ranking.sentences,
     }
-    figures = {"ranking": partial(_plot_ranking, ranking)}
+    drawing = partial(_draw_ranking, ranking)
     return Report(
-        "ranking.json",
-        ranking,
-        figures,
-        partial(_show_ranking, ranking, context),
-        context,
+        marker="ranking.json",
+        result=ranking,
+        figures={"ranking": partial(plots.figure_of, drawing)},
+        show=partial(_show_ranking, ranking, context),
+        top_figure="ranking",
+        drawing=drawing,
+        context=context,
     )
+
+
+def draw_groups(groups: GroupValues) -> plots.Drawing:
+    """One line per group with a value; the others are named without one."""
+    lines = []
+    for row in groups:
+        name = row.group
+        if row.value is None:
+            name = f"{row.group}: no value"
+        lines.append(plots.Line(name, row.value, row.interval))
+    intervals = [row.interval for row in groups if row.interval is not None]
+    xlabel = "expected return from the group's start states"
+    if intervals:
+        level = percent(intervals[0].level)
+        xlabel = f"{xlabel}, {level} intervals together"
+    return plots.draw_intervals(lines, xlabel)
 
 
 def _show_ranking(
@@ -312,26 +338,6 @@ def _show_ranking(
     for line in context["sentences"]:
         console.print(line, soft_wrap=True)
     console.print(ranking.assumptions, soft_wrap=True, style="dim")
-
-
-def describe_differences(ranking: PolicyRanking) -> list[str]:
-    """Two sentences: which policies may be the best, and how many pairs differ."""
-    if not ranking.comparisons:
-        return ["Which policies differ was not judged."]
-    names = [policy.name for policy in ranking.candidates]
-    if len(names) == 1:
-        who = f"only {names[0]}"
-    else:
-        who = f"{len(names)} policies: {', '.join(names)}"
-    significant = sum(comparison.significant for comparison in ranking.comparisons)
-    risk = percent(1.0 - ranking.level)
-    return [
-        f"May be the best (nothing is significantly better): {who}.",
-        (
-            f"{significant} of {len(ranking.comparisons)} pairs differ significantly"
-            f" (any error: {risk})."
-        ),
-    ]
 
 
 def _policy_cells(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str]:
@@ -361,7 +367,7 @@ def _policy_cells(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str
     return {**cells, "verdict": policy.verdict.answer}
 
 
-def _plot_ranking(ranking: PolicyRanking) -> Figure:
+def _draw_ranking(ranking: PolicyRanking) -> plots.Drawing:
     """One line per policy, the best on top; those significantly worse than another are
     pale.
     """
@@ -372,4 +378,4 @@ def _plot_ranking(ranking: PolicyRanking) -> Figure:
             color = plots.ACCENT
         name = f"{_NO_FOLDERS.sub('', policy.name)}  {policy.rank}"
         lines.append(plots.Line(name, policy.value, policy.interval, color))
-    return plots.plot_intervals(lines, words.return_words(ranking))
+    return plots.draw_intervals(lines, words.return_words(ranking))

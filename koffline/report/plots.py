@@ -1,11 +1,12 @@
 """Figures that several results share, and figures of intervals.
 
-Each function returns a figure.
+Each function returns a figure, or a drawing that can go on any axes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,27 +48,40 @@ _LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = 
 }
 
 
-def make_figure(
-    draw: Callable[[Axes], None],
-    width: float = 6.0,
-    height: float = 3.4,
-    xlabel: str = "",
-    ylabel: str = "",
-) -> Figure:
-    """One pair of axes in our style, with a legend of labelled items.
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn on one pair of axes, and the size of a figure of its own.
 
-    draw: draws on the axes. width, height: in inches. No global state is changed.
+    draw: draws on the axes. width, height: in inches.
     """
-    with drawing(STYLE):
-        from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
-        draw(axes)
+    draw: Callable[[Axes], None]
+    width: float = 6.0
+    height: float = 3.4
+    xlabel: str = ""
+    ylabel: str = ""
+
+    def on(self, axes: Axes) -> None:
+        """Draw on axes, with a legend of labelled items."""
+        axes.set(xlabel=self.xlabel, ylabel=self.ylabel)
+        self.draw(axes)
         if axes.get_legend() is None and axes.get_legend_handles_labels()[1]:
             # the "best" place takes a time that depends on the machine
             axes.legend(loc="upper right")
-        return figure
+
+    def figure(self) -> Figure:
+        """A figure of it in our style. No global state is changed."""
+        with drawing(STYLE):
+            from matplotlib.figure import Figure
+
+            figure = Figure(figsize=(self.width, self.height), layout="constrained")
+            self.on(figure.add_subplot())
+            return figure
+
+
+def figure_of(draw: Callable[[], Drawing]) -> Figure:
+    """The figure of a drawing that is made now."""
+    return draw().figure()
 
 
 def plot_histogram(
@@ -91,7 +105,7 @@ def plot_histogram(
         else:
             axes.xaxis.label.set_fontsize(10)
 
-    return make_figure(draw, xlabel=xlabel, ylabel=ylabel)
+    return Drawing(draw, xlabel=xlabel, ylabel=ylabel).figure()
 
 
 def plot_residuals(residuals: np.ndarray) -> Figure:
@@ -137,9 +151,9 @@ class Line(NamedTuple):
     color: str | None = None
 
 
-def plot_intervals(
+def draw_intervals(
     lines: Sequence[Line], xlabel: str, marks: Sequence[tuple[str, float | None]] = ()
-) -> Figure:
+) -> Drawing:
     """One line per entry, the first at the top; marks: names and numbers to compare
     with, as vertical lines.
 
@@ -183,7 +197,7 @@ def plot_intervals(
         if axes.get_legend_handles_labels()[1]:
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
-    return make_figure(draw, 7.6, 1.5 + 0.35 * len(lines), xlabel=xlabel)
+    return Drawing(draw, 7.6, 1.5 + 0.35 * len(lines), xlabel=xlabel)
 
 
 def _draw_interval(
@@ -219,6 +233,8 @@ def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float
     shown = [*marks, *values]
     for interval in [*narrow, *intervals[:1]]:
         shown += [interval.low, interval.high]
+    if not shown:  # no line has a value
+        return 0.0, 1.0
     low = min(shown)
     high = max(shown)
     margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from koffline.errors import percent
 from koffline.ope.comparisons import Comparison
+from koffline.ope.groups import GroupValue
 from koffline.ope.names import CERTIFIED_KINDS
 from koffline.ope.results import Interval, Uplift
 from koffline.spread import Spread
@@ -108,8 +109,13 @@ def group_rows(result: Any) -> list[tuple[str, str, str, str]]:
     """Cells for each group of start states: name, start states, value; interval, reason
     for care or none.
     """
+    return cells_of_groups(result.groups)
+
+
+def cells_of_groups(groups: Iterable[GroupValue]) -> list[tuple[str, str, str, str]]:
+    """The cells of `group_rows`."""
     cells = []
-    for row in result.groups:
+    for row in groups:
         interval = within(row.interval).strip(" ()")
         text = "; ".join(filter(None, (interval, row.reason)))
         cells.append((row.group, f"{row.starts:,}", number(row.value), text))

@@ -44,7 +44,7 @@ from koffline.ope.names import (
     KERNEL_CERTIFIED,
     KERNEL_SIMULTANEOUS,
 )
-from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
+from koffline.report.plots import ACCENT, INK, SOFT, WARM, Drawing
 from scripts.bench.coverage import clopper_pearson
 from tests.exact_problems import (
     _FORWARD,
@@ -388,7 +388,7 @@ def plot_coverage_evidence(rows: Sequence[dict[str, Any]]) -> Figure:
             frameon=False,
         )
 
-    return make_figure(draw, width=8.4, height=2.1 * len(names) + 0.8)
+    return Drawing(draw, width=8.4, height=2.1 * len(names) + 0.8).figure()
 
 
 def _draw_coverage(axes: Axes, rows: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from koffline.config import make_bellman_settings
 from koffline.data.sources import LogMapping, LogSource, open_transitions
 from koffline.data.spaces import SpaceRequest
+from koffline.errors import printable
 from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
@@ -29,7 +30,7 @@ from koffline.policy_specs import as_policy
 _SHOWN = {"level", "gamma", "draws", "seed"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BellmanTest(Record):
     """Test of H0: E[residual | state, action] = 0, that is, Q = Q^π where the log has
     rows.
@@ -113,6 +114,15 @@ class BellmanTest(Record):
     def __str__(self) -> str:
         return "\n".join(
             [self.conclusion, *(f"warning: {sentence}" for sentence in self.warnings)]
+        )
+
+    def __repr__(self) -> str:
+        answer = "not rejected"
+        if self.rejects:
+            answer = "rejected"
+        return printable(
+            f"BellmanTest({answer}, p = {self.p_value:.3g}, level {self.level:g};"
+            f" {self.value_function} for {self.policy})"
         )
 
     def as_dict(self) -> dict[str, Any]:
