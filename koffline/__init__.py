@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from koffline.ope.ranking import PolicyRanking, select_policies
     from koffline.ope.results import Estimate, EstimateTable, Interval
     from koffline.ope.stream_settings import StreamSettings
+    from koffline.policies.frames import frame_policy
+    from koffline.policies.outputs import greedy_policy, softmax_policy
     from koffline.policy_specs import load_policy
 
     __version__: str
@@ -55,6 +57,8 @@ _NAMES_IN = {
     "koffline.ope.evaluation": ["estimate_all", "evaluate"],
     "koffline.ope.ranking": ["PolicyRanking", "select_policies"],
     "koffline.ope.stream_settings": ["StreamSettings"],
+    "koffline.policies.frames": ["frame_policy"],
+    "koffline.policies.outputs": ["greedy_policy", "softmax_policy"],
     "koffline.policy_specs": ["load_policy"],
 }
 _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}

@@ -101,8 +101,11 @@ def print_labelled(
 
 
 # colours of their own, because a notebook may be dark
-_BOX = "background:#fff;color:#1f2933;padding:.6rem .9rem;overflow-x:auto"
-_CELL = "text-align:left;vertical-align:top;padding:.15rem .8rem .15rem 0"
+_BOX = (
+    "font:14px/1.5 system-ui,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;"
+    "background:#fff;color:#1f2933;padding:.6rem .9rem;overflow-x:auto"
+)
+_CELL = "text-align:left;vertical-align:top;padding:.15rem .8rem .15rem 0;color:#1f2933"
 
 
 def html_box(content: str) -> str:

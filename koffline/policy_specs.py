@@ -22,8 +22,14 @@ from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, listed, nearest_name
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy, load_policy_file
-from koffline.policies.base import TrainingRows, as_numbers, check_spaces
+from koffline.policies.base import (
+    CHECK_BATCH,
+    TrainingRows,
+    as_numbers,
+    check_spaces,
+)
 from koffline.policies.builtin import epsilon_policy, uniform_policy
+from koffline.policies.estimators import EstimatorFunction, is_estimator
 from koffline.policies.files import (
     ACCEPTED,
     detect,
@@ -32,6 +38,8 @@ from koffline.policies.files import (
     read_torchscript,
     say_it_runs_code,
 )
+from koffline.policies.frames import Library, as_library, library_of
+from koffline.policies.outputs import OutputPolicy
 from koffline.untrusted.limits import Refused, parse_json, read_bytes
 from koffline.untrusted.user_code import current_folder, user_code, user_modules
 
@@ -39,6 +47,12 @@ _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
 _LONGEST_RECORD = 1 << 24  # bytes
 _AS_LOGGED = "as the file holds them, {}"
+_MOST_COLUMNS = 8  # in a note
+_FRAME_REMEDY = (
+    "it gets an array (N, d); for a frame with the log's columns annotate its first"
+    " parameter as polars.DataFrame or pandas.DataFrame, or give"
+    " koffline.frame_policy(function)"
+)
 _MOST_LAYERS = 3  # nested epsilons: epsilon:0.1:epsilon:0.1:uniform has two
 
 
@@ -165,10 +179,13 @@ def as_policy(
     A callable maps a batch of observations (N, ...) to probabilities (N, n) or action
     indices (N,) or, for a continuous space, to actions (N, k). If a table had texts for
     actions, such texts (N,) are accepted, too. A callable with a parameter named
-    `generator` is a stochastic continuous policy. If its first parameter is named
-    `table`, it gets a polars DataFrame with the columns of the log's table
-    (``features``), categories as texts, in place of the array. A torch module gets a
-    float tensor, without gradients, in evaluation mode. If the log's observations hold
+    `generator` is a stochastic continuous policy. If its first parameter is annotated
+    as a polars or pandas DataFrame or named `table`, or by `koffline.frame_policy`, it
+    gets a frame with the columns of the log's table (``features``), categories as
+    texts, in place of the array. A torch module gets a float tensor, without gradients,
+    in evaluation mode; it returns what a callable returns (for logits and action values
+    see `koffline.softmax_policy` and `koffline.greedy_policy`). A fitted estimator of
+    scikit-learn acts by ``predict_proba``, or by ``predict`` if it has none. If the log's observations hold
     labels (``features.layout``), the policy gets them as the file holds them; only a
     model that was made for their encoded columns gets those.
 
@@ -271,48 +288,110 @@ def _of_function(
         raise PolicyError(
             f"{name}: this is a class; give an instance of it or {wanted}"
         )
+    if is_estimator(function):
+        function = _of_estimator(function, name, action_space, features)
     if not callable(function):
         raise PolicyError(
             f"{name}: a {type(function).__name__} is not a policy; give {ACCEPTED}, or"
             f" {wanted}"
         )
-    if is_instance_of_loaded("torch.nn", "Module", function):
-        function = ModuleFunction(function)
+    function = _of_network(function)
     parameters = _parameters(function)
     is_network = getattr(function, "is_network", False)
+    is_of_outputs = isinstance(function, OutputPolicy)
     layout = _layout_of(features)
+    library = _library_for(function, parameters, features)
     notes: list[str] = []
-    if [*parameters][:1] == ["table"]:
-        function = _of_table(function, name, observation_shape, features)
+    remedy = CHECK_BATCH
+    if library is not None:
+        function = _of_frame(function, name, observation_shape, features, library)
     elif layout is not None:
         function, form = _of_labels(function, layout, action_space)
         notes.append(f"{name} gets observations {form}")
+    elif isinstance(function, EstimatorFunction) and function.columns:
+        notes.append(
+            f"the log's columns have no names: {name}, which was fitted to"
+            f" {listed(function.columns, _MOST_COLUMNS)}, gets them in their order"
+        )
+    elif _has_names(features, observation_shape) and not is_network:
+        remedy = _FRAME_REMEDY
     if isinstance(action_space, Discrete):
         _check_no_generator(parameters, name)
-        if features is not None and features.is_coded:
+        if features is not None and features.is_coded and not is_of_outputs:
             notes.append(_coding_note(name, features, is_network))
-        if features is not None and not is_network:
+        if features is not None and not is_network and not is_of_outputs:
             function = partial(_numbered, function, name, features)
     policy = callable_policy(function, name, action_space, observation_shape)
-    return replace(policy, notes=tuple(notes))
+    return replace(policy, notes=tuple(notes), remedy=remedy)
 
 
-def _of_table(
+def _of_network(function: Any) -> Any:
+    """A torch module, also inside a policy of its outputs, as a function of arrays."""
+    if isinstance(function, OutputPolicy):
+        return function.of(_of_network(function.model))
+    if is_instance_of_loaded("torch.nn", "Module", function):
+        return ModuleFunction(function)
+    return function
+
+
+def _of_estimator(
+    model: Any, name: str, action_space: ActionSpace, features: Features | None
+) -> EstimatorFunction:
+    """An estimator of scikit-learn as a function. Raises PolicyError."""
+    if isinstance(action_space, Continuous):
+        return EstimatorFunction(model, name, None, ())
+    actions: tuple[str, ...] = ()
+    if features is not None:
+        actions = features.actions
+    return EstimatorFunction(model, name, action_space.n, actions)
+
+
+def _library_for(
+    function: Any,
+    parameters: Mapping[str, inspect.Parameter],
+    features: Features | None,
+) -> Library | None:
+    """Whose frame of named columns a function takes; None if it takes an array.
+
+    An estimator that was fitted to named columns takes a frame if the log has names.
+    """
+    if isinstance(function, EstimatorFunction):
+        if function.columns and features is not None and features.layout is None:
+            return function.library
+        return None
+    return library_of(function, parameters)
+
+
+def _has_names(features: Features | None, observation_shape: Sequence[int]) -> bool:
+    """Whether the log's columns have names, so that a frame can be made of them."""
+    return features is not None and tuple(observation_shape) == (len(features.names),)
+
+
+def _of_frame(
     function: Callable[..., Any],
     name: str,
     observation_shape: Sequence[int],
     features: Features | None,
+    library: Library,
 ) -> ViewFunction:
-    """A function of a table of named columns as one of the array of observations.
+    """A function of a frame of named columns as one of the array of observations.
 
     Raises PolicyError if the log's columns have no names.
     """
-    if features is None or tuple(observation_shape) != (len(features.names),):
+    if features is None or not _has_names(features, observation_shape):
         raise PolicyError(
             f"{name}: it asks for a table, but the columns of this log have no names"
             " (it comes from no table); take the array of observations instead"
         )
-    return ViewFunction(function, features.table)
+    table_of = features.table
+
+    def view(observations: np.ndarray) -> Any:
+        frame = as_library(table_of(observations), library, name)
+        if isinstance(function, EstimatorFunction):
+            return function.chosen(frame)
+        return frame
+
+    return ViewFunction(function, view)
 
 
 def _check_no_generator(parameters: Mapping[str, inspect.Parameter], name: str) -> None:

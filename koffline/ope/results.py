@@ -469,10 +469,10 @@ class Estimate(LogResult):
         elif not self.verdict.is_open:
             about = f"no interval, {about}"
         value = with_ends(self.value, interval)
-        what = "value"
+        label = "value"
         if self.verdict.is_open:
-            what = f"{NO_ANSWER_IN}:"
-        return f"{self.verdict.answer}; {what} {value} ({about})"
+            label = f"{NO_ANSWER_IN}:"
+        return f"{self.verdict.answer}; {label} {value} ({about})"
 
     def __repr__(self) -> str:
         if self.verdict.is_open:

@@ -29,6 +29,7 @@ from koffline.data.transitions import (
 from koffline.errors import DataError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import (
+    CHECK_BATCH,
     as_numbers,
     call_in_chunks,
     check_spaces,
@@ -72,6 +73,7 @@ class ValueFunction:
     noun = "value function"
     error = DataError
     copies = 1
+    remedy = CHECK_BATCH
 
     def values(
         self, observations: Shaped[np.ndarray, " row *observation"], actions: np.ndarray

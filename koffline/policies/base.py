@@ -35,6 +35,8 @@ _NEARLY_ONE = 0.05
 # A probability computed as 1 - sum of the others in
 # float32 may come out this far below zero.
 NEGATIVE_TOLERANCE = 1e-6
+# what to do if a function fails
+CHECK_BATCH = "check that it accepts such a batch"
 reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
 Check = Callable[..., np.ndarray]
@@ -64,6 +66,7 @@ class DiscretePolicy:
     a greedy policy. observation_shape: shape of one observation; None accepts any.
     copies: how often the function copies each row; it then gets fewer rows at a time.
     notes: readable sentences on how the policy is read. trained_on: None if unknown.
+    remedy: what to do if the function fails, for the message.
     """
 
     n: int
@@ -73,6 +76,7 @@ class DiscretePolicy:
     copies: int = 1
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
+    remedy: str = CHECK_BATCH
     # for the messages of `call_in_chunks`
     noun = "policy"
     error = PolicyError
@@ -130,6 +134,7 @@ class ContinuousPolicy:
     copies: int = 1
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
+    remedy: str = CHECK_BATCH
     # for the messages of `call_in_chunks`
     noun = "policy"
     error = PolicyError
@@ -247,8 +252,8 @@ def call_in_chunks(
     """Call an owner's function in chunks of observations, the first part, and check its
     output (N, *columns).
 
-    owner: a policy or value function, has ``name``, ``copies``, ``noun`` and ``error``.
-    check: takes the function's output, its number of rows and ``columns``; returns the
+    owner: a policy or value function, has ``name``, ``copies``, ``remedy``, ``noun``
+    and ``error``. check: takes the function's output, its number of rows and ``columns``; returns the
     rows of the result. columns: the shape of a row of the result. parts: the function's
     arguments; arrays among them (observations, actions) have N rows and are chunked.
 
@@ -273,9 +278,7 @@ def call_in_chunks(
             f"the {owner.noun} failed on observations of shape"
             f" {' and actions '.join(shapes)}"
         )
-        with user_code(
-            owner.name, failed, "check that it accepts such a batch", owner.error
-        ):
+        with user_code(owner.name, failed, owner.remedy, owner.error):
             output = as_numbers(function(*arguments))
             result[rows] = check(output, len(arguments[0]), *columns)
     return result
@@ -335,6 +338,7 @@ def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
             fault = f"contains {least[row]:.6g}"
         remedy = (
             "for logits return softmax(logits), for action values return their argmax"
+            " (koffline.softmax_policy and koffline.greedy_policy do that)"
         )
         # a rounded softmax needs other advice
         if errors[row] < _NEARLY_ONE and least[row] >= 0.0 and array[row].max() <= 1.0:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from koffline.report.plots import Drawing
 
+_PIXELS_PER_INCH = 100  # of a figure in a notebook
+
 __all__ = ["Report", "make_console", "print_labelled", "print_table"]
 
 
@@ -94,7 +96,10 @@ class Report:
         shown: dict[str, str] = {}
         for name, images in self._drawn([self.top_figure]):
             data = base64.b64encode(images.png).decode("ascii")
-            shown[name] = f'<img alt="{name}" src="data:image/png;base64,{data}">'
+            shown[name] = (
+                f'<img alt="{name}" width="{images.width}"'
+                f' src="data:image/png;base64,{data}">'
+            )
         name = self.marker.replace(".json", "_top.html.j2")
         return self._rendered("notebook.html.j2", shown, top=name)
 
@@ -167,10 +172,14 @@ class Report:
 
 
 class _Images(NamedTuple):
-    """A figure as the content of a PNG file, and as an inline element of a page."""
+    """A figure as the content of a PNG file, and as an inline element of a page.
+
+    width: in a notebook, in pixels.
+    """
 
     png: bytes
     svg: str
+    width: int
 
 
 def _images(figure: Figure) -> _Images:
@@ -182,4 +191,5 @@ def _images(figure: Figure) -> _Images:
         svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
     )
     text = svg.getvalue()
-    return _Images(png.getvalue(), text[text.index("<svg") :])
+    width = round(_PIXELS_PER_INCH * figure.get_figwidth())
+    return _Images(png.getvalue(), text[text.index("<svg") :], width)

@@ -257,5 +257,6 @@ def _draw_profile(profile: ResidualProfile, label: str) -> plots.Drawing:
             capsize=2,
             label="mean ± 2 standard errors",
         )
+        plots.legend_above(axes)
 
     return plots.Drawing(draw, xlabel=label, ylabel="Bellman residual")

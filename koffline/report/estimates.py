@@ -57,7 +57,11 @@ def _draw_estimate(estimate: Estimate) -> plots.Drawing:
     episodes.
     """
     name = f"policy ({estimate.estimator})"
-    lines = [plots.Line(name, estimate.value, estimate.interval)]
+    is_answer = not estimate.verdict.is_open
+    color = None
+    if not is_answer:
+        color = plots.SOFT
+    lines = [plots.Line(name, estimate.value, estimate.interval, color, is_answer)]
     logged = estimate.diagnostics.get("logged_return")
     uplift = estimate.uplift
     if uplift is not None:
@@ -71,9 +75,16 @@ def _draw_estimate(estimate: Estimate) -> plots.Drawing:
         if estimate.diagnostics["beyond_cuts"]:
             label += ", cut where\nlogging stopped"
         lines.append(plots.Line(label, logged, None, plots.SOFT))
-    return plots.draw_intervals(
-        lines, words.return_words(estimate), [("truth", estimate.truth)]
-    )
+    xlabel = _quantity(estimate)
+    return plots.draw_intervals(lines, xlabel, [("truth", estimate.truth)])
+
+
+def _quantity(result: Estimate | EstimateTable) -> str:
+    """What the axis of a figure shows; without an answer, that it shows none."""
+    quantity = words.return_words(result)
+    if result.verdict.is_open:
+        return f"no answer: estimators' numbers for the {quantity}"
+    return quantity
 
 
 def _show_estimate(estimate: Estimate, console: Any) -> None:
@@ -192,13 +203,19 @@ def report_estimates(table: EstimateTable) -> Report:
 
 def _draw_estimates(table: EstimateTable) -> plots.Drawing:
     """One line per estimator and per bound; the behavior policy and the truth."""
+    is_answer = not table.verdict.is_open
+    color = None
+    if not is_answer:
+        color = plots.SOFT
     lines = []
     behavior_value = None  # the same for all estimators that know it
     for row in table.rows:
         estimate = row.estimate
         if not estimate:
             continue
-        lines.append(plots.Line(row.name, estimate.value, estimate.interval))
+        lines.append(
+            plots.Line(row.name, estimate.value, estimate.interval, color, is_answer)
+        )
         if estimate.uplift and behavior_value is None:
             behavior_value = estimate.uplift.behavior_value
     lines += [
@@ -207,7 +224,7 @@ def _draw_estimates(table: EstimateTable) -> plots.Drawing:
         if bound.interval
     ]
     marks = [("truth", table.truth), ("behavior policy", behavior_value)]
-    return plots.draw_intervals(lines, words.return_words(table), marks)
+    return plots.draw_intervals(lines, _quantity(table), marks)
 
 
 def _show_estimates(
@@ -376,6 +393,9 @@ def _draw_ranking(ranking: PolicyRanking) -> plots.Drawing:
         color = plots.SOFT
         if policy.maybe_best:
             color = plots.ACCENT
+        is_answer = not policy.verdict.is_open
         name = f"{_NO_FOLDERS.sub('', policy.name)}  {policy.rank}"
-        lines.append(plots.Line(name, policy.value, policy.interval, color))
+        if not is_answer:
+            name = f"{name}\n(no answer)"
+        lines.append(plots.Line(name, policy.value, policy.interval, color, is_answer))
     return plots.draw_intervals(lines, words.return_words(ranking))

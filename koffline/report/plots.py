@@ -79,6 +79,11 @@ class Drawing:
             return figure
 
 
+def legend_above(axes: Axes) -> None:
+    """Put the legend above the axes, where it hides nothing."""
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+
+
 def figure_of(draw: Callable[[], Drawing]) -> Figure:
     """The figure of a drawing that is made now."""
     return draw().figure()
@@ -142,13 +147,14 @@ class Line(NamedTuple):
     """A line in a figure of intervals; without a value it is an interval only.
 
     color: of value and interval; by default the colour of the interval's kind of
-    guarantee.
+    guarantee. is_answer: False for a number on which nothing should rest, a circle.
     """
 
     name: str
     value: float | None
     interval: Interval | None
     color: str | None = None
+    is_answer: bool = True
 
 
 def draw_intervals(
@@ -168,7 +174,11 @@ def draw_intervals(
             if line.interval is not None:
                 _draw_interval(axes, place, line, line.interval, window)
             if line.value is not None:
-                axes.plot(line.value, place, "o", color=line.color or ACCENT, ms=8)
+                color = line.color or ACCENT
+                filled = color
+                if not line.is_answer:
+                    filled = "none"
+                axes.plot(line.value, place, "o", color=color, mfc=filled, ms=8)
         for color, (name, mark) in zip((INK, SOFT), marks, strict=False):
             if mark is not None:
                 axes.axvline(
@@ -195,7 +205,7 @@ def draw_intervals(
                     label=f"interval, {name}",
                 )
         if axes.get_legend_handles_labels()[1]:
-            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+            legend_above(axes)
 
     return Drawing(draw, 7.6, 1.5 + 0.35 * len(lines), xlabel=xlabel)
 

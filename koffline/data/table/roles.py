@@ -586,7 +586,7 @@ def _check_texts_in_every_file(rows: TableRows, action: str) -> None:
             for frame in of_file.frames()
         ]
         if frames_are_numbers:
-            has_numbers[file] = all(frames_are_numbers)
+            has_numbers[str(file)] = all(frames_are_numbers)
     first = next(iter(has_numbers.values()), None)
     for file, is_number in has_numbers.items():
         if is_number == first:
