@@ -30,7 +30,6 @@ from koffline.ope.log.working_log import Columns, LogPart, WorkingLog
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
 from koffline.ope.networks.last_layer import last_layer, mean_values, sum_starts
 from koffline.ope.results import (
-    FrameLibrary,
     Interval,
     PointEstimate,
     Record,
@@ -101,7 +100,7 @@ class GroupValues(tuple[GroupValue, ...]):
         """The groups as plain JSON types."""
         return [row.as_dict() for row in self]
 
-    def to_frame(self, library: FrameLibrary = "polars") -> Any:
+    def to_frame(self, library: str = "polars") -> Any:
         """A row for each group, as a frame of polars, or with ``"pandas"`` of pandas."""
         rows = []
         for row in self:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -87,7 +87,6 @@ def without_seconds(content: Any) -> Any:
     return content
 
 
-FrameLibrary: TypeAlias = Literal["polars", "pandas"]
 # numbers in the frames of results, also where all of them are missing
 _NUMBERS = (
     "value",
@@ -102,7 +101,7 @@ _NUMBERS = (
 )
 
 
-def as_frame(rows: Sequence[Mapping[str, Any]], library: FrameLibrary) -> Any:
+def as_frame(rows: Sequence[Mapping[str, Any]], library: str) -> Any:
     """Rows with the same keys as a frame of polars or pandas; missing is null.
 
     Raises ConfigError for another library, or if pandas is not installed.
@@ -343,7 +342,7 @@ class LogResult(Record):
         """The rows of `to_frame`, at least one."""
         raise NotImplementedError
 
-    def to_frame(self, library: FrameLibrary = "polars") -> Any:
+    def to_frame(self, library: str = "polars") -> Any:
         """The result as a frame of polars, or with ``"pandas"`` of pandas.
 
         A missing number is null. Raises ConfigError if pandas is not installed.
