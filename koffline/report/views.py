@@ -33,18 +33,18 @@ def report_of(result: Any) -> Report:
     """The report of a result that was made in Python."""
     if isinstance(result, Estimate):
         report = report_estimate(result)
-        call = "evaluate(log, policy, …)"
+        call = "koffline.evaluate(log, policy, …)"
     elif isinstance(result, EstimateTable):
         report = report_estimates(result)
-        call = "estimate_all(log, policy, …)"
+        call = "koffline.estimate_all(log, policy, …)"
     elif isinstance(result, PolicyRanking):
         report = report_ranking(result)
-        call = "select_policies(log, policies, …)"
+        call = "koffline.select_policies(log, policies, …)"
     else:
         assert isinstance(result, Diagnosis), type(result)
         report = report_diagnosis(result)
-        call = "diagnose(value_function, log, policy, …)"
-    return replace(report, call=f"koffline.{call}  # with these settings:")
+        call = "koffline.diagnose(value_function, log, policy, …)"
+    return replace(report, call=f"{call}  # with these settings:")
 
 
 def plot(result: Any, ax: Axes | None) -> Axes:
