@@ -39,6 +39,7 @@ class Batch:
     """
 
     inputs: Float[Tensor, "*replica row input"]
+    # of a mini-batch whose objective reads no next rows: none, (R, B, 0)
     next_inputs: Float[Tensor, "*replica row *draw input"]
     rewards: Float[Tensor, "*replica row"]
     discounts: Float[Tensor, "*replica row"]  # γ^interval, zero after a termination
@@ -221,8 +222,17 @@ class PackedRows:
     is_wide: bool
 
     @classmethod
-    def of(cls, table: Table, kernel: Kernel | MemoryLoss | None) -> PackedRows:
-        """The packed rows of a table, with what the kernel reads of them."""
+    def of(
+        cls,
+        table: Table,
+        kernel: Kernel | MemoryLoss | None,
+        reads_next: bool = True,
+    ) -> PackedRows:
+        """The packed rows of a table, with what the kernel reads of them.
+
+        reads_next: whether the objective reads next rows; if not, mini-batches have
+        none.
+        """
         is_wide = False
         parts = {
             name: column for name, column in table.columns() if name != "kernel_inputs"
@@ -233,7 +243,12 @@ class PackedRows:
         }
         parts["next_inputs"] = table.next_inputs.flatten(1)
         continuations = None
-        if table.draws > 1:
+        draws = 1
+        if not reads_next:
+            parts["next_inputs"] = table.inputs[:, :0]
+            parts.pop("next_readout", None)
+        elif table.draws > 1:
+            draws = table.draws
             del parts["next_inputs"]
             continuations = table.next_inputs.flatten(0, 1)
         # columns whose product is the kernel's exponent, computed once
@@ -251,7 +266,7 @@ class PackedRows:
             columns=torch.cat(list(parts.values()), dim=1).contiguous(),
             widths={name: part.shape[1] for name, part in parts.items()},
             continuations=continuations,
-            draws=table.draws,
+            draws=draws,
             is_wide=is_wide,
         )
 

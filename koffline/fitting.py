@@ -135,6 +135,8 @@ def fit(  # noqa: PLR0913
             target = None
         else:
             target = trained.with_flat(trained.flat.clone())
+        if packed is None:
+            packed = _pack(table, objective)
         step = make_step(
             objective,
             BatchSource(table, objective.kernel, plan, schedule, packed),
@@ -213,7 +215,7 @@ def fit_on_cores(
     """
     _check_replicas(network, plan)
     # one copy of the rows serves all groups
-    packed = PackedRows.of(table, objective.kernel)
+    packed = _pack(table, objective)
     news = _GroupNews(len(plan), settings.steps, progress)
 
     def fit_group(replicas: slice, tell: Tell) -> FitRecord:
@@ -248,6 +250,12 @@ def fit_on_cores(
     return record
 
 
+def _pack(table: Table, objective: Objective) -> PackedRows:
+    """The table's rows with what the objective reads of them."""
+    reads_next = objective.next_from != "nothing"
+    return PackedRows.of(table, objective.kernel, reads_next)
+
+
 def _groups_agree(
     table: Table,
     network: StackedMLP,
@@ -264,7 +272,7 @@ def _groups_agree(
     """
     rows = torch.arange(batch_size) % len(table)
     few_rows = table.select(rows)
-    packed = PackedRows.of(few_rows, objective.kernel)
+    packed = _pack(few_rows, objective)
 
     def gradients_of(replicas: slice) -> Tensor:
         """Losses and gradients (R', 1 + P) of some of the replicas."""

@@ -5,7 +5,8 @@ An objective is a frozen record. It says which network gives the next value, wit
 without gradients (`next_from`), and which kernel it needs (`kernel`, or None).
 ``compute_gradients`` returns the loss of each replica and its gradients in the
 residual's two values in closed form; the replica engine propagates them to the
-parameters (no autograd through the kernel).
+parameters (no autograd through the kernel). `next_from` is "nothing" where no row has
+a next one.
 
 GTD2 and SBEED train a second function beside the value, and also give its descent
 directions.
@@ -33,7 +34,7 @@ from koffline.kernels import (
 
 Rows = Float[Tensor, "replica row"]
 Own = Float[Tensor, "*replica row"]  # per replica, or shared by all
-NextFrom = Literal["network", "network_detached", "target"]
+NextFrom = Literal["network", "network_detached", "target", "nothing"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,6 +224,17 @@ class FittedIteration(_SquaredError):
     target: CopyTarget | FollowTarget = CopyTarget()
     next_bounds: tuple[float, float] | None = None
     next_from: ClassVar[NextFrom] = "target"
+
+
+@dataclass(frozen=True)
+class RewardRegression(_SquaredError):
+    """Regression on rewards: fitted Q evaluation where nothing follows any row.
+
+    Next rows are not read. Its parameters equal those of `FittedIteration` on the same
+    rows to the digit, because there every discount is zero.
+    """
+
+    next_from: ClassVar[NextFrom] = "nothing"
 
 
 @dataclass(frozen=True)

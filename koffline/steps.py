@@ -74,14 +74,19 @@ class ResidualStep(Step):
                 self._objective.compute_gradients, discount=batch.discounts, gram=gram
             )
             return full_gradient(network, batch, compute_gradients)
-        # A semi-gradient: the next rows' values are held still.
-        next_value = read_values(
-            (target or network).forward(batch.next_inputs), batch.next_readout
-        )
-        if self._next_bounds is not None:
-            next_value = next_value.clamp(*self._next_bounds)
-        outputs, pullback = network.forward_with_pullback(batch.inputs)
-        residual = residual_of(batch, read_values(outputs, batch.readout), next_value)
+        if self._objective.next_from == "nothing":
+            outputs, pullback = network.forward_with_pullback(batch.inputs)
+            residual = batch.rewards - read_values(outputs, batch.readout)
+        else:
+            # A semi-gradient: the next rows' values are held still.
+            next_value = read_values(
+                (target or network).forward(batch.next_inputs), batch.next_readout
+            )
+            if self._next_bounds is not None:
+                next_value = next_value.clamp(*self._next_bounds)
+            outputs, pullback = network.forward_with_pullback(batch.inputs)
+            value = read_values(outputs, batch.readout)
+            residual = residual_of(batch, value, next_value)
         gradients = self._objective.compute_gradients(residual, batch.discounts, gram)
         return gradients.loss, pullback(spread_gradient(gradients.value, batch.readout))
 

@@ -47,6 +47,7 @@ from koffline.ope.networks.fitted_values import FittedValues, Summarise
 from koffline.ope.networks.last_layer import hidden_features
 from koffline.ope.networks.out_of_bag import PassOverRows, RowSums, reader_of
 from koffline.ope.networks.resampling import Resampling
+from koffline.ope.networks.reward_regression import RewardModel, fit_reward_model
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import DiscretePolicy, Policy
@@ -112,9 +113,14 @@ class Workspace:
             numbers=self.log.held.units,
         )
         # by the rewards of all rows, not only of those in memory
-        low, high = self.facts.bounds(settings.reward_bounds)
+        facts = self.facts
+        low, high = facts.bounds(settings.reward_bounds)
         scale = problem.reward_scale
-        return replace(problem, value_bounds=(low / scale, high / scale))
+        return replace(
+            problem,
+            value_bounds=(low / scale, high / scale),
+            is_one_step=problem.is_one_step and facts.terminated == facts.rows,
+        )
 
     def fold(self, summarise: Summarise[S]) -> S:
         """Sum ``summarise`` over all parts of the log, each prepared as a problem."""
@@ -207,6 +213,26 @@ class Workspace:
         )
         fitted.summarise(fitted.values_of(fitted.head))  # raises
         return fitted
+
+    @cached_property
+    def reward_model(self) -> RewardModel:
+        """Networks that predict the rewards of a one-step log.
+
+        Raises KofflineError if too many diverged.
+        """
+        settings = self.settings
+        problem = self.problem
+        check_networks_fit(
+            settings,
+            inputs=problem.inputs.shape[1],
+            outputs=problem.n_actions or 1,
+            rows=problem.n_rows,
+            units=len(problem.units),
+        )
+        resampling = Resampling.draw(
+            problem, full=0, resampled=settings.resampled_replicas, seed=settings.seed
+        )
+        return fit_reward_model(problem, resampling, settings, self.log.progress)
 
     @cached_property
     def held_pass(self) -> PassOverRows:
@@ -355,10 +381,18 @@ class Workspace:
 
     @cached_property
     def row_values_of_episodes(self) -> RowValues:
-        """`row_values` of the rows that estimators over episodes use, with one Q for
-        unknown actions too.
+        """Values of the rows that estimators over episodes use, by networks that were
+        not trained on their episodes, with one Q for unknown actions too.
+
+        Of one-step logs they are predicted rewards, else values of the kernel loss.
         """
-        if self.sees_all_episodes:
+        if self.problem.is_one_step:
+            predict = self.reward_model.predict
+            if self.sees_all_episodes:
+                values = self.fold(predict).values
+            else:
+                values = predict(self.problem).values
+        elif self.sees_all_episodes:
             values = self.row_values
         else:
             values = self.held_values

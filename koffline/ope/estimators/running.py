@@ -108,7 +108,11 @@ def _reasons(
             reasons.append(f"{size:.1f} episodes carry all the weight")
     else:
         reasons += workspace.coverage.reasons
-    if names.NETWORKS in estimator.needs:
+    # In a one-step log, estimators over episodes predict rewards by other networks.
+    predicts_rewards = names.EPISODES in estimator.needs and (
+        workspace.problem.is_one_step
+    )
+    if names.NETWORKS in estimator.needs and not predicts_rewards:
         fitted = workspace.fitted
         heads = {
             head: fitted.interval(fitted.values_of(head))

@@ -40,7 +40,8 @@ class Measures:
     ``value_bounds``: bounds of any discounted sum of scaled rewards. ``fixed_starts``:
     start states were given, and are not resampled with the log. ``n_actions``: None if
     continuous. ``history``: number of previous rows in the state; if positive, location
-    and scale have one more entry, for rewards.
+    and scale have one more entry, for rewards. ``is_one_step``: whether every row of
+    the log terminates, so that Q(s, a) is the mean reward.
     """
 
     input_location: np.ndarray
@@ -51,6 +52,7 @@ class Measures:
     fixed_starts: bool
     n_actions: int | None = None
     history: int = 0
+    is_one_step: bool = False
 
     def standardise(
         self, observations: np.ndarray, actions: np.ndarray | None = None
@@ -529,6 +531,7 @@ def _measure(
         fixed_starts=fixed_starts,
         n_actions=policy.n if isinstance(policy, DiscretePolicy) else None,
         history=history,
+        is_one_step=bool(np.all(log.terminated)),
     )
 
 

@@ -28,7 +28,7 @@ from koffline.errors import ConfigError
 from koffline.fitting import FitRecord, FitSettings, Progress, fit_on_cores, threads
 from koffline.jobs.cores import cores
 from koffline.kernels import FourierFeatures
-from koffline.objectives import fitted_q
+from koffline.objectives import Objective, RewardRegression, fitted_q
 from koffline.ope.log.problem import EvaluationProblem, prepare_problem
 from koffline.ope.log.working_log import S
 from koffline.ope.names import AVERAGED
@@ -167,10 +167,15 @@ class Training:
             row_sets=self._row_sets,
             row_set_of=of_full + tuple(range(1, len(self._row_sets))),
         )
+        objective: Objective
+        if self._problem.is_one_step:
+            objective = RewardRegression()  # nothing to value after a row
+        else:
+            objective = fitted_q(settings.target_rate, self._problem.value_bounds)
         record = fit_on_cores(
             table=self._table,
             network=network,
-            objective=fitted_q(settings.target_rate, self._problem.value_bounds),
+            objective=objective,
             plan=plan,
             settings=FitSettings(
                 steps=steps,
@@ -189,7 +194,11 @@ class Training:
         can stop.
         """
         system = accumulate_systems(
-            network, self._solved_table, self._instruments, self._solved_weights
+            network,
+            self._solved_table,
+            self._instruments,
+            self._solved_weights,
+            is_one_step=self._problem.is_one_step,
         )
         solved = layers.minimise_kernel_loss(network, system, self._settings.ridge)
         starts = layers.sum_starts(network, self._resampling, None, self._problem)

@@ -133,13 +133,15 @@ def accumulate_systems(
     table: Table,
     critics: FourierFeatures | None,
     row_weights: Float[Tensor, "replica row"],
+    is_one_step: bool = False,
 ) -> Float[Tensor, "replica critic column"]:
     """ψᵀW [Z r] of each network, summed over blocks of rows of positive weight; with
     last-layer parameters θ (p,) the residuals of the rows are r − Zθ.
 
     network: R networks, whose hidden layers give φ. table: the rows, with the policy's
     actions in the next states. critics: from kernel inputs (B, k) to ψ (B, m); None:
-    the features φ, and m = p. row_weights: W of each network.
+    the features φ, and m = p. row_weights: W of each network. is_one_step: whether no
+    row of the log has a next one, so that Z = φ(x) and next rows are not read.
     """
     outputs = network.sizes[-1]
     width = network.sizes[-2] + 1
@@ -175,7 +177,10 @@ def accumulate_systems(
     ) -> None:
         """Add the sums over a block of rows to total (R', m, p + 1)."""
         now = _features_with_constant(networks, table.inputs[rows])
-        later = _features_with_constant(networks, table.next_inputs[rows])
+        if is_one_step:
+            later = now
+        else:
+            later = _features_with_constant(networks, table.next_inputs[rows])
         rewards = table.rewards[rows].double()
         discounts = table.discounts[rows].double()
         actions = readout[rows].argmax(dim=1)
@@ -196,7 +201,10 @@ def accumulate_systems(
                 actions=actions,
                 next_probabilities=next_probabilities,
             ).select(counted)
-            if psi is None:
+            if is_one_step:
+                of_rows = None if psi is None else psi[counted]
+                _add_rewards(total[replica], of_rows, block)
+            elif psi is None:
                 _add_by_action(total[replica], block)
             elif use_outputs:
                 _add_by_output(total[replica], psi[counted], block)
@@ -204,7 +212,11 @@ def accumulate_systems(
                 total[replica].addmm_(psi[counted].mT, block.equations())
 
     of_features = 2.0 * (1 + table.draws) * network.flat.shape[1]
-    products = len(table) * network.replicas * (of_features + 2.0 * n_critics * p)
+    parameters = p
+    if is_one_step:
+        parameters = width  # of one output a row
+    of_row = of_features + 2.0 * n_critics * parameters
+    products = len(table) * network.replicas * of_row
     sums = on_cores(
         accumulate,
         network.replicas,
@@ -252,6 +264,28 @@ def _add_by_action(total: Tensor, block: _Block) -> None:
         rows = (block.actions == action).nonzero().squeeze(1)
         taken = block.select(rows)
         of_action.addmm_(taken.now.mT, taken.equations())
+
+
+def _add_rewards(total: Tensor, psi: Tensor | None, block: _Block) -> None:
+    """Add ψᵀW [φ r] to total (m, p + 1), where no row has a next one: φ is zero but for
+    the action's parameters.
+
+    psi: critics (B, m) of the rows; None: the features themselves, and m = p.
+    """
+    width = block.now.shape[1]
+    by_output = total[:, :-1].unflatten(1, (-1, width))  # a view
+    for action in block.actions.unique().tolist():
+        rows = (block.actions == action).nonzero().squeeze(1)
+        taken = block.select(rows)
+        if psi is None:
+            of_critics = taken.now
+            of_action = slice(action * width, (action + 1) * width)
+        else:
+            of_critics = psi[rows]
+            of_action = slice(None)
+        weighted = taken.weights[:, None] * taken.now
+        by_output[of_action, action].addmm_(of_critics.mT, weighted)
+        total[of_action, -1].addmv_(of_critics.mT, taken.weighted_rewards)
 
 
 def _add_by_output(total: Tensor, psi: Tensor, block: _Block) -> None:
@@ -310,7 +344,9 @@ def systems_of_part(
     """
     weights = resampling.row_weights(problem).to(network.flat.device)
     table = make_table(problem, str(weights.device))
-    system = accumulate_systems(network, table, critics, weights)
+    system = accumulate_systems(
+        network, table, critics, weights, is_one_step=problem.is_one_step
+    )
     logged = None
     returns = None
     if not problem.fixed_starts:
