@@ -44,7 +44,7 @@ from koffline.ope.results import (
 )
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import verdict_on, without_guess, without_guesswork
-from koffline.ope.workspace import Workspace, open_workspace
+from koffline.ope.workspace import SharedByPolicies, Workspace, open_workspace
 from koffline.policies import DiscretePolicy, Policy
 
 _FEW_ACTIONS = 8
@@ -90,6 +90,36 @@ def evaluate(  # noqa: PLR0913
     """
     log, by = open_log_by(transitions, action_space, mapping, by)
     settings = merge_settings(log, settings, {"gamma": gamma, **options})
+    return evaluate_one_of_several(
+        log,
+        policy,
+        settings,
+        SharedByPolicies(),
+        initial_observations=initial_observations,
+        stream=stream,
+        progress=progress,
+        by=by,
+    )
+
+
+def evaluate_one_of_several(
+    log: AnyLog,
+    policy: Any,
+    settings: EvaluationSettings,
+    shared: SharedByPolicies,
+    *,
+    initial_observations: np.ndarray | None = None,
+    stream: StreamSettings | None = None,
+    progress: Progress | None = None,
+    by: By | None = None,
+) -> Estimate:
+    """`evaluate` with merged settings, and with what evaluations of other policies on
+    the same log have computed.
+
+    shared: read, and filled with what is computed here. Other arguments: as in
+    `evaluate`. The estimate is the same to the digit as by `evaluate`. Raises
+    KofflineError.
+    """
     known.check_interval(settings.estimator, settings.interval)
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if by is not None:
@@ -101,7 +131,13 @@ def evaluate(  # noqa: PLR0913
 
     def estimate_by(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:
         with open_workspace(
-            log, policy, settings, initial_observations, stream, progress
+            log,
+            policy,
+            settings,
+            initial_observations,
+            stream,
+            progress,
+            shared,
         ) as workspace:
             return _estimate(workspace, by)
 

@@ -21,7 +21,11 @@ from koffline.data.spaces import SpaceRequest
 from koffline.errors import ConfigError, KofflineError, percent, printable
 from koffline.fitting import Progress
 from koffline.ope.comparisons import Comparison, compare_intervals, compare_replicas
-from koffline.ope.evaluation import evaluate, may_look_back, merge_settings
+from koffline.ope.evaluation import (
+    evaluate_one_of_several,
+    may_look_back,
+    merge_settings,
+)
 from koffline.ope.names import AUTO, default_head
 from koffline.ope.results import (
     NO_ANSWER_IN,
@@ -36,6 +40,7 @@ from koffline.ope.results import (
     with_ends,
 )
 from koffline.ope.stream_settings import StreamSettings
+from koffline.ope.workspace import SharedByPolicies
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
 
@@ -227,6 +232,7 @@ def select_policies(  # noqa: PLR0913
         log,
         named,
         progress,
+        shared=SharedByPolicies(),
         initial_observations=initial_observations,
         stream=stream,
     )
@@ -255,7 +261,8 @@ def _estimate_policies(
     progress: Callable[[str], Progress | None] | None,
     **options: Any,
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Estimates by policy name, and why others have none.
+    """Estimates by policy name, and why others have none. options: of
+    `evaluate_one_of_several`.
 
     Raises KofflineError for less than two.
     """
@@ -264,7 +271,7 @@ def _estimate_policies(
     for name, policy in named.items():
         progress_of_policy = None if progress is None else progress(name)
         try:
-            estimates[name] = evaluate(
+            estimates[name] = evaluate_one_of_several(
                 transitions, policy, progress=progress_of_policy, **options
             )
         except ConfigError:

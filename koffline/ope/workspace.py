@@ -42,7 +42,7 @@ from koffline.ope.log.facts import Limits, LogFacts, log_facts
 from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import LogPart, S, Sums, WorkingLog, hold, in_problem
-from koffline.ope.networks.fitted_q import fit_value_functions
+from koffline.ope.networks.fitted_q import SharedRounds, fit_value_functions
 from koffline.ope.networks.fitted_values import FittedValues, Summarise
 from koffline.ope.networks.last_layer import hidden_features
 from koffline.ope.networks.out_of_bag import PassOverRows, RowSums, reader_of
@@ -60,18 +60,33 @@ _TIES = 0.01
 
 
 @dataclass(eq=False)
+class SharedByPolicies:
+    """What evaluations of several policies on one log share, each computed once.
+
+    Nothing here depends on the policy. The evaluations' settings differ at most in
+    ``history``, and their log is the same. ``first_pass``: over all rows.
+    ``reward_models``: by ``history``. ``rounds``: of training, of one-step logs.
+    """
+
+    first_pass: FirstPass | None = None
+    reward_models: dict[int, RewardModel] = field(default_factory=dict)
+    rounds: SharedRounds = field(default_factory=SharedRounds)
+
+
+@dataclass(eq=False)
 class Workspace:
     """Quantities that estimators share, each computed at most once.
 
     The settings' seed determines all random numbers. ``initial_observations`` (E, …)
     replace the log's own start states. ``log``: the log, with the rows of it that are
-    in memory.
+    in memory. ``shared``: with the workspaces of other policies.
     """
 
     log: WorkingLog
     policy: Policy
     settings: EvaluationSettings
     initial_observations: np.ndarray | None = None
+    shared: SharedByPolicies = field(default_factory=SharedByPolicies)
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -148,9 +163,14 @@ class Workspace:
         """Facts of all rows that need no model."""
         return self._first_pass.facts
 
-    @cached_property
+    @property
     def _first_pass(self) -> FirstPass:
-        """Facts and structure of all rows, read once."""
+        """Facts and structure of all rows, read once for all policies."""
+        if self.shared.first_pass is None:
+            self.shared.first_pass = self._read_first_pass()
+        return self.shared.first_pass
+
+    def _read_first_pass(self) -> FirstPass:
         if self.log.is_whole:
             facts = log_facts(self.log.held, gamma=self.settings.gamma)
             return FirstPass(
@@ -210,6 +230,7 @@ class Workspace:
             fold=self.fold,
             effective_units=facts.units,
             is_cut=facts.terminated < units,
+            shared_rounds=self.shared.rounds,
         )
         fitted.summarise(fitted.values_of(fitted.head))  # raises
         return fitted
@@ -221,6 +242,10 @@ class Workspace:
         Raises KofflineError if too many diverged.
         """
         settings = self.settings
+        history = settings.history or 0
+        known_model = self.shared.reward_models.get(history)
+        if known_model is not None:
+            return known_model
         problem = self.problem
         check_networks_fit(
             settings,
@@ -232,7 +257,9 @@ class Workspace:
         resampling = Resampling.draw(
             problem, full=0, resampled=settings.resampled_replicas, seed=settings.seed
         )
-        return fit_reward_model(problem, resampling, settings, self.log.progress)
+        model = fit_reward_model(problem, resampling, settings, self.log.progress)
+        self.shared.reward_models[history] = model
+        return model
 
     @cached_property
     def held_pass(self) -> PassOverRows:
@@ -430,12 +457,14 @@ def open_workspace(
     initial_observations: np.ndarray | None = None,
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
+    shared: SharedByPolicies | None = None,
 ) -> Iterator[Workspace]:
     """Check that log, policy and start states fit together, and read the rows to be
     held in memory.
 
-    Inside the context, networks compute on the cores of the settings, and workers are
-    kept. Raises KofflineError.
+    shared: with workspaces of other policies on the same log, whose settings differ at
+    most in ``history``. Inside the context, networks compute on the cores of the
+    settings, and workers are kept. Raises KofflineError.
     """
     policy = as_policy(
         policy,
@@ -471,7 +500,13 @@ def open_workspace(
         if stream.partial is not None and not log.is_whole:
             identity = policy.name.encode() + answers.tobytes()
             log = dataclasses.replace(log, policy_identity=identity)
-        yield Workspace(log, policy, settings, initial_observations)
+        yield Workspace(
+            log=log,
+            policy=policy,
+            settings=settings,
+            initial_observations=initial_observations,
+            shared=shared or SharedByPolicies(),
+        )
 
 
 def _checked_answers(policy: Policy, states: np.ndarray) -> np.ndarray:

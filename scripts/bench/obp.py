@@ -290,13 +290,10 @@ def of_vowpal_wabbit(draw: Draw, shares: np.ndarray, truth: float) -> dict[str, 
 def ours(draw: Draw, policy: DiscretePolicy, truth: float, seed: int) -> dict[str, Any]:
     """Answers of koffline's estimators, with default settings."""
     started = time.process_time()
-    table = estimate_all(
-        draw.transitions, policy, _GAMMA, names=["dr"], bounds=False, seed=seed
-    )
+    options: dict[str, Any] = {"bounds": False, "seed": seed, "cores": 1}
+    table = estimate_all(draw.transitions, policy, _GAMMA, names=["dr"], **options)
     seconds_of_dr = time.process_time() - started
-    table = estimate_all(
-        draw.transitions, policy, _GAMMA, names=OURS, bounds=False, seed=seed
-    )
+    table = estimate_all(draw.transitions, policy, _GAMMA, names=OURS, **options)
     answers = {}
     for row in table.rows:
         estimate = row.estimate

@@ -1,17 +1,16 @@
-"""Errors and processor time of estimators on one-step logs (bandits), two versions of
-koffline side by side.
+"""Doubly robust estimates of one-step logs (bandits): by a regression on rewards, and
+by the kernel-loss networks that other estimators read.
 
-    python -m scripts.bench.one_step --runs out/one_step/now.jsonl
-    python -m scripts.bench.one_step --runs out/one_step/now.jsonl --before
-        out/one_step/before.jsonl --draws 20 --out docs/results/one_step.json
+    pip install --no-deps obp==0.4.1    # or without OBP's problem
+    python -m scripts.bench.one_step --runs out/one_step.jsonl
+        --out docs/results/one_step.json
 
-The second command also reads the runs that the same script made in a checkout of
-another version. Problems: the clicks of the leaderboard's two halves (5 offers), rare
-clicks (30 items, a click in 220 rows), 20,000 rows of 30 items, OBP's synthetic bandit
-(10 actions; needs the package obp), and the two campaigns of the Open Bandit Dataset,
-whose truth is the target's own click rate and whose draws are only seeds of networks.
-All settings are the defaults. ``seconds`` is processor time: for ``dr`` from an open
-workspace on, for the others what they need beyond it.
+Problems: the clicks of the leaderboard's two halves (5 offers), rare clicks (30 items,
+a click in 220 rows), OBP's synthetic bandit (10 actions; `scripts.bench.obp`), 20,000
+rows of 30 items, and the two campaigns of the Open Bandit Dataset, whose truth is the
+target's own click rate and whose draws are only seeds of networks. All settings are the
+defaults. ``seconds`` is processor time of `dr`, all that it needs from an open
+workspace on.
 """
 
 from __future__ import annotations
@@ -33,15 +32,17 @@ import torch
 
 from koffline import Transitions
 from koffline.config import make_settings
-from koffline.errors import KofflineError
-from koffline.ope.estimators.running import run_estimator
+from koffline.ope.estimators.doubly_robust import DR, MAGIC, WDR
+from koffline.ope.importance.episodes import with_unknown_actions
 from koffline.ope.workspace import open_workspace
 from scripts.bench import open_bandit
 from scripts.bench.coverage import kept_runs
 from scripts.bench.doubly_robust import RareClicks
 from scripts.bench.user_logs import problems as user_problems
 
-NAMES = ("dr", "wdr", "magic", "drl", "kloss", "fqe", "kloss+fqe")
+OVER_EPISODES = {"dr": DR, "wdr": WDR, "magic": MAGIC}
+REGRESSION = "regression"
+KERNEL_LOSS = "kernel loss"
 _GAMMA = 0.9  # makes no difference
 
 
@@ -105,32 +106,46 @@ def _problem(name: str) -> Bandit:
 
 
 def measure(problem: str, seed: int) -> dict[str, Any]:
-    """One log: value, interval and processor seconds of each estimator."""
+    """One log: value and interval of each estimator by both models, and processor
+    seconds of the first one.
+    """
     bandit = _problem(problem)
-    settings = make_settings({"gamma": _GAMMA, "seed": seed})
-    answers: dict[str, Any] = {}
-    log = bandit.log(seed)
-    with open_workspace(log, bandit.policy, settings) as workspace, torch.no_grad():
-        for name in NAMES:
+    settings = make_settings({"gamma": _GAMMA, "seed": seed, "cores": 1})
+    with (
+        open_workspace(bandit.log(seed), bandit.policy, settings) as workspace,
+        torch.no_grad(),
+    ):
+        answers: dict[str, Any] = {}
+        seconds: dict[str, float] = {}
+        for model in (REGRESSION, KERNEL_LOSS):
             started = time.process_time()
-            answer: dict[str, Any]
-            try:
-                estimate = run_estimator(workspace, name)
-            except KofflineError as error:
-                answer = {"reason": str(error)}
+            if model == REGRESSION:
+                values = workspace.row_values_of_episodes
             else:
+                values = workspace.row_values
+                if workspace.known_actions is not None:
+                    values = with_unknown_actions(
+                        values, workspace.transitions, workspace.known_actions
+                    )
+            episodes = workspace.episodes
+            of_model = {}
+            for name, estimator in OVER_EPISODES.items():
+                estimate = estimator.from_episodes(
+                    episodes, values, level=settings.level, seed=seed
+                )
+                seconds.setdefault(model, time.process_time() - started)
                 interval = None
                 if estimate.interval is not None:
                     interval = [estimate.interval.low, estimate.interval.high]
-                answer = {"value": estimate.value, "interval": interval}
-            answer["seconds"] = time.process_time() - started
-            answers[name] = answer
-    print(problem, seed, {name: answers[name]["seconds"] for name in ("dr",)})
+                of_model[name] = {"value": estimate.value, "interval": interval}
+            answers[model] = of_model
+    print(problem, seed, seconds, flush=True)
     return {
         "problem": problem,
         "seed": seed,
         "truth": bandit.truth,
         "answers": answers,
+        "seconds": seconds,
     }
 
 
@@ -145,14 +160,12 @@ def cells(draws: int, names: list[str]) -> Iterator[tuple[str, int]]:
                 yield name, seed
 
 
-def summarise(runs: list[dict[str, Any]], problem: str, name: str) -> dict[str, Any]:
-    """Error relative to the truth, intervals that held it, and processor seconds."""
+def summarise(
+    runs: list[dict[str, Any]], problem: str, model: str, name: str
+) -> dict[str, Any]:
+    """Errors relative to the truth, intervals that held it, and processor seconds."""
     of_problem = [run for run in runs if run["problem"] == problem]
-    answered = [
-        (run["truth"], run["answers"][name])
-        for run in of_problem
-        if "value" in run["answers"][name]
-    ]
+    answered = [(run["truth"], run["answers"][model][name]) for run in of_problem]
     errors = np.array([(answer["value"] - truth) / truth for truth, answer in answered])
     intervals = [
         (truth, *answer["interval"])
@@ -163,6 +176,7 @@ def summarise(runs: list[dict[str, Any]], problem: str, name: str) -> dict[str, 
     widths = [(high - low) / truth for truth, low, high in intervals]
     return {
         "problem": problem,
+        "model": model,
         "estimator": name,
         "logs": len(answered),
         "mean_error": float(errors.mean()),
@@ -171,22 +185,14 @@ def summarise(runs: list[dict[str, Any]], problem: str, name: str) -> dict[str, 
         "held": held,
         "intervals": len(intervals),
         "mean_width": float(np.mean(widths)) if widths else None,
-        "seconds": float(np.mean([answer["seconds"] for _, answer in answered])),
+        "seconds": float(np.mean([run["seconds"][model] for run in of_problem])),
     }
-
-
-def _common(
-    runs: list[dict[str, Any]], others: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """The runs on logs that the others have too."""
-    cells_of_others = {(run["problem"], run["seed"]) for run in others}
-    return [run for run in runs if (run["problem"], run["seed"]) in cells_of_others]
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """A Markdown table, one line for each problem, estimator and version."""
     print(
-        "| log | estimator | version | logs | mean error | root mean square | median |"
+        "| log | estimator | model | logs | mean error | root mean square | median |"
         " held | width | CPU s |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
@@ -195,14 +201,14 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         columns = (
             row["problem"],
             f"`{row['estimator']}`",
-            row["version"],
+            row["model"],
             str(row["logs"]),
             f"{row['mean_error']:+.1%}",
             f"{row['root_mean_square']:.2%}",
             f"{row['median_error']:.2%}",
             f"{row['held']} of {row['intervals']}",
             width,
-            f"{row['seconds']:.2f}",
+            f"{row['seconds']:.1f}",
         )
         print(f"| {' | '.join(columns)} |")
 
@@ -214,27 +220,23 @@ def main() -> None:
     )
     parser.add_argument("problems", nargs="*", help="(default: all)")
     parser.add_argument("--runs", type=Path, required=True, help="JSON lines")
-    parser.add_argument("--before", type=Path, help="runs of another version")
     parser.add_argument("--draws", type=int, default=20, help="logs of a problem")
     parser.add_argument("--out", type=Path, help="JSON file for the summary")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    names = arguments.problems or list(PROBLEMS)
-    asked = cells(arguments.draws, names)
-    versions = {
-        "now": kept_runs(arguments.runs, ("problem", "seed"), asked, measure),
-    }
-    if arguments.before is not None:
-        lines = arguments.before.read_text().splitlines()
-        versions["before"] = [json.loads(line) for line in lines]
-        versions["now"] = _common(versions["now"], versions["before"])
-        versions["before"] = _common(versions["before"], versions["now"])
+    problems = arguments.problems or list(PROBLEMS)
+    runs = kept_runs(
+        arguments.runs,
+        ("problem", "seed"),
+        cells(arguments.draws, problems),
+        measure,
+    )
     rows = [
-        {**summarise(runs, problem, name), "version": version}
-        for problem in names
-        for name in NAMES
-        for version, runs in sorted(versions.items())
+        summarise(runs, problem, model, name)
+        for problem in problems
         if any(run["problem"] == problem for run in runs)
+        for name in OVER_EPISODES
+        for model in (REGRESSION, KERNEL_LOSS)
     ]
     print_table(rows)
     if arguments.out is not None:

@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from koffline.batches import rows_by_weight
 from koffline.config import EvaluationSettings
@@ -78,6 +79,36 @@ def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[i
     return [first, *later]
 
 
+class SharedRounds:
+    """Rounds of training on a one-step log, which are the same for every policy.
+
+    Q is the mean reward there, so that a policy decides only how many rounds there are.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[tuple[int, int], tuple[Tensor, FitRecord]] = {}
+
+    def find(self, network: StackedMLP, steps: int, done: int) -> FitRecord | None:
+        """The record of a round that began with the same parameters; None if there was
+        none.
+
+        steps: of the round. done: steps before it.
+        """
+        kept = self._rounds.get((steps, done))
+        if kept is None:
+            return None
+        parameters, record = kept
+        if not torch.equal(parameters, network.flat):
+            return None
+        return record
+
+    def keep(
+        self, network: StackedMLP, steps: int, done: int, record: FitRecord
+    ) -> None:
+        """Keep the record of a round that began with this network."""
+        self._rounds[steps, done] = (network.flat.clone(), record)
+
+
 class Training:
     """Rounds of training; between them, last layers solved on some rows tell when to
     stop.
@@ -96,7 +127,11 @@ class Training:
         settings: EvaluationSettings,
         instruments: FourierFeatures,
         progress: Progress | None,
+        shared_rounds: SharedRounds | None = None,
     ) -> None:
+        self._shared_rounds = None
+        if problem.is_one_step:
+            self._shared_rounds = shared_rounds
         self._problem = problem
         self._resampling = resampling
         self._settings = settings
@@ -158,6 +193,11 @@ class Training:
         `fit` updates the target network after every step, by the rule of the objective:
         target += target_rate · (network − target). (Le, Voloshin & Yue 2019)
         """
+        shared_rounds = self._shared_rounds
+        if shared_rounds is not None:
+            known_record = shared_rounds.find(network, steps, done)
+            if known_record is not None:
+                return known_record
         settings = self._settings
         seeds = self._resampling.seeds
         of_full = (0,) * self._resampling.full
@@ -185,6 +225,8 @@ class Training:
             ),
             progress=self._progress,
         )
+        if shared_rounds is not None:
+            shared_rounds.keep(network, steps, done, record)
         if self._progress is not None:
             self._progress(steps, steps, "solving last layers")
         return record
@@ -275,6 +317,7 @@ def fit_value_functions(
     fold: Fold | None = None,
     effective_units: float | None = None,
     is_cut: bool = False,
+    shared_rounds: SharedRounds | None = None,
 ) -> FittedValues:
     """Train all replicas in rounds, then give each its last layers: of least kernel
     loss, and as trained.
@@ -282,7 +325,8 @@ def fit_value_functions(
     fold: sums over the log of which the problem is a sample, so that last layers and
     start values use the whole log; None if the problem is the whole log.
     effective_units: of that log, by default the problem's number of units. is_cut:
-    whether any episode is cut.
+    whether any episode is cut. shared_rounds: of evaluations of other policies by the
+    same settings; read and filled where the log is one-step.
     """
     width = (problem.inputs.shape[1], *settings.hidden_units)[-1]
     instruments, bandwidth = layers.draw_instruments(
@@ -292,7 +336,9 @@ def fit_value_functions(
         parameters=(width + 1) * (problem.n_actions or 1),
         seed=settings.seed,
     )
-    rounds = Training(problem, resampling, settings, instruments, progress)
+    rounds = Training(
+        problem, resampling, settings, instruments, progress, shared_rounds
+    )
     record = rounds.run()
     network = record.network
 

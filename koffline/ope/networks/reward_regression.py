@@ -124,7 +124,7 @@ def fit_reward_model(
     # the mean reward of each network's own sample; biases are a view of the parameters
     levels = weights @ torch.as_tensor(problem.rewards) / weights.sum(dim=1)
     output_biases.add_(levels.to(output_biases)[:, None, None])
-    rounds = ROUNDS
+    rounds: tuple[int, ...] = ROUNDS
     if settings.steps is not None:
         rounds = (settings.steps,)
     done = 0
