@@ -239,6 +239,71 @@ def _doubly_robust(versions: dict[str, str], names: Sequence[str]) -> str:
     return markdown([*head, "exact problems: median error", "held"], lines)
 
 
+def rewards_or_kernel_loss() -> str:
+    """`dr` on one-step logs by a regression on rewards and by the kernel loss."""
+    rows = {
+        (row["problem"], row["model"]): row
+        for row in results("one_step")["rows"]
+        if row["estimator"] == "dr"
+    }
+    lines = []
+    for problem in dict.fromkeys(problem for problem, _ in rows):
+        line = [problem, str(rows[problem, "regression"]["logs"])]
+        for model in ("regression", "kernel loss"):
+            row = rows[problem, model]
+            line.append(f"{100 * row['root_mean_square']:.2f} %")
+            line.append(_of([row["held"], row["intervals"]]))
+            line.append(f"{100 * row['mean_width']:.1f} %")
+            line.append(f"{row['seconds']:.1f}")
+        lines.append(line)
+    head = ["log", "draws"]
+    for model in ("regression", "kernel loss"):
+        head += [f"{model}: error", "held", "width", "CPU s"]
+    return markdown(head, lines)
+
+
+def open_bandit_pipeline() -> str:
+    """Estimators of OBP, intervals of VowpalWabbit, and ours, by squared error."""
+    lines = []
+    for row in results("obp")["rows"]:
+        held = "–"
+        width = "–"
+        if row["width"] is not None:
+            held = _of([row["held"], row["intervals"]])
+            width = f"{100 * row['width']:.1f} %"
+        lines.append(
+            [
+                row["estimator"],
+                f"{1e6 * row['squared_error']:.0f}"
+                f" ± {1e6 * row['squared_error_deviation']:.0f}",
+                f"{100 * row['relative_error']:.2f} %",
+                f"{100 * row['bias']:+.2f} %",
+                held,
+                width,
+            ]
+        )
+    head = ["estimator", "squared error, 10⁻⁶", "relative estimation error"]
+    return markdown([*head, "mean error", "held", "width"], lines)
+
+
+def further_policies() -> str:
+    """What a further policy costs `koffline select`."""
+    lines = []
+    for row in results("select_shares")["rows"]:
+        lines.append(
+            [
+                row["log"],
+                f"{row['rows']:,}",
+                f"{statistics.fmean(row['seconds_alone']):.1f}",
+                f"{statistics.fmean(row['training_alone']):.1f}",
+                f"{row['further']:.1f}",
+                f"{row['ratio']:.2f}",
+            ]
+        )
+    head = ["log", "rows", "a policy alone, CPU s", "of it training"]
+    return markdown([*head, "a further one, CPU s", "ratio"], lines)
+
+
 def structure() -> str:
     """How many of the faulty logs the tests of a log's structure noticed."""
     detected = results("structure")["detected"]
@@ -267,6 +332,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "verdicts": verdicts,
     "rare-clicks": rare_clicks,
     "clips": clips,
+    "rewards-or-kernel-loss": rewards_or_kernel_loss,
+    "open-bandit-pipeline": open_bandit_pipeline,
+    "further-policies": further_policies,
     "structure": structure,
     "state-and-drift": state_and_drift,
     "kernel-intervals": kernel_intervals,
