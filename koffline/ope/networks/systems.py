@@ -211,19 +211,26 @@ def accumulate_systems(
             else:
                 total[replica].addmm_(psi[counted].mT, block.equations())
 
-    of_features = 2.0 * (1 + table.draws) * network.flat.shape[1]
-    parameters = p
-    if is_one_step:
-        parameters = width  # of one output a row
-    of_row = of_features + 2.0 * n_critics * parameters
-    products = len(table) * network.replicas * of_row
     sums = on_cores(
         accumulate,
         network.replicas,
-        seconds=products * PRODUCT_SECONDS,
+        seconds=_seconds_of_pass(network, table, n_critics, is_one_step),
         agree=partial(features_agree, network, table.inputs[blocks_of_rows[0]]),
     )
     return joined(sums)
+
+
+def _seconds_of_pass(
+    network: StackedMLP, table: Table, n_critics: int, is_one_step: bool
+) -> float:
+    """About how long the sums of all networks take on one core (s)."""
+    outputs = network.sizes[-1]
+    parameters = network.sizes[-2] + 1
+    if not is_one_step:  # those of all outputs, and not of the row's action only
+        parameters *= outputs
+    of_features = 2.0 * (1 + table.draws) * network.flat.shape[1]
+    of_row = of_features + 2.0 * n_critics * parameters
+    return len(table) * network.replicas * of_row * PRODUCT_SECONDS
 
 
 def _features_with_constant(network: StackedMLP, inputs: Tensor) -> Tensor:
