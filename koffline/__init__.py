@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from koffline import views as _views
+from koffline import shown_results as _shown_results
 
 # `typing` takes milliseconds, in which Ctrl-C would end a command with a traceback
 TYPE_CHECKING = False
@@ -81,7 +81,7 @@ def _import_views() -> Any:
     return import_module("koffline.report.views")
 
 
-_views.provide(_import_views)
+_shown_results.provide(_import_views)
 
 if "gymnasium" in sys.modules:  # gym.make should know our worlds
     import_module("koffline.envs")

@@ -29,7 +29,6 @@ from koffline.policies.base import (
     check_spaces,
 )
 from koffline.policies.builtin import epsilon_policy, uniform_policy
-from koffline.policies.estimators import EstimatorFunction, is_estimator
 from koffline.policies.files import (
     ACCEPTED,
     detect,
@@ -40,6 +39,7 @@ from koffline.policies.files import (
 )
 from koffline.policies.frames import Library, as_library, library_of
 from koffline.policies.outputs import OutputPolicy
+from koffline.policies.sklearn_models import EstimatorFunction, is_estimator
 from koffline.untrusted.limits import Refused, parse_json, read_bytes
 from koffline.untrusted.user_code import current_folder, user_code, user_modules
 

@@ -338,8 +338,8 @@ def estimate_all(  # noqa: PLR0913
     names: one or more of ``koffline.ope.names.ESTIMATORS``, or estimators of your own
     (`koffline.ope.estimators.contract.Estimator`); None: all of koffline's. bounds:
     also compute the kernel intervals, which belong to no single estimator. transitions,
-    policy, gamma, initial_observations, settings, stream, progress and options: as in
-    `koffline.evaluate`. Estimators share intermediate results, so all of them
+    policy, gamma, mapping, action_space, initial_observations, settings, stream,
+    progress and options: as in `koffline.evaluate`. Estimators share intermediate results, so all of them
     cost little more than ``kloss`` alone. An estimator that does not apply to this log
     (no episodes, no probabilities …) gives a row with the reason. Raises ConfigError
     for unknown names, and KofflineError if no estimator applies.

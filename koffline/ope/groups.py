@@ -38,7 +38,7 @@ from koffline.ope.results import (
     with_ends,
 )
 from koffline.ope.workspace import Workspace
-from koffline.views import views
+from koffline.shown_results import views
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -212,8 +212,8 @@ def select_policies(  # noqa: PLR0913
 
     policies: two or more, each as ``koffline.evaluate`` takes it; a mapping gives them
     names. progress: a function from a policy's name to the function that is called with
-    its progress. transitions, gamma, initial_observations, settings, stream and
-    options: as in ``koffline.evaluate``. Raises KofflineError (DataError, PolicyError,
+    its progress. transitions, gamma, mapping, action_space, initial_observations,
+    settings, stream and options: as in ``koffline.evaluate``. Raises KofflineError (DataError, PolicyError,
     ConfigError) in one line. A policy that cannot be evaluated (diverged networks, an
     estimator that does not apply) is listed as unranked; fewer than two estimates raise
     KofflineError.

@@ -16,8 +16,8 @@ import numpy as np
 
 from koffline.data.disk.log import AnyLog
 from koffline.errors import ConfigError, escaped_json, percent, printable
+from koffline.shown_results import views
 from koffline.store.run_record import versions
-from koffline.views import views
 
 if TYPE_CHECKING:
     from pathlib import Path

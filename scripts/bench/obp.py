@@ -362,6 +362,12 @@ def summarise(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
     ]
     widths = [(high - low) / truth for truth, low, high in intervals]
     times = [answer["seconds"] for answer in answers if answer["seconds"] is not None]
+    width = None
+    if widths:
+        width = float(np.mean(widths))
+    seconds = None
+    if times:
+        seconds = float(np.mean(times))
     return {
         "estimator": name,
         "draws": len(answers),
@@ -371,8 +377,8 @@ def summarise(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
         "bias": float(biases.mean()),
         "held": sum(low <= truth <= high for truth, low, high in intervals),
         "intervals": len(intervals),
-        "width": float(np.mean(widths)) if widths else None,
-        "seconds": float(np.mean(times)) if times else None,
+        "width": width,
+        "seconds": seconds,
     }
 
 
@@ -389,7 +395,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         if row["width"] is not None:
             held = f"{row['held']} of {row['intervals']}"
             width = f"{row['width']:.1%}"
-        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        seconds = ""
+        if row["seconds"] is not None:
+            seconds = f"{row['seconds']:.1f}"
         columns = (
             row["estimator"],
             f"{1e6 * row['squared_error']:.0f}"

@@ -174,6 +174,9 @@ def summarise(
     ]
     held = sum(low <= truth <= high for truth, low, high in intervals)
     widths = [(high - low) / truth for truth, low, high in intervals]
+    mean_width = None
+    if widths:
+        mean_width = float(np.mean(widths))
     return {
         "problem": problem,
         "model": model,
@@ -184,7 +187,7 @@ def summarise(
         "median_error": float(np.median(np.abs(errors))),
         "held": held,
         "intervals": len(intervals),
-        "mean_width": float(np.mean(widths)) if widths else None,
+        "mean_width": mean_width,
         "seconds": float(np.mean([run["seconds"][model] for run in of_problem])),
     }
 
@@ -197,7 +200,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
-        width = "–" if row["mean_width"] is None else f"{row['mean_width']:.1%}"
+        width = "–"
+        if row["mean_width"] is not None:
+            width = f"{row['mean_width']:.1%}"
         columns = (
             row["problem"],
             f"`{row['estimator']}`",

@@ -152,7 +152,7 @@ def main() -> None:
             f"{row['further']:.1f}",
             f"{np.mean(row['training_together'][1:]):.1f}",
             f"{row['ratio']:.2f}",
-            "yes" if row["equal"] else "NO",
+            {True: "yes", False: "NO"}[row["equal"]],
         )
         print(f"| {' | '.join(columns)} |", flush=True)
     if arguments.out is not None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import koffline
 from koffline.config import EvaluationSettings
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope import ranking
@@ -43,12 +42,14 @@ def test_the_better_policy_comes_first_and_differs() -> None:
 
 
 def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
-    def evaluate(log, policy, **options):
+    evaluate = ranking.evaluate_one_of_several
+
+    def evaluate_but_wild(log, policy, **options):
         if policy.name == "wild":
             raise KofflineError("3 of 3 networks diverged")
-        return koffline.evaluate(log, policy, **options)
+        return evaluate(log, policy, **options)
 
-    monkeypatch.setattr(ranking, "evaluate", evaluate)
+    monkeypatch.setattr(ranking, "evaluate_one_of_several", evaluate_but_wild)
     named = {
         name: DiscretePolicy(
             3, lambda s, a=action: np.tile(np.eye(3)[a], (len(s), 1)), name

@@ -32,7 +32,7 @@ def one_step(rows: int = 120, noise: float = 1.0, **changes) -> koffline.Transit
     """Rows whose mean reward is twice the first column, if action 1 was taken."""
     generator = np.random.default_rng(1)
     log = discrete_log(rows, length=1)
-    signal = 2.0 * log.observations[:, 0] * (log.actions == 1)
+    signal = np.where(log.actions == 1, 2.0 * log.observations[:, 0], 0.0)
     columns = {
         "rewards": signal + noise * generator.normal(size=rows),
         "terminated": np.ones(rows, bool),

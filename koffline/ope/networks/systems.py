@@ -202,8 +202,7 @@ def accumulate_systems(
                 next_probabilities=next_probabilities,
             ).select(counted)
             if is_one_step:
-                of_rows = None if psi is None else psi[counted]
-                _add_rewards(total[replica], of_rows, block)
+                _add_rewards(total[replica], psi, counted, block)
             elif psi is None:
                 _add_by_action(total[replica], block)
             elif use_outputs:
@@ -273,11 +272,14 @@ def _add_by_action(total: Tensor, block: _Block) -> None:
         of_action.addmm_(taken.now.mT, taken.equations())
 
 
-def _add_rewards(total: Tensor, psi: Tensor | None, block: _Block) -> None:
+def _add_rewards(
+    total: Tensor, psi: Tensor | None, counted: Tensor, block: _Block
+) -> None:
     """Add ψᵀW [φ r] to total (m, p + 1), where no row has a next one: φ is zero but for
     the action's parameters.
 
-    psi: critics (B, m) of the rows; None: the features themselves, and m = p.
+    psi: critics (B, m) of all rows; None: the features themselves, and m = p. counted:
+    which of all rows the block holds.
     """
     width = block.now.shape[1]
     by_output = total[:, :-1].unflatten(1, (-1, width))  # a view
@@ -288,7 +290,7 @@ def _add_rewards(total: Tensor, psi: Tensor | None, block: _Block) -> None:
             of_critics = taken.now
             of_action = slice(action * width, (action + 1) * width)
         else:
-            of_critics = psi[rows]
+            of_critics = psi[counted[rows]]
             of_action = slice(None)
         weighted = taken.weights[:, None] * taken.now
         by_output[of_action, action].addmm_(of_critics.mT, weighted)
