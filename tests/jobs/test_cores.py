@@ -16,13 +16,15 @@ import torch
 
 from koffline.errors import DataError
 from koffline.jobs import cores as module
+from koffline.jobs import forks
 from koffline.jobs.cores import cores, free_cores, on_cores, pieces_of
+from koffline.jobs.forks import can_fork
 from koffline.jobs.workers import JobError
 from tests.interrupts import hear_interrupts
 
 LONG = 100.0  # seconds of work, which is worth a fork
 needs_forks = pytest.mark.skipif(
-    not module._can_fork(), reason="pieces are sent to workers here"
+    not can_fork(), reason="pieces are sent to workers here"
 )
 
 
@@ -58,7 +60,7 @@ def test_results_come_in_order_and_news_arrive(count) -> None:
     pieces = pieces_of(5, count)
     sizes = {piece.start: piece.stop - piece.start for piece in pieces}
     assert dict(news) == sizes
-    if module._can_fork():
+    if can_fork():
         assert len({part["pid"] for part in parts}) == len(pieces)
         assert parts[-1]["pid"] == os.getpid()
 
@@ -81,8 +83,8 @@ def test_a_fork_computes_alone_and_leaves_the_parent_as_it_was() -> None:
 @needs_forks
 @pytest.mark.parametrize("how", ["killed", "stuck"])
 def test_a_process_that_dies_or_hangs_is_replaced(how, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "_STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(module, "_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(forks, "_STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(forks, "_BETWEEN_LOOKS", 0.1)
     first_try = tmp_path / "first"
     heard = {}
 
