@@ -21,7 +21,7 @@ SHORT = {"steps": 120, "full_replicas": 2, "resampled_replicas": 3}
 ROWS = 300
 WEIGHTS = np.linspace(0.5, 2.0, ROWS)
 needs_forks = pytest.mark.skipif(
-    not module._can_fork(), reason="pieces are sent to workers here"
+    not module.can_fork(), reason="pieces are sent to workers here"
 )
 
 
@@ -130,7 +130,7 @@ def test_workers_that_share_no_memory_give_the_same_digits(monkeypatch) -> None:
     """As on systems whose processes cannot be forked."""
     log = discrete_log(ROWS)
     *expected, _ = everything_of(log, SOFT, cores=1)
-    monkeypatch.setattr(module, "_can_fork", lambda: False)
+    monkeypatch.setattr(module, "can_fork", lambda: False)
     *numbers, lines = everything_of(log, SOFT, cores=2)
     assert numbers == expected
     assert lines[-1] == (SHORT["steps"], SHORT["steps"], "solving last layers")
