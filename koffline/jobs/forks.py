@@ -64,20 +64,20 @@ def compute_in_forks(
     JobError if the processes of a piece die.
     """
     forks = _Forks(call_in_fork, hear)
-    own = pieces[-1]
+    last = pieces[-1]
 
     def tell(news: Any) -> None:
-        hear(own.start, news)
+        hear(last.start, news)
         forks.listen(0.0)
 
     try:
         for piece in pieces[:-1]:
             forks.start(piece)
-        own_result = call(own, tell)
+        last_result = call(last, tell)
         results = forks.results()
     finally:
         forks.end()
-    return [*(results[piece.start] for piece in pieces[:-1]), own_result]
+    return [*(results[piece.start] for piece in pieces[:-1]), last_result]
 
 
 class _Forks:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from koffline.data.structure.chances import SIGNIFICANT, chance_of_count
+from koffline.data.structure.late_episodes import late_episode_symptoms
 from koffline.data.structure.logged_rows import LoggedRows
 from koffline.data.structure.symptom import Symptom
 from koffline.errors import counted
@@ -257,12 +258,18 @@ def _shifted_episodes(steps: _InnerRows) -> Iterator[Symptom]:
     total = np.maximum(without.sum(axis=0), 1e-6 * len(inner))
     share = 1.0 - unshifted.sum(axis=0) / total
     best = int(share.argmax())
+    symptoms: list[Symptom] = []
     if share[best] > _CLEAR_GAIN:
-        yield from _of_some_episodes(
-            difference=unshifted[:, best] - below[:, best],
-            episode=steps.episode,
-            column="action",
+        symptoms.extend(
+            _of_some_episodes(
+                difference=unshifted[:, best] - below[:, best],
+                episode=steps.episode,
+                column="action",
+            )
         )
+    if not symptoms:
+        symptoms.extend(late_episode_symptoms(rows))
+    yield from symptoms
     following = _features(rows, inner, following=True)
     inputs = _crossed(
         steps.base, rows.actions(inner), beside=np.hstack([steps.base, following])
