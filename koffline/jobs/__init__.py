@@ -16,18 +16,29 @@ from dataclasses import dataclass, replace
 from itertools import islice, starmap, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from koffline.errors import ConfigError, KofflineError
-from koffline.jobs.workers import JobError, as_ours, opened, pack, packed_work, value_of
+from koffline.jobs.workers import (
+    JobError,
+    Packed,
+    Place,
+    Workers,
+    as_ours,
+    opened,
+    pack,
+    packed_work,
+    value_of,
+)
 from koffline.progress import Tell, progress_bar
 from koffline.store.run_record import available_cores
 
 AUTOMATIC = "auto"  # number of cores: those that are free
 _RETRIES = 2  # of an item whose worker died
 _MOST_PER_CORE = 16  # workers
-Call = Callable[[Any, Any], Any]
-Name = Callable[[Any], str]
+Shared = TypeVar("Shared")  # what a worker receives once
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -53,12 +64,12 @@ class PassSettings:
 
     def map(
         self,
-        call: Call,
-        items: Iterable[Any],
-        shared: Any = None,
-        name: Name | None = None,
+        call: Callable[[Shared, Item], Value],
+        items: Iterable[Item],
+        shared: Shared = None,  # type: ignore[assignment]  # of calls that take None
+        name: Callable[[Item], str] | None = None,
         progress: bool | Tell = False,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Value]:
         """Yield ``call(shared, item)`` for every item, in the order of the items,
         wherever it was computed.
 
@@ -73,7 +84,7 @@ class PassSettings:
         """
         name = name or (lambda item: f"item {item}")
 
-        def value_of_item(item: Any, value: Any) -> Any:
+        def value_of_item(item: Item, value: Value | KofflineError) -> Value:
             if isinstance(value, KofflineError):
                 if name(item) not in str(value):
                     value.args = (f"{name(item)}: {value}",)
@@ -88,13 +99,13 @@ class PassSettings:
 
     def results(
         self,
-        call: Call,
-        items: Iterable[Any],
-        shared: Any,
-        name: Name,
+        call: Callable[[Shared, Item], Value],
+        items: Iterable[Item],
+        shared: Shared,
+        name: Callable[[Item], str],
         progress: bool | Tell,
         are_jobs: bool,
-    ) -> Generator[tuple[Any, Any]]:
+    ) -> Generator[tuple[Item, Value | KofflineError], None, None]:
         """Yield each item with its value or its KofflineError; arguments as in `map`.
 
         are_jobs: yield items as they end, and do not give an item to another worker
@@ -108,7 +119,7 @@ class PassSettings:
         with ExitStack() as stack:
             hear = stack.enter_context(_heard_by(progress))
 
-            def report(done: int, running: list[Any]) -> None:
+            def report(done: int, running: list[Item]) -> None:
                 names = ", ".join(map(name, running[:3]))
                 if len(running) > 3:
                     names += ", …"
@@ -136,8 +147,9 @@ class PassSettings:
             del work
             yield from self._away(workers, place, iter(items), report, are_jobs)
 
-    def kept(self) -> AbstractContextManager[Any]:
-        """Context in which passes share their workers, which take seconds to start.
+    def kept(self) -> AbstractContextManager[Workers | None]:
+        """Context in which passes share their workers, which take seconds to start; None
+        where this process computes.
 
         Raises ConfigError.
         """
@@ -151,18 +163,18 @@ class PassSettings:
 
     def _away(
         self,
-        workers: Any,
-        place: Any,
-        items: Iterator[Any],
-        report: Any,
+        workers: Workers,
+        place: Place,
+        items: Iterator[Item],
+        report: Callable[[int, list[Item]], None],
         are_jobs: bool,
-    ) -> Iterator[tuple[Any, Any]]:
+    ) -> Iterator[tuple[Item, Any]]:
         """Compute items in workers, at most twice their capacity ahead of the next item
         to be yielded.
 
         Jobs are submitted to Ray all at once, so that it may grow the cluster.
         """
-        waiting: dict[Future[Any], Any] = {}
+        waiting: dict[Future[Packed], Item] = {}
         done = 0
         retries = _RETRIES
         if are_jobs:
@@ -221,8 +233,8 @@ class Job:
     """
 
     name: str
-    call: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    call: Callable[..., object]
+    arguments: tuple[object, ...]
     path: Path
     is_valid: Callable[[Path], object] = Path.is_file
 

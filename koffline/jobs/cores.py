@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from koffline.jobs import PassSettings, most_workers
 from koffline.jobs.forks import Hear, Tell, can_fork, compute_in_forks
@@ -77,11 +77,10 @@ def cores(count: int | None, ray: PassSettings | None = None) -> Iterator[None]:
         passes = PassSettings(workers=count or 1)
     # workers start when they get their first piece, and serve all calls of the context
     with passes.kept() as workers:
-        team = _Team(
-            count=count or workers.capacity,
-            is_chosen_by_user=is_chosen,
-            passes=passes,
-        )
+        size = count or 1
+        if workers is not None and not count:
+            size = workers.capacity
+        team = _Team(count=size, is_chosen_by_user=is_chosen, passes=passes)
         with _working(team):
             yield
 
@@ -199,7 +198,7 @@ def on_cores(
     while len(pieces) > 1 and agree is not None and not agree(pieces):
         pieces = pieces_of(count, len(pieces) // 2)
 
-    def pass_on(first: int, news: Any) -> None:
+    def pass_on(first: int, news: object) -> None:
         if hear is not None:
             hear(first, news)
 

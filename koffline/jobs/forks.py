@@ -22,16 +22,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import psutil
 
 from koffline.jobs.workers import JobError, as_ours
 
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")  # the result of a piece
 Tell = Callable[[Any], None]
 # ``call(replicas, tell)``: of a piece; ``tell`` passes news on while it is computed
-Call = Callable[[slice, Tell], Any]
+Call = Callable[[slice, Tell], T]
 # receives the first replica of a piece and its news; the same news may come twice
 Hear = Callable[[int, Any], None]
 
@@ -55,8 +59,8 @@ def can_fork() -> bool:
 
 
 def compute_in_forks(
-    call: Call, call_in_fork: Call, pieces: list[slice], hear: Hear
-) -> list[Any]:
+    call: Call[T], call_in_fork: Call[T], pieces: list[slice], hear: Hear
+) -> list[T]:
     """Results in the order of the pieces: ``call`` for the last one in this process,
     ``call_in_fork`` for the others, each in a fork.
 
@@ -66,7 +70,7 @@ def compute_in_forks(
     forks = _Forks(call_in_fork, hear)
     last = pieces[-1]
 
-    def tell(news: Any) -> None:
+    def tell(news: object) -> None:
         hear(last.start, news)
         forks.listen(0.0)
 
@@ -80,13 +84,13 @@ def compute_in_forks(
     return [*(results[piece.start] for piece in pieces[:-1]), last_result]
 
 
-class _Forks:
+class _Forks(Generic[T]):
     """The forks of one computation, by the first replica of their piece."""
 
-    def __init__(self, call: Call, hear: Hear) -> None:
+    def __init__(self, call: Call[T], hear: Hear) -> None:
         self._call = call
         self._hear = hear
-        self._forks: dict[int, _Fork] = {}
+        self._forks: dict[int, _Fork[T]] = {}
 
     def start(self, piece: slice, retries: int = _RETRIES) -> None:
         """Compute a piece in a new fork. retries: that are left if it dies."""
@@ -104,7 +108,7 @@ class _Forks:
                 for news in fork.news():
                     self._hear(fork.piece.start, news)
 
-    def results(self) -> dict[int, Any]:
+    def results(self) -> dict[int, T]:
         """Wait for all forks, and return their results. Raises what a piece raises."""
         results = {}
         while self._forks:
@@ -124,7 +128,7 @@ class _Forks:
         for fork in self._forks.values():
             fork.end()
 
-    def _replace(self, fork: _Fork) -> None:
+    def _replace(self, fork: _Fork[T]) -> None:
         """A new fork for the piece of one that died. Raises JobError after several."""
         if not fork.retries:
             raise JobError(
@@ -134,10 +138,10 @@ class _Forks:
         self.start(fork.piece, fork.retries - 1)
 
 
-class _Fork:
+class _Fork(Generic[T]):
     """A copy of this process that computes one piece."""
 
-    def __init__(self, call: Call, piece: slice, retries: int) -> None:
+    def __init__(self, call: Call[T], piece: slice, retries: int) -> None:
         self.piece = piece
         self.retries = retries
         self.has_ended = False
@@ -155,7 +159,7 @@ class _Fork:
             self._process.start()
         writer.close()
 
-    def news(self) -> Iterator[Any]:
+    def news(self) -> Iterator[object]:
         """What the fork has told since the last call; keeps its outcome, and notes when
         it has ended.
         """
@@ -170,8 +174,9 @@ class _Fork:
         except (EOFError, OSError):  # also in the middle of a message
             self.has_ended = True
 
-    def result(self) -> Any:
+    def result(self) -> T:
         """The result. Raises the error with which the piece ended."""
+        value: T
         value, error = self._outcome
         if error is not None:
             raise error
@@ -198,7 +203,11 @@ class _Fork:
 
 
 def _compute(
-    call: Call, piece: slice, writer: Connection, parent: int, prctl: Callable[..., int]
+    call: Call[object],
+    piece: slice,
+    writer: Connection,
+    parent: int,
+    prctl: Callable[..., int],
 ) -> None:
     """In the fork: compute the piece, and send news and the outcome."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -208,7 +217,6 @@ def _compute(
         return
     # the collector would write to, and so copy, what both processes share
     gc.freeze()
-    result: Any = None
     error: Exception | None = None
     try:
         result = call(piece, lambda news: _send(writer, ("news", news)))
@@ -240,18 +248,19 @@ class _Pickler(pickle.Pickler):
     buffers.
     """
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
             return _tensor_of, (obj.detach().cpu().numpy(),)
         return NotImplemented
 
 
-def _tensor_of(array: Any) -> Any:
-    return sys.modules["torch"].from_numpy(array)
+def _tensor_of(array: np.ndarray) -> torch.Tensor:
+    tensor: torch.Tensor = sys.modules["torch"].from_numpy(array)
+    return tensor
 
 
-def _packed(value: Any) -> list[memoryview]:
+def _packed(value: object) -> list[memoryview]:
     """A pickle, and then the buffers of its arrays."""
     buffers: list[pickle.PickleBuffer] = []
     content = io.BytesIO()
@@ -259,7 +268,7 @@ def _packed(value: Any) -> list[memoryview]:
     return [content.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def _send(writer: Connection, value: Any) -> None:
+def _send(writer: Connection, value: object) -> None:
     _send_packed(writer, _packed(value))
 
 

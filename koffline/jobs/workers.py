@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,12 @@ from koffline.untrusted.user_code import (
 # Keeps Python from putting the current folder first on the
 # path of a new process (from 3.11 on).
 _SAFE_PATH = "PYTHONSAFEPATH"
+# Where workers find the packed work: a file, or Ray's reference to it, in a list.
+Place: TypeAlias = Path | list[object]
+# The pickled value of an item as bytes (uint8), or the error with which it ended.
+Packed: TypeAlias = np.ndarray | KofflineError
+# ``call(shared, item)``, and ``shared``
+Work: TypeAlias = tuple[Callable[[Any, Any], object], object]
 
 
 @contextmanager
@@ -67,9 +73,9 @@ class Processes:
     """
 
     def __init__(self, workers: int) -> None:
+        # threads that import it at once may fail
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
-        # threads that import it at once may fail
         self.capacity = workers
         self._broken = BrokenProcessPool
         # each thread has an executor of its own
@@ -92,13 +98,13 @@ class Processes:
         (folder / "work").write_bytes(work)
         return folder / "work"
 
-    def submit(self, place: Path, item: bytes, retries: int) -> Future[Any]:
+    def submit(self, place: Place, item: bytes, retries: int) -> Future[Packed]:
         """Give an item to a worker, and to up to ``retries`` others if workers die;
         read it by `value_of`.
         """
         return self._threads.submit(self._call, place, item, retries)
 
-    def cancel(self, future: Future[Any]) -> None:
+    def cancel(self, future: Future[Packed]) -> None:
         """Cancel an item whose value is no longer needed."""
         future.cancel()
 
@@ -115,14 +121,15 @@ class Processes:
         for executor in self._all:
             executor.shutdown()
 
-    def _call(self, place: Path, item: bytes, retries: int) -> Any:
+    def _call(self, place: Place, item: bytes, retries: int) -> Packed:
         for _ in range(1 + retries):
             with self._lock:  # no process may start after `close`
                 if self._closed:
                     raise RuntimeError("the workers have ended")
                 future = self._executor().submit(_perform, place, item)
             try:
-                return future.result()
+                packed: Packed = future.result()
+                return packed
             except self._broken:
                 del self._own.executor
         return _lost("a worker process died (killed, or out of memory?)", retries)
@@ -193,20 +200,20 @@ class RayCluster:
         """
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def place(self, work: bytes, folder: Path) -> list[Any]:
+    def place(self, work: bytes, folder: Path) -> list[object]:
         """Store the packed function in Ray; returned in a list, so that Ray passes on
         the reference.
         """
         return [self._ray.put(np.frombuffer(work, dtype=np.uint8))]
 
-    def submit(self, place: list[Any], item: bytes, retries: int) -> Future[Any]:
+    def submit(self, place: Place, item: bytes, retries: int) -> Future[Packed]:
         """Submit an item, as in `Processes`."""
         reference = self._perform.options(max_retries=retries).remote(place, item)
-        future: Future[Any] = reference.future()
+        future: Future[Packed] = reference.future()
         future.reference = reference  # type: ignore[attr-defined]
         return future
 
-    def cancel(self, future: Future[Any]) -> None:
+    def cancel(self, future: Future[Packed]) -> None:
         """Cancel an item, as in `Processes`."""
         self._ray.cancel(future.reference, force=True)  # type: ignore[attr-defined]
 
@@ -247,7 +254,7 @@ def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Worker
         new.close(at_once=not ended_well)
 
 
-def pack(value: Any) -> bytes:
+def pack(value: object) -> bytes:
     """Pickle any value, including functions of scripts and notebooks.
 
     Raises ConfigError.
@@ -264,7 +271,7 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def packed_work(call: Callable[[Any, Any], Any], shared: Any) -> bytes:
+def packed_work(call: Callable[[Any, Any], object], shared: object) -> bytes:
     """Pickle a function and its first argument, with the places of their modules.
 
     Raises ConfigError.
@@ -275,7 +282,7 @@ def packed_work(call: Callable[[Any, Any], Any], shared: Any) -> bytes:
     return pack((user_modules.folders, unwanted, pack((call, shared))))
 
 
-def _unpacked_work(work: Any) -> tuple[Callable[[Any, Any], Any], Any]:
+def _unpacked_work(work: bytes | memoryview) -> Work:
     """At a worker: the function and its first argument from `packed_work`."""
     folders, unwanted, content = pickle.loads(work)
     # Ray puts the folder where the run began first on the path
@@ -286,11 +293,11 @@ def _unpacked_work(work: Any) -> tuple[Callable[[Any, Any], Any], Any]:
     with user_code(
         "workers", "the work cannot be unpacked", "use workers=1", ConfigError
     ):
-        unpacked: tuple[Callable[[Any, Any], Any], Any] = pickle.loads(content)
+        unpacked: Work = pickle.loads(content)
     return unpacked
 
 
-def value_of(future: Future[Any], retries: int) -> Any:
+def value_of(future: Future[Packed], retries: int) -> Any:
     """The value of an item, or the KofflineError with which it ended.
 
     Arrays are writable.
@@ -299,7 +306,7 @@ def value_of(future: Future[Any], retries: int) -> Any:
         result = future.result()
         if isinstance(result, KofflineError):
             return result
-        return pickle.loads(result)
+        return pickle.loads(result.data)
     except Exception as error:
         if not type(error).__module__.startswith("ray."):
             raise
@@ -335,7 +342,7 @@ def as_ours(error: Exception) -> KofflineError:
 
 
 # at a worker: the unpacked functions
-_received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}
+_received: dict[str, Work] = {}
 
 
 def is_worker() -> bool:
@@ -343,7 +350,7 @@ def is_worker() -> bool:
     return bool(_received)
 
 
-def _perform(place: Path | list[Any], item: bytes) -> Any:
+def _perform(place: Place, item: bytes) -> Packed:
     """Compute one item in a worker; return its packed value as an array (not copied by
     Ray), or an error.
     """
@@ -354,7 +361,7 @@ def _perform(place: Path | list[Any], item: bytes) -> Any:
             if isinstance(place, Path):
                 work = place.read_bytes()
             else:
-                work = sys.modules["ray"].get(place[0])
+                work = sys.modules["ray"].get(place[0]).data
             _received[key] = _unpacked_work(work)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)
