@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from d3rlpy.algos import qlearning
 from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy
-from d3rlpy.models.torch import build_squashed_gaussian_distribution
+from d3rlpy.models.torch import (
+    SquashedGaussianDistribution,
+    build_squashed_gaussian_distribution,
+)
 from d3rlpy.torch_utility import TorchMiniBatch
 from jaxtyping import Float
 from torch import Tensor
@@ -84,7 +87,7 @@ class KLossSACImpl(KernelImpl):
         loss = (temperature.detach() * log_probability - value).mean()
         return {"actor_loss": loss, "temp_loss": temp_loss, "temp": temperature[0][0]}
 
-    def distribution(self, x: Tensor) -> Any:
+    def distribution(self, x: Tensor) -> SquashedGaussianDistribution:
         """The actor's squashed Gaussian."""
         return build_squashed_gaussian_distribution(self._modules.policy(x))
 

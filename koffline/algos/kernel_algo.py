@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoBase
+from d3rlpy.base import DeviceArg
 from d3rlpy.constants import ActionSpace
 from d3rlpy.dataclass_utils import asdict_without_copy
 from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch
@@ -22,16 +23,22 @@ from d3rlpy.models.builders import (
     create_discrete_q_function,
     create_parameter,
 )
+from d3rlpy.models.torch import Policy
+from d3rlpy.models.torch.q_functions.ensemble_q_function import (
+    ContinuousEnsembleQFunctionForwarder,
+)
 from d3rlpy.optimizers import OptimizerWrapper
 from d3rlpy.torch_utility import convert_to_torch, hard_sync
+from d3rlpy.types import Shape
 from torch import Tensor, nn
 
 from koffline.algos.kernel_bellman_loss import (
     NO_SLOW_COPY,
     ActorCriticConfig,
     KernelBellmanLoss,
+    KernelCriticConfig,
 )
-from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
+from koffline.algos.kernel_critic import KernelImpl, Parts, modules_of, shift_values
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
 from koffline.algos.paths import first_steps
@@ -46,7 +53,7 @@ _NO_REWARD = 1e-30  # smaller ones are zero in float32
 _LONGEST_HORIZON = 10_000.0
 
 
-class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
+class KernelCriticAlgo(QLearningAlgoBase[KernelImpl, KernelCriticConfig]):
     """A d3rlpy algorithm whose critic minimises the kernel Bellman loss.
 
     All of d3rlpy's features work as for its own algorithms. The kernel's bandwidth and
@@ -61,14 +68,15 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     action_type = ActionSpace.CONTINUOUS
     impl_class: type[KernelImpl]
-    create_policy: Any = None  # a static method
+    # d3rlpy's function, as a static method; None: an algorithm without an actor
+    create_policy: ClassVar[Callable[..., Policy] | None] = None
 
     def __init__(
         self,
-        config: Any,
-        device: Any = False,
+        config: KernelCriticConfig,
+        device: DeviceArg = False,
         enable_ddp: bool = False,
-        impl: Any = None,
+        impl: KernelImpl | None = None,
     ) -> None:
         check_values(config)
         config.check_options(self.is_discrete)
@@ -97,7 +105,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         if self._impl is not None:
             self._impl.modules.kernel.step.fill_(value)
 
-    def create_impl(self, observation_shape: Any, action_size: int) -> None:
+    def create_impl(self, observation_shape: Shape, action_size: int) -> None:
         """Build the networks.
 
         Raises ConfigError if a kernel of the observations would be meaningless.
@@ -144,11 +152,11 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             dataset, int(n_steps), int(n_steps_per_epoch), **options
         )
 
-    def rows_of(self, dataset: Any) -> Any:
+    def rows_of(self, dataset: ReplayBufferBase) -> ReplayBufferBase:
         """The buffer that mini-batches are drawn from."""
         return dataset
 
-    def copy_q_function_from(self, algo: Any) -> None:
+    def copy_q_function_from(self, algo: QLearningAlgoBase) -> None:
         """d3rlpy's `copy_q_function_from`; fixing the kernel then leaves the values as
         they are.
         """
@@ -200,7 +208,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """
         export_policy(self, fname)
 
-    def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
+    def make_parts(self, shape: Sequence[int], size: int) -> Parts:
         """Networks, optimisers, kernel and, if there is an option for it, a
         temperature.
         """
@@ -225,7 +233,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def critic_parts(
         self, shape: Sequence[int], size: int, prefix: str = "critic_"
-    ) -> dict[str, Any]:
+    ) -> Parts:
         """Q networks, their slow copy, optimiser and the kernel. prefix: start of the
         option names.
         """
@@ -260,17 +268,17 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             "kernel": kernel,
         }
 
-    def actor_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
+    def actor_parts(self, shape: Sequence[int], size: int) -> Parts:
         """The actor and its optimiser."""
         policy = self.make_policy(shape, size)
         return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}
 
-    def make_policy(self, shape: Sequence[int], size: int) -> Any:
+    def make_policy(self, shape: Sequence[int], size: int) -> Policy:
         """An actor on the algorithm's device."""
         encoder = self._config.actor_encoder_factory
-        return self.create_policy(
-            shape, size, encoder, device=self._device, enable_ddp=False
-        )
+        create = self.create_policy
+        assert create is not None, "only for an algorithm with an actor"
+        return create(shape, size, encoder, device=self._device, enable_ddp=False)
 
     def make_optimizer(self, prefix: str, module: nn.Module) -> OptimizerWrapper:
         """Optimiser from the options whose names begin with `prefix`; it is saved with
@@ -290,7 +298,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         kernel = KernelBellmanLoss(self._config, int(shape[0]), size, n_actions)
         return kernel.to(self._device)
 
-    def _scaled(self, name: str, array: Any) -> torch.Tensor:
+    def _scaled(self, name: str, array: np.ndarray) -> torch.Tensor:
         tensor = convert_to_torch(array, self._device)
         scaler = getattr(self._config, f"{name}_scaler")
         if scaler is None:
@@ -312,9 +320,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return float(per_row.mean() / max(lost, 1.0 / _LONGEST_HORIZON))
 
 
-def _is_whole(number: Any) -> bool:
+def _is_whole(number: object) -> bool:
     """Whether a number is whole; 1e4 is."""
-    return isinstance(number, Real) and int(cast(Any, number)) == number
+    return isinstance(number, Real) and int(cast(float, number)) == number
 
 
 def _rewards_of(dataset: ReplayBufferBase) -> np.ndarray:
@@ -329,7 +337,11 @@ def _rewards_of(dataset: ReplayBufferBase) -> np.ndarray:
 class KernelForwarder:
     """d3rlpy's ensemble of critics, with the kernel loss as its error."""
 
-    def __init__(self, forwarder: Any, kernel: KernelBellmanLoss) -> None:
+    def __init__(
+        self,
+        forwarder: ContinuousEnsembleQFunctionForwarder,
+        kernel: KernelBellmanLoss,
+    ) -> None:
         self._forwarder = forwarder
         self._kernel = kernel
 
@@ -344,7 +356,7 @@ class KernelForwarder:
         rewards: Tensor,
         target: Tensor,
         terminals: Tensor,
-        gamma: Any,
+        gamma: float | Tensor,
     ) -> Tensor:
         """Kernel loss of δ = r + discount · target − Q(s, a), summed over critics;
         targets (N, 1).

@@ -12,7 +12,12 @@ from typing import Any, ClassVar, Optional, TypeVar
 
 import torch
 import torch.nn.functional as F
-from d3rlpy.base import LearnableConfig, register_learnable
+from d3rlpy.base import (
+    DeviceArg,
+    LearnableBase,
+    LearnableConfig,
+    register_learnable,
+)
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
 from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
@@ -26,7 +31,8 @@ from koffline.kernels import KERNELS
 from koffline.objectives import MemoryLoss
 from koffline.steps import Memory
 
-_Algo = TypeVar("_Algo", bound=Callable[..., Any])
+# a class of algorithms, or a function that makes one
+_Maker = TypeVar("_Maker", bound=Callable[..., LearnableBase])
 _MOST_ROWS = 1000  # half a million distances are enough for a median
 _SMALLEST = 1e-6
 _FEATURES = 500
@@ -72,7 +78,7 @@ class KernelCriticConfig(LearnableConfig):
     critic's own.
     """
 
-    algorithm: ClassVar[Any]
+    algorithm: ClassVar[Callable[..., LearnableBase]]  # from config and device
     kind: ClassVar[str]
 
     kernel: str = "laplacian"
@@ -86,7 +92,9 @@ class KernelCriticConfig(LearnableConfig):
     tau: float = 0.0
     backup: str = "own"
 
-    def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
+    def create(
+        self, device: DeviceArg = False, enable_ddp: bool = False
+    ) -> LearnableBase:
         """Create the algorithm.
 
         Raises ConfigError for `enable_ddp`, which is not supported.
@@ -153,12 +161,12 @@ class CriticConfig(KernelCriticConfig):
 
 def registered(
     kind: str, config_class: type[KernelCriticConfig]
-) -> Callable[[_Algo], _Algo]:
+) -> Callable[[_Maker], _Maker]:
     """Decorator that registers a maker of an algorithm (from config and device) under
     the config's `kind`.
     """
 
-    def register(algorithm: _Algo) -> _Algo:
+    def register(algorithm: _Maker) -> _Maker:
         config_class.kind = kind
         config_class.algorithm = staticmethod(algorithm)
         register_learnable(config_class)
@@ -234,11 +242,26 @@ class KernelBellmanLoss(nn.Module):
         return kernel_loss(residual, gram, weight) * self.factor
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+        self,
+        state_dict: dict[str, Tensor],
+        prefix: str,
+        local_metadata: dict[str, object],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         """Load buffers; in files of earlier versions the unit of reward was one."""
         state_dict.setdefault(f"{prefix}reward_size", torch.tensor(1.0))
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
 
     def _remembered(
         self, residual: Residual, psi: Float[Tensor, "row feature"]

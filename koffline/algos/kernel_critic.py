@@ -11,22 +11,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoImplBase
-from d3rlpy.models.torch import get_parameter
+from d3rlpy.models.torch import (
+    ContinuousQFunction,
+    DiscreteQFunction,
+    Distribution,
+    Policy,
+    ValueFunction,
+    get_parameter,
+)
+from d3rlpy.optimizers import OptimizerWrapper
 from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from koffline.algos.kernel_bellman_loss import KernelCriticConfig
 from koffline.kernel_loss import state_value_residual
 
 # scalars by their names in a run's logs; the first one is minimised
 Losses = dict[str, Tensor]
+# what an algorithm saves, by the names in its file; None: the algorithm is without it
+Parts: TypeAlias = dict[str, nn.Module | OptimizerWrapper | None]
 
 
-def modules_of(parts: dict[str, Any]) -> Any:
+def modules_of(parts: Parts) -> Modules:
     """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel
     with its buffers, by their names in the file.
     """
@@ -34,7 +45,7 @@ def modules_of(parts: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _modules_class(names: tuple[str, ...]) -> Any:
+def _modules_class(names: tuple[str, ...]) -> type[Modules]:
     """The class of records with these parts.
 
     d3rlpy goes through the fields of a dataclass to save, to freeze and to switch
@@ -50,7 +61,7 @@ def _modules_class(names: tuple[str, ...]) -> Any:
     )
 
 
-def _reduced(modules: Any) -> tuple[Any, ...]:
+def _reduced(modules: Modules) -> tuple[Callable[[Parts], Modules], tuple[Parts]]:
     """How a record is pickled: its class has no name to import it by."""
     return modules_of, (vars(modules),)
 
@@ -62,20 +73,20 @@ class KernelImpl(QLearningAlgoImplBase):
     """
 
     is_captured = True  # with compile_graph on CUDA, losses are replayed from a graph
-    _modules: Any
+    _modules: Modules
 
     def __init__(
         self,
-        config: Any,
+        config: KernelCriticConfig,
         observation_shape: Sequence[int],
         action_size: int,
-        modules: Any,
+        modules: Modules,
         device: str,
     ) -> None:
         super().__init__(observation_shape, action_size, modules, device)
         self._config = config
-        self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
-        self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
+        self._critic_grad: Callable[[TorchMiniBatch], Losses] = self.compute_critic_grad
+        self._actor_grad: Callable[[TorchMiniBatch], Losses] = self.compute_actor_grad
         self._before: list[Tensor] = []
         is_wanted = config.compile_graph and not config.memory
         if self.is_captured and is_wanted and "cuda" in device:
@@ -244,7 +255,7 @@ class KernelImpl(QLearningAlgoImplBase):
             return values.amin(dim=0, keepdim=True)
         return values.mean(dim=0, keepdim=True)
 
-    def discount(self, batch: Any) -> Float[Tensor, " row"]:
+    def discount(self, batch: TorchMiniBatch) -> Float[Tensor, " row"]:
         """gamma ** interval, zero after a termination."""
         discounts = self._config.gamma**batch.intervals * (1.0 - batch.terminals)
         return discounts.squeeze(1)
@@ -262,7 +273,10 @@ class KernelImpl(QLearningAlgoImplBase):
         )
 
     def kernel_losses(
-        self, batch: Any, residual: Tensor, conservative: Tensor | None = None
+        self,
+        batch: TorchMiniBatch,
+        residual: Tensor,
+        conservative: Tensor | None = None,
     ) -> Losses:
         """The kernel loss, summed over critics, the mean squared residual, and an
         optional conservative loss.
@@ -293,7 +307,7 @@ class KernelImpl(QLearningAlgoImplBase):
         """Actions (N,) or (N, k) drawn from the actor."""
         return self.distribution(x).sample()
 
-    def distribution(self, x: Tensor) -> Any:
+    def distribution(self, x: Tensor) -> Distribution | torch.distributions.Categorical:
         """Distribution that actions are drawn from."""
         return self._modules.policy(x)
 
@@ -307,33 +321,39 @@ class KernelImpl(QLearningAlgoImplBase):
         return self._modules.q_funcs
 
     @property
-    def q_function_optim(self) -> Any:
+    def q_function_optim(self) -> torch.optim.Optimizer:
         """The critics' optimiser."""
         return self._modules.critic_optim.optim
 
     @property
-    def policy(self) -> Any:
+    def policy(self) -> Policy:
         """The actor; without one raises as in d3rlpy."""
         if not hasattr(self._modules, "policy"):
             raise NotImplementedError
         return self._modules.policy
 
     @property
-    def policy_optim(self) -> Any:
+    def policy_optim(self) -> torch.optim.Optimizer:
         """The actor's optimiser; without an actor raises as in d3rlpy."""
         return self.policy and self._modules.actor_optim.optim
 
 
-def shift_values(modules: Any, value: float) -> None:
+def shift_values(modules: Modules, value: float) -> None:
     """Add a constant to the outputs of all value functions and of their copies."""
     for functions in _value_functions(modules):
         for function in functions:
-            function._fc.bias.data.add_(value)
+            _shift_output(function, value)
     if hasattr(modules, "value_func"):
-        modules.value_func._fc.bias.data.add_(value)
+        _shift_output(modules.value_func, value)
 
 
-def _value_functions(modules: Any) -> list[Any]:
+def _shift_output(
+    function: ContinuousQFunction | DiscreteQFunction | ValueFunction, value: float
+) -> None:
+    function._fc.bias.data.add_(value)
+
+
+def _value_functions(modules: Modules) -> list[nn.ModuleList]:
     """The critics and their copies, as far as an algorithm has them."""
     names = ("q_funcs", "slow_q_funcs", "targ_q_funcs")
     functions = [getattr(modules, name, None) for name in names]

@@ -15,17 +15,18 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest import mock
 
 import d3rlpy
 import torch
-from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
+from d3rlpy.algos.qlearning.base import QLearningAlgoBase
+from d3rlpy.base import LearnableBase, LearnableConfig, LearnableConfigWithShape
 from d3rlpy.models.torch.q_functions import iqn_q_function as iqn
 from d3rlpy.serializable_config import CONFIG_STORAGE
+from d3rlpy.types import TorchObservation
 from torch import nn
 
 from koffline.data import quiet
@@ -53,7 +54,7 @@ _EXAMPLE_ROWS = 2  # in a trace of one row the batch size easily becomes a const
 _COMPARED = 8  # further calls that tell whether a policy draws
 
 
-def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
+def load(path: str | Path, device: str | int | bool = "cpu") -> LearnableBase:
     """Load the algorithm saved in a .d3 file, like ``d3rlpy.load_learnable`` but
     without unpickling.
 
@@ -92,7 +93,7 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     return algo
 
 
-def algo_of(file: D3File, device: str = "cpu") -> Any:
+def algo_of(file: D3File, device: str = "cpu") -> LearnableBase:
     """Rebuild the algorithm of a file, with the states of its optimisers.
 
     Raises PolicyError if the configuration cannot be built or the weights do not fit
@@ -166,9 +167,13 @@ def device_name(device: str | int | bool) -> str:
 
 
 @contextlib.contextmanager
-def _no_more_parameters_than(states: Any) -> Iterator[None]:
+def _no_more_parameters_than(
+    states: Mapping[str, Mapping[str, object]],
+) -> Iterator[None]:
     """Count parameters made in the context; PolicyError once there are more than the
     saved ones explain.
+
+    states: by the module's name, its state: tensors, and what optimisers keep besides.
 
     A configuration may ask for layers of any width. It is refused while the layers are
     made, before they fill the memory.
@@ -196,7 +201,7 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
         handle.remove()
 
 
-def export_policy(algo: Any, path: str | Path) -> None:
+def export_policy(algo: QLearningAlgoBase, path: str | Path) -> None:
     """Write the function ``algo.predict``, scalers included, for any batch size,
     atomically.
 
@@ -237,7 +242,7 @@ def export_policy(algo: Any, path: str | Path) -> None:
         )
 
 
-def check_acts(algo: Any, name: str) -> None:
+def check_acts(algo: LearnableBase, name: str) -> None:
     """Raise PolicyError for an algorithm of another kind, without networks, or with
     unfitted scalers.
     """
@@ -267,7 +272,7 @@ def check_acts(algo: Any, name: str) -> None:
         )
 
 
-def _copy_on_cpu(algo: Any) -> Any:
+def _copy_on_cpu(algo: QLearningAlgoBase) -> QLearningAlgoBase:
     """Copy the networks to the CPU, without gradients: the file runs anywhere, `algo`
     stays unchanged.
     """
@@ -280,7 +285,7 @@ def _copy_on_cpu(algo: Any) -> Any:
     return copy
 
 
-def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
+def _exported(algo: QLearningAlgoBase, is_onnx: bool) -> tuple[bytes, bool]:
     """Content of the file, and whether the policy's answers to the same observations
     vary.
 
@@ -291,10 +296,10 @@ def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
         shapes = tuple(shape)
     else:
         shapes = (shape,)
-    examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
+    examples = tuple(torch.rand((_EXAMPLE_ROWS, *sides)) for sides in shapes)
 
     def act(*observations: torch.Tensor) -> torch.Tensor:
-        x: Any = [observation.float() for observation in observations]
+        x: TorchObservation = [observation.float() for observation in observations]
         if len(x) == 1:
             x = x[0]
         if algo.observation_scaler is not None:
@@ -305,12 +310,11 @@ def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
         return algo.action_scaler.reverse_transform(action)
 
     script = torch.jit.trace(act, examples, check_trace=False)
-    first = act(*examples)
     # the best of the drawn actions may be the same twice
-    again = (act(*examples) for _ in range(_COMPARED))
+    answers = [act(*examples) for _ in range(1 + _COMPARED)]
     draws = not all(
-        torch.allclose(first, other, rtol=0, atol=1e-6, equal_nan=True)
-        for other in again
+        torch.allclose(answers[0], answer, rtol=0, atol=1e-6, equal_nan=True)
+        for answer in answers[1:]
     )
     if not is_onnx:
         content = io.BytesIO()
@@ -333,7 +337,7 @@ def _exported(algo: Any, is_onnx: bool) -> tuple[bytes, bool]:
         return place.read_bytes(), draws
 
 
-def _batch_size(x: Any) -> Any:
+def _batch_size(x: TorchObservation) -> int:
     """Number of rows; in a trace, d3rlpy's own `get_batch_size` would make it a
     constant.
     """

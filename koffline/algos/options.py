@@ -44,14 +44,14 @@ _MEDIAN_RULE = re.compile(
 
 
 def _number_or(
-    is_word: Callable[[Any], Any], is_fit: Callable[[float], bool], remedy: str
+    is_word: Callable[[object], object], is_fit: Callable[[float], bool], remedy: str
 ) -> Any:
     """Type of a number, or of a word instead of it.
 
     is_word, is_fit: which words and which numbers are valid. remedy: what to give.
     """
 
-    def check(value: Any) -> Any:
+    def check(value: Any) -> object:
         with contextlib.suppress(ValueError, TypeError):
             value = float(value)  # YAML reads 1e-3 as text
         if not is_word(value) and not (isinstance(value, float) and is_fit(value)):
@@ -61,7 +61,7 @@ def _number_or(
     return Annotated[Any, AfterValidator(check)]
 
 
-def median_factor(bandwidth: Any) -> float | None:
+def median_factor(bandwidth: object) -> float | None:
     """Multiple of the median in a rule such as "0.5 median"; None for anything else."""
     if not isinstance(bandwidth, str):
         return None
@@ -71,7 +71,7 @@ def median_factor(bandwidth: Any) -> float | None:
     return float(rule["factor"] or 1.0)
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> object:
     """A list of finite numbers, or None, as an option of a scaler."""
     if value is None:
         return None
@@ -137,7 +137,7 @@ def algorithm_types() -> tuple[str, ...]:
     )
 
 
-def resolve_params(kind: Any, params: Params) -> dict[str, Any]:
+def resolve_params(kind: object, params: Params) -> dict[str, Any]:
     """All options of an algorithm as plain values.
 
     Raises ConfigError naming the nearest valid name.
@@ -199,7 +199,10 @@ def _section_of(config_class: Any) -> tuple[type[Section], dict[str, ConfigMetad
 
 
 def _filled(
-    config_class: Any, params: Params, where: str, base: Params | None = None
+    config_class: Any,
+    params: Params,
+    where: str,
+    base: Params | None = None,
 ) -> dict[str, Any]:
     """All fields of a config as plain values; `params` override `base`, or the defaults
     without a `base`.
@@ -223,7 +226,7 @@ def _filled(
 
 def _factory(
     registry: ConfigMetadata,
-    value: Any,
+    value: object,
     default: dict[str, Any],
     may_be_none: bool,
     where: str,

@@ -18,16 +18,22 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Optional
+from typing import Optional, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from d3rlpy.algos.qlearning.base import QLearningAlgoBase
-from d3rlpy.base import LearnableConfig
+from d3rlpy.base import DeviceArg, LearnableBase, LearnableConfig
 from d3rlpy.constants import ActionSpace
 from d3rlpy.serializable_config import CONFIG_STORAGE
-from d3rlpy.torch_utility import TorchMiniBatch, convert_to_torch, unwrap_ddp_model
+from d3rlpy.torch_utility import (
+    Modules,
+    TorchMiniBatch,
+    convert_to_torch,
+    unwrap_ddp_model,
+)
+from d3rlpy.types import Observation
 from dataclasses_json import config as json_options
 from torch import Tensor, nn
 
@@ -74,10 +80,13 @@ _BEST_ONE = (
 )
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Box = tuple[np.ndarray, np.ndarray]
+# observations (N, …) to actions, or to probabilities (N, n)
+Act = Callable[[np.ndarray], np.ndarray | Tensor]
+Output = TypeVar("Output", bound=np.ndarray | Tensor)
 
 
 def policy_from_algo(
-    algo: Any,
+    algo: LearnableBase,
     name: str,
     action_space: base.ActionSpace,
     observation_shape: Sequence[int],
@@ -106,14 +115,16 @@ def policy_from_algo(
         tensor = convert_to_torch(observations, algo.impl.device)
         return action_probabilities(algo, tensor)
 
-    def familiar(method: Callable[[np.ndarray], Any], observations: np.ndarray) -> Any:
+    def familiar(
+        method: Callable[[np.ndarray], Output], observations: np.ndarray
+    ) -> Output:
         """Call a method, unless its observations are nothing like the training
         log's."""
         _check_familiar(algo, name, observations)
         return method(observations)
 
     if isinstance(action_space, Discrete):
-        act: Callable[[np.ndarray], Any] = algo.predict
+        act: Act = algo.predict
         notes: tuple[str, ...] = ()
         if _has_probabilities(algo):
             act = probabilities
@@ -150,7 +161,9 @@ def policy_from_algo(
     )
 
 
-def _check_familiar(algo: Any, name: str, observations: np.ndarray) -> None:
+def _check_familiar(
+    algo: QLearningAlgoBase, name: str, observations: np.ndarray
+) -> None:
     """Raise PolicyError if, by the algorithm's own scaler, most of many observations
     are far from all that it was trained on.
     """
@@ -179,7 +192,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 @torch.no_grad()
-def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
+def action_probabilities(algo: QLearningAlgoBase, observations: Tensor) -> Tensor:
     """Probabilities (N, n) of the policy; one for the greedy action if it has none.
 
     observations: in the units of the log.
@@ -195,11 +208,11 @@ def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
     return F.one_hot(greedy, algo.action_size).float()
 
 
-def _is_deterministic(algo: Any) -> bool:
+def _is_deterministic(algo: QLearningAlgoBase) -> bool:
     return algo.config.get_type() in _DETERMINISTIC
 
 
-def _has_probabilities(algo: Any) -> bool:
+def _has_probabilities(algo: QLearningAlgoBase) -> bool:
     is_ours = (
         hasattr(algo.impl, "action_probabilities")
         and getattr(algo.config, "temperature", 1.0) > 0.0
@@ -207,14 +220,14 @@ def _has_probabilities(algo: Any) -> bool:
     return is_ours or algo.config.get_type() == "discrete_sac"
 
 
-def _scaled(algo: Any, observations: Tensor) -> Tensor:
+def _scaled(algo: QLearningAlgoBase, observations: Tensor) -> Tensor:
     scaler = algo.observation_scaler
     if scaler is None:
         return observations
     return scaler.transform(observations)
 
 
-def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
+def _action_density(algo: QLearningAlgoBase) -> tuple[Density | None, Box | None]:
     """Log density of the draws of `sample_action`, and the bounds at which draws are
     cut off.
 
@@ -247,7 +260,9 @@ def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
         deviation = _array(output.logstd.exp())
         if is_cut:  # in the log's units, where the bounds are
             mean = centre + half * _array(output.squashed_mu)
-            return gaussian_log_density(actions, mean, half * deviation, *box)
+            return gaussian_log_density(
+                actions, mean, half * deviation, low=box[0], high=box[1]
+            )
         inside = squashed_gaussian_log_density(
             (actions - centre) / half, _array(output.mu), deviation
         )
@@ -273,15 +288,23 @@ class KLossFQEImpl(KernelImpl):
 
     is_captured = False
 
-    def __init__(self, algo: Any, *common: Any) -> None:
-        super().__init__(*common)
+    def __init__(
+        self,
+        algo: QLearningAlgoBase,
+        config: KLossFQEConfig,
+        observation_shape: Sequence[int],
+        action_size: int,
+        modules: Modules,
+        device: str,
+    ) -> None:
+        super().__init__(config, observation_shape, action_size, modules, device)
         self._algo = algo
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and Q(s', ·)."""
         # in the units of the log, as the policy takes observations
-        logged: Any = batch.numpy_batch
-        raw = convert_to_torch(np.asarray(logged.next_observations), self._device)
+        logged = np.asarray(batch.numpy_batch.next_observations)
+        raw = convert_to_torch(logged, self._device)
         if self._modules.kernel.n_actions:
             probabilities = action_probabilities(self._algo, raw)
             values, next_values = self.values_of_both(batch)
@@ -342,7 +365,12 @@ class KLossFQE(KernelCriticAlgo):
     config is copied, and the policy's config added.
     """
 
-    def __init__(self, algo: Any, config: Any = None, device: Any = False) -> None:
+    def __init__(
+        self,
+        algo: QLearningAlgoBase,
+        config: KLossFQEConfig | None = None,
+        device: DeviceArg = False,
+    ) -> None:
         if not isinstance(algo, QLearningAlgoBase) or isinstance(algo, KLossFQE):
             raise ConfigError(
                 f"give an algorithm, not {type(algo).__name__}; koffline.load(path)"
@@ -382,11 +410,11 @@ class KLossFQE(KernelCriticAlgo):
             algo, self._config, shape, size, modules, self._device
         )
 
-    def predict(self, x: Any) -> Any:
+    def predict(self, x: Observation) -> np.ndarray:
         """The policy's greedy actions."""
         return self.algo.predict(x)
 
-    def sample_action(self, x: Any) -> Any:
+    def sample_action(self, x: Observation) -> np.ndarray:
         """Actions drawn from the policy."""
         return self.algo.sample_action(x)
 
@@ -421,7 +449,7 @@ DiscreteKLossFQE = KLossFQE  # d3rlpy has a class for each kind of actions
 
 
 @registered("kloss_fqe", KLossFQEConfig)
-def _from_config(config: KLossFQEConfig, device: Any) -> KLossFQE:
+def _from_config(config: KLossFQEConfig, device: DeviceArg) -> KLossFQE:
     """The evaluator for the policy in a config. Raises ConfigError if there is none."""
     if config.policy is None:
         raise ConfigError(

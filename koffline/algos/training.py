@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from d3rlpy import metrics
+from d3rlpy.algos.qlearning.base import QLearningAlgoBase
 from d3rlpy.base import LearnableConfig
 from d3rlpy.constants import ActionSpace
+from d3rlpy.dataset import ReplayBufferBase
 from d3rlpy.logging.file_adapter import FileAdapter, default_json_encoder
 from d3rlpy.ope import FQE, DiscreteFQE
+from d3rlpy.preprocessing.base import Scaler
 from d3rlpy.serializable_config import CONFIG_STORAGE
 
 from koffline.algos.model_files import device_name, load
@@ -49,7 +52,7 @@ _making = partial(
     remedy="check algo.params, encoders and scalers too",
     kind=ConfigError,
 )
-_EVALUATORS: dict[str, Any] = {
+_EVALUATORS: dict[str, type[metrics.EvaluatorProtocol]] = {
     "td_error": metrics.TDErrorEvaluator,
     "discounted_sum_of_advantage": metrics.DiscountedSumOfAdvantageEvaluator,
     "average_value": metrics.AverageValueEstimationEvaluator,
@@ -66,7 +69,7 @@ def make_algorithm(
     params: Mapping[str, Any],
     device: str = "cpu",
     policy: str | Path | None = None,
-) -> Any:
+) -> QLearningAlgoBase:
     """Make an algorithm from resolved options; its networks are not built yet.
 
     device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe
@@ -122,7 +125,9 @@ def make_algorithm(
         return fqe(target, dataclasses.replace(config, **scalers), device=device)
 
 
-def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
+def build_networks(
+    algo: QLearningAlgoBase, buffer: ColumnarReplayBuffer, kind: str
+) -> None:
     """Fit the scalers to the log and create the networks.
 
     buffer: the log. kind: the algorithm's name, for messages. Raises ConfigError if the
@@ -145,7 +150,7 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
         algo.create_impl(shape, buffer.dataset_info.action_size)
 
 
-def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
+def fit_scalers(algo: QLearningAlgoBase, buffer: ColumnarReplayBuffer) -> None:
     """Fit an algorithm's unfitted scalers to the log, in place.
 
     The result equals d3rlpy's. Raises ConfigError if a scaler would divide by zero, or
@@ -167,7 +172,7 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
 
 
 def _fit_scaler(
-    scaler: Any, buffer: ColumnarReplayBuffer, name: str, column: np.ndarray
+    scaler: Scaler, buffer: ColumnarReplayBuffer, name: str, column: np.ndarray
 ) -> None:
     """Fit a scaler to a column of the log: observations, actions or rewards.
 
@@ -203,7 +208,7 @@ def _fit_scaler(
         scaler.fit_with_transition_picker(buffer.episodes, buffer.transition_picker)
 
 
-def _check_scaler(scaler: Any, name: str, column: np.ndarray) -> None:
+def _check_scaler(scaler: Scaler, name: str, column: np.ndarray) -> None:
     """Raise ConfigError if a scaler is for other columns, or divides by zero."""
     kind = scaler.get_type()
     option = f"algo.params.{name}_scaler"
@@ -223,7 +228,7 @@ def _check_scaler(scaler: Any, name: str, column: np.ndarray) -> None:
     )
 
 
-def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
+def actions_out_of_reach(algo: QLearningAlgoBase, buffer: ColumnarReplayBuffer) -> bool:
     """Whether unscaled continuous actions leave [−1, 1], the range of d3rlpy's
     policies.
     """
@@ -243,7 +248,9 @@ class LogEvaluator:
     the log.
     """
 
-    def __init__(self, kind: str, log: Transitions, name: str, **options: Any) -> None:
+    def __init__(
+        self, kind: str, log: Transitions, name: str, **options: float
+    ) -> None:
         self._name = f"evaluators.{name}"
         other: type | tuple[()] = ()
         if "continuous_action" in kind:
@@ -266,20 +273,23 @@ class LogEvaluator:
         else:
             self._log = log
 
-    def __call__(self, algo: Any, dataset: Any = None) -> float:
-        """Compute the metric.
+    def __call__(
+        self, algo: QLearningAlgoBase, dataset: ReplayBufferBase | None = None
+    ) -> float:
+        """Compute the metric on the evaluator's log; ``dataset``, which d3rlpy gives, is
+        not used.
 
         Raises ConfigError if the algorithm does not define it.
         """
         return self._measure(algo, self._log)
 
-    def try_out(self, algo: Any) -> None:
+    def try_out(self, algo: QLearningAlgoBase) -> None:
         """Evaluate once before training, to raise a ConfigError now and not after the
         first epoch.
         """
         self._measure(algo, self._log.select(np.arange(min(2, len(self._log)))))
 
-    def _measure(self, algo: Any, log: Transitions) -> float:
+    def _measure(self, algo: QLearningAlgoBase, log: Transitions) -> float:
         with own_randomness(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the mean of no episode is nan
             try:
@@ -339,14 +349,18 @@ class RunLogger(FileAdapter):
     """
 
     def __init__(
-        self, algo: Any, folder: Path, gradients: bool, before: tuple[int, int]
+        self,
+        algo: QLearningAlgoBase,
+        folder: Path,
+        gradients: bool,
+        before: tuple[int, int],
     ) -> None:
         super().__init__(algo, str(folder))
         self._gradients = gradients
         self._epochs, self._steps = before
 
     def create(
-        self, algo: Any, experiment_name: str, n_steps_per_epoch: int
+        self, algo: QLearningAlgoBase, experiment_name: str, n_steps_per_epoch: int
     ) -> RunLogger:
         """Return this logger: `fit` expects a factory, whose arguments are not
         needed."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from d3rlpy.constants import ActionSpace
+from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch
 from d3rlpy.models.builders import (
     create_categorical_policy,
     create_normal_policy,
@@ -19,6 +19,7 @@ from d3rlpy.models.builders import (
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.torch import (
     ActionOutput,
+    Policy,
     build_gaussian_distribution,
     compute_output_size,
 )
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_bellman_loss import KernelCriticConfig, registered
-from koffline.algos.kernel_critic import KernelImpl, Losses
+from koffline.algos.kernel_critic import KernelImpl, Losses, Parts
 from koffline.algos.paths import PathReplayBuffer, as_paths
 from koffline.data.replay import from_d3rlpy
 from koffline.errors import ConfigError
@@ -57,7 +58,7 @@ class LinearGaussianPolicy(nn.Module):
         self.register_buffer("low", torch.full((1, action_size), -1.0))
         self.register_buffer("high", torch.ones(1, action_size))
 
-    def forward(self, x: Any) -> ActionOutput:
+    def forward(self, x: Tensor) -> ActionOutput:
         """Mean (as plain and as squashed mean) and logarithm of the standard
         deviation.
         """
@@ -75,7 +76,7 @@ class TrustPCLImpl(KernelImpl):
 
     is_captured = False
 
-    def inner_update(self, batch: Any, grad_step: int) -> dict[str, float]:
+    def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
         """Update the slow copies, then take one step of critic and policy."""
         rate = 1.0 - self._config.target_decay
         soft_sync(self._modules.targ_q_funcs, self._modules.q_funcs, rate)
@@ -111,7 +112,7 @@ class TrustPCLImpl(KernelImpl):
             "actor_loss": actor_loss,
         }
 
-    def compute_critic_grad(self, batch: Any) -> Losses:
+    def compute_critic_grad(self, batch: TorchMiniBatch) -> Losses:
         """Compute the gradients of values and policy in one pass; no optimiser
         steps.
         """
@@ -121,7 +122,7 @@ class TrustPCLImpl(KernelImpl):
         return losses
 
     def _log_probabilities(
-        self, policy: Any, paths: TorchMiniBatch
+        self, policy: Policy, paths: TorchMiniBatch
     ) -> Float[Tensor, "row step"]:
         """Log-probabilities of the logged actions."""
         observations = paths.observations.flatten(0, 1)  # (N · steps, d)
@@ -130,7 +131,7 @@ class TrustPCLImpl(KernelImpl):
         return densities.view(paths.rewards.shape)
 
     def log_density(
-        self, policy: Any, observations: Tensor, actions: Tensor
+        self, policy: Policy, observations: Tensor, actions: Tensor
     ) -> Float[Tensor, " row"]:
         """log π(a|s) for scaled observations (N, d) and actions (N, k), or indices (N,
         1).
@@ -294,19 +295,19 @@ class TrustPCL(KernelCriticAlgo):
         )
     )
 
-    def rows_of(self, dataset: Any) -> Any:
+    def rows_of(self, dataset: ReplayBufferBase) -> ReplayBufferBase:
         """The dataset as paths. Raises DataError for a log without episodes."""
         if self._config.path_length == 1 or isinstance(dataset, PathReplayBuffer):
             return dataset
         return PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length)
 
-    def update(self, batch: Any) -> dict[str, float]:
+    def update(self, batch: TransitionMiniBatch) -> dict[str, float]:
         """Take one gradient step on paths or, from an ordinary mini-batch, on single
         steps.
         """
         return super().update(as_paths(batch))
 
-    def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
+    def make_parts(self, shape: Sequence[int], size: int) -> Parts:
         """Values (`q_funcs`), policy, the slow copies of both, optimisers and
         kernel.
         """
@@ -334,7 +335,7 @@ class TrustPCL(KernelCriticAlgo):
             for _ in range(count)
         )
 
-    def make_policy(self, shape: Sequence[int], size: int) -> Any:
+    def make_policy(self, shape: Sequence[int], size: int) -> Policy:
         """d3rlpy's actor or, without `squash`, the policy of online training."""
         if self._config.squash or self.is_discrete:
             return super().make_policy(shape, size)
