@@ -232,10 +232,10 @@ def load_tensors(source: Path | bytes) -> Any:
 def check_onnx(content: bytes) -> None:
     """Raise Refused if the model keeps numbers in other files, or is no ONNX model."""
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError, Message
 
     try:
-        waiting: list[Any] = [onnx.ModelProto.FromString(content)]
+        waiting: list[Message] = [onnx.ModelProto.FromString(content)]
     except DecodeError:
         raise Refused(
             "it is no ONNX model, truncated or damaged; export it again"

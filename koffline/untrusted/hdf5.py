@@ -24,6 +24,7 @@ from unittest import mock
 import h5py
 import numpy as np
 from h5py import h5d, h5z
+from h5py.h5p import PropDCID
 
 from koffline.untrusted import limits
 from koffline.untrusted.limits import Refused, shown_bytes
@@ -45,13 +46,16 @@ _LEAVES_THE_FILE = (
 )
 
 
+Link = h5py.HardLink | h5py.SoftLink | h5py.ExternalLink
+
+
 class CheckedFile:
     """An open file whose links are checked; arrays are checked on access.
 
     raw: the h5py.File. datasets: paths of all arrays, nested ones included.
     """
 
-    def __init__(self, raw: Any, path: Path) -> None:
+    def __init__(self, raw: h5py.File, path: Path) -> None:
         self.raw = raw
         self._path = path
         self.datasets = _walk(raw)
@@ -61,15 +65,15 @@ class CheckedFile:
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
-    def dataset(self, name: str) -> Any:
-        """The h5py.Dataset, for its shape and dtype; it must hold numbers in this file.
+    def dataset(self, name: str) -> h5py.Dataset:
+        """The array, for its shape and dtype; it must hold numbers in this file.
 
         Raises Refused.
         """
         check_dataset(self.raw[name], name)
         return self.raw[name]
 
-    def slices(self, names: Sequence[str]) -> dict[str, Any]:
+    def slices(self, names: Sequence[str]) -> dict[str, h5py.Dataset]:
         """Datasets to be read in slices: any slice takes little memory, and all rows
         are in the file.
 
@@ -203,8 +207,8 @@ class _KeptErrors(io.FileIO):
 
 
 @contextlib.contextmanager
-def new_hdf5(path: Path) -> Iterator[Any]:
-    """A new h5py.File, complete at the end. Raises OSError if the disk refuses."""
+def new_hdf5(path: Path) -> Iterator[h5py.File]:
+    """A new file, complete at the end. Raises OSError if the disk refuses."""
     with _written(path, "x+", libver="v108") as file:
         yield file
 
@@ -217,7 +221,9 @@ def h5py_that_keeps_errors(module: ModuleType) -> Iterator[None]:
     refuses.
     """
 
-    def fill(path: Path, mode: str, **options: Any) -> Any:
+    def fill(
+        path: Path, mode: str, **options: Any
+    ) -> contextlib.AbstractContextManager[h5py.File]:
         assert mode == "a", "only for writing"
         assert path.stat().st_size == 0, "only for new files"
         return _written(path, "r+", **options)
@@ -228,7 +234,7 @@ def h5py_that_keeps_errors(module: ModuleType) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _written(path: Path, mode: str, **options: Any) -> Iterator[Any]:
+def _written(path: Path, mode: str, **options: Any) -> Iterator[h5py.File]:
     with _KeptErrors(path, mode) as output:
         try:
             with h5py.File(output, "w", **options) as file:
@@ -238,18 +244,18 @@ def _written(path: Path, mode: str, **options: Any) -> Iterator[Any]:
                 raise output.error
 
 
-def write_text(file: Any, name: str, text: str) -> None:
+def write_text(file: h5py.File, name: str, text: str) -> None:
     """Store a text as a root attribute of fixed length, so that readers need no HDF5
     heap.
     """
     file.attrs[name] = np.bytes_(text.encode("utf-8"))
 
 
-def _walk(file: Any) -> list[str]:
+def _walk(file: h5py.File) -> list[str]:
     """Paths of all arrays. Raises Refused for a link to another file."""
-    links: list[tuple[str, Any]] = []
+    links: list[tuple[str, Link]] = []
 
-    def take(path: str, link: Any) -> bool | None:
+    def take(path: str, link: Link) -> bool | None:
         links.append((path, link))
         if path.count("/") > _DEEPEST:
             return True  # ends the walk
@@ -270,7 +276,7 @@ def _walk(file: Any) -> list[str]:
     ]
 
 
-def check_dataset(dataset: Any, name: str) -> tuple[int, int]:
+def check_dataset(dataset: object, name: str) -> tuple[int, int]:
     """Bytes of an array as a column, and of the smallest piece that can be read.
 
     Raises Refused unless ``dataset`` is a readable array of numbers stored inside its
@@ -308,7 +314,7 @@ def check_dataset(dataset: Any, name: str) -> tuple[int, int]:
     return limits.kept_bytes(dataset.shape, dtype), piece
 
 
-def _check_filters(dataset: Any, plan: Any, name: str) -> None:
+def _check_filters(dataset: h5py.Dataset, plan: PropDCID, name: str) -> None:
     """Raise Refused for chunks that this library cannot unpack, or that would crash it.
 
     plan: the dataset's creation properties, which list its filters.

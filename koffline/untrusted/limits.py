@@ -16,11 +16,14 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from koffline.errors import ConfigError, DataError, KofflineError
+
+if TYPE_CHECKING:
+    import numpy
 
 # Environment variable: bytes of memory that the content of one file may take.
 MAX_BYTES = "KOFFLINE_MAX_BYTES"
@@ -149,7 +152,7 @@ def check_fits(needed: float, settings: str, remedy: str) -> None:
         )
 
 
-def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
+def kept_bytes(shape: Sequence[int], dtype: numpy.dtype) -> int:
     """Bytes of an array as a column: vectors with 64 bits, images as they are, others
     as floats.
 
@@ -324,10 +327,12 @@ class _Loader(yaml.SafeLoader):
     of their length.
     """
 
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+    def resolve(
+        self, kind: type[yaml.Node], value: str | None, implicit: object
+    ) -> str:
         """The tag of a node without an explicit tag; arguments as in PyYAML."""
         tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-        if tag in (_INT, _FLOAT) and ":" in value:
+        if tag in (_INT, _FLOAT) and value is not None and ":" in value:
             return _TEXT
         return tag
 

@@ -13,16 +13,19 @@ import ast
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING
 
 from koffline.errors import KofflineError
 from koffline.untrusted.limits import one_line, one_line_errors
+
+if TYPE_CHECKING:
+    import torch
 
 # the method with which unpicklers of all libraries import
 _FINDS_CLASSES = "find_class"
@@ -78,7 +81,10 @@ class UserModules(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def find_spec(
-        self, name: str, path: Any = None, target: Any = None
+        self,
+        name: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """How to import the module ``name``; None if it is not ours to find. As
         Python's import system asks.
@@ -139,8 +145,8 @@ class _Process:
     """
 
     folder: str | None = None
-    dtype: Any = None
-    device: Any = None
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
 
     @classmethod
     def now(cls) -> _Process:
