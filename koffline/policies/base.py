@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped, UInt64
@@ -38,8 +38,12 @@ NEGATIVE_TOLERANCE = 1e-6
 # what to do if a function fails
 CHECK_BATCH = "check that it accepts such a batch"
 reading = partial(one_line_errors, kind=PolicyError)
+# What `koffline.policy_specs.as_policy` takes: a spec or path, a Policy, a callable, a
+# torch module, an algorithm of d3rlpy, an estimator of scikit-learn. It refuses others.
+PolicySource: TypeAlias = object
 Observations = Shaped[np.ndarray, "row *observation"]
-Check = Callable[..., np.ndarray]
+# a function's output and its number of rows N to (N, …) of a result
+Check = Callable[[np.ndarray, int], np.ndarray]
 Spaces = tuple[ActionSpace, Sequence[int] | None]
 _WORDS = "the policy has", "give a policy trained for this log"
 # actions of k numbers, or probabilities of n actions
@@ -70,7 +74,7 @@ class DiscretePolicy:
     """
 
     n: int
-    function: Callable[..., Any] = field(repr=False)
+    function: Callable[..., object] = field(repr=False)
     name: str = "policy"
     observation_shape: tuple[int, ...] | None = None
     copies: int = 1
@@ -84,7 +88,11 @@ class DiscretePolicy:
     def probabilities(self, observations: Observations) -> Actions:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
         return call_in_chunks(
-            self, self.function, _probabilities, (self.n,), observations
+            self,
+            self.function,
+            partial(_probabilities, n=self.n),
+            (self.n,),
+            observations,
         )
 
     def sample(
@@ -125,11 +133,11 @@ class ContinuousPolicy:
     """
 
     k: int
-    mean_function: Callable[..., Any] | None = field(repr=False)
-    sample_function: Callable[..., Any] | None = field(default=None, repr=False)
+    mean_function: Callable[..., object] | None = field(repr=False)
+    sample_function: Callable[..., object] | None = field(default=None, repr=False)
     name: str = "policy"
     observation_shape: tuple[int, ...] | None = None
-    density_function: Callable[..., Any] | None = field(default=None, repr=False)
+    density_function: Callable[..., object] | None = field(default=None, repr=False)
     cut_to: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
     copies: int = 1
     notes: tuple[str, ...] = ()
@@ -154,7 +162,11 @@ class ContinuousPolicy:
                 f"{self.name}: the mean of its draws is unknown; draw actions by sample"
             )
         return call_in_chunks(
-            self, self.mean_function, _actions, (self.k,), observations
+            self,
+            self.mean_function,
+            partial(_actions, k=self.k),
+            (self.k,),
+            observations,
         )
 
     def sample(
@@ -166,7 +178,12 @@ class ContinuousPolicy:
         if self.sample_function is None:
             return self.mean(observations)
         return call_in_chunks(
-            self, self.sample_function, _actions, (self.k,), observations, generator
+            self,
+            self.sample_function,
+            partial(_actions, k=self.k),
+            (self.k,),
+            observations,
+            generator,
         )
 
     @property
@@ -242,45 +259,67 @@ def describe_actions(space: ActionSpace) -> str:
     return f"{space.k} continuous action dimensions"
 
 
+class CalledInChunks(Protocol):
+    """A policy or value function, whose function `call_in_chunks` calls."""
+
+    @property
+    def name(self) -> str:
+        """Begins the messages."""
+
+    @property
+    def copies(self) -> int:
+        """How often the function copies each row."""
+
+    @property
+    def noun(self) -> str:
+        """What it is, for the messages."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do if the function fails."""
+
+    @property
+    def error(self) -> type[KofflineError]:
+        """What is raised then."""
+
+
 def call_in_chunks(
-    owner: Any,
-    function: Callable[..., Any],
+    owner: CalledInChunks,
+    function: Callable[..., object],
     check: Check,
     columns: tuple[int, ...],
-    *parts: Any,
+    observations: np.ndarray,
+    beside: np.ndarray | np.random.Generator | None = None,
 ) -> np.ndarray:
-    """Call an owner's function in chunks of observations, the first part, and check its
-    output (N, *columns).
+    """Results (N, *columns), float64, of an owner's function, called on chunks of the
+    observations (N, …).
 
-    owner: a policy or value function, has ``name``, ``copies``, ``remedy``, ``noun``
-    and ``error``. check: takes the function's output, its number of rows and ``columns``; returns the
-    rows of the result. columns: the shape of a row of the result. parts: the function's
-    arguments; arrays among them (observations, actions) have N rows and are chunked.
+    function: takes observations, and ``beside`` if there is something beside them.
+    check: takes the function's output and its number of rows; returns the rows of the
+    result. columns: the shape of a row of the result. beside: actions (N, …), which are
+    chunked, too, or a generator.
 
     Raises ``owner.error`` if the function fails or its output is wrong.
     """
-    result = np.empty((len(parts[0]), *columns))
+    result = np.empty((len(observations), *columns))
     # numbers in a row and its copies: bounds the memory of a chunk
-    numbers = max(1, math.prod(parts[0].shape[1:])) * owner.copies
+    numbers = max(1, math.prod(observations.shape[1:])) * owner.copies
     size = max(1, min(CHUNK_ROWS // owner.copies, CHUNK_NUMBERS // numbers))
     for start in range(0, len(result), size):
         rows = slice(start, start + size)
-        arguments = []
-        shapes = []
-        for part in parts:
-            if isinstance(part, np.ndarray):
-                # A copy: a function may write into its input, which
-                # torch does even to read-only arrays.
-                part = part[rows].copy()
-                shapes.append(str(part.shape))
-            arguments.append(part)
-        failed = (
-            f"the {owner.noun} failed on observations of shape"
-            f" {' and actions '.join(shapes)}"
-        )
+        # A copy: a function may write into its input, which torch does even to
+        # read-only arrays.
+        chunk = observations[rows].copy()
+        call = partial(function, chunk)
+        failed = f"the {owner.noun} failed on observations of shape {chunk.shape}"
+        if isinstance(beside, np.ndarray):
+            actions = beside[rows].copy()
+            call = partial(function, chunk, actions)
+            failed += f" and actions {actions.shape}"
+        elif beside is not None:
+            call = partial(function, chunk, beside)
         with user_code(owner.name, failed, owner.remedy, owner.error):
-            output = as_numbers(function(*arguments))
-            result[rows] = check(output, len(arguments[0]), *columns)
+            result[rows] = check(as_numbers(call()), len(chunk))
     return result
 
 
