@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,11 +29,15 @@ _FORMAT = "2 "
 _LOG = logging.getLogger(__name__)
 
 
+# by name: tensors, numbers, texts, and lists and dicts of these
+State: TypeAlias = dict[str, Any]
+
+
 class ForeignCheckpoint(ConfigError):
     """A checkpoint of another run: of other data or settings, or by another version."""
 
 
-def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+def write_checkpoint(path: Path, state: State) -> None:
     """Write `state` atomically, replacing an older checkpoint.
 
     Raises DataError if the disk refuses.
@@ -47,7 +51,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
         temporary.write_bytes(content.getvalue())
 
 
-def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
+def read_checkpoint(path: Path, fingerprint: str) -> State | None:
     """The state at `path`; None if there is none.
 
     fingerprint: of the run's data and settings. Raises ConfigError if the file is
@@ -105,7 +109,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(steps_of, key=lambda path: (steps_of[path], path))
 
 
-def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
+def newest(folder: Path, fingerprint: str) -> State | None:
     """Read the newest intact checkpoint; None if the folder has none.
 
     A damaged checkpoint is named in a warning, and an older one is used. Raises

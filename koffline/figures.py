@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from koffline.untrusted.limits import one_line
 
@@ -78,7 +78,7 @@ def _without_backend() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drawing(style: Mapping[Any, Any]) -> Iterator[None]:
+def drawing(style: Mapping[str, object]) -> Iterator[None]:
     """Context in which figures are made and saved with matplotlib's defaults and
     ``style``.
 
@@ -103,7 +103,7 @@ def saved(
     name: str,
     draw: Callable[[], Figure | None],
     save: Callable[[Figure], Saved],
-    style: Mapping[Any, Any],
+    style: Mapping[str, object],
 ) -> Saved | None:
     """What ``save`` makes of a figure; None if there is nothing to draw, or if it
     fails, with a warning.

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import ConfigError
 from koffline.store.files import write_text
 from koffline.untrusted.limits import one_line_errors
+
+Algorithm: TypeAlias = QLearningAlgoBase[Any, Any]  # d3rlpy's or ours
 
 EVALUATORS = ("fqe", "kloss_fqe")  # types that evaluate a given policy
 # key: is discrete

@@ -10,11 +10,12 @@ import json
 import os
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from koffline.errors import DataError
+from koffline.json_types import JsonObject
 from koffline.store import locked
 from koffline.store.files import digest_of, write_text
 from koffline.untrusted.limits import TEXT_BYTES, read_bytes
@@ -35,7 +36,7 @@ POLICY_LEVELS: dict[str, tuple[str, ...]] = {
 KINDS = tuple(POLICY_LEVELS)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, JsonObject]:
     """Entries of a manifest; empty if there is no file.
 
     Raises DataError for a file of another kind.
@@ -44,7 +45,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = read_bytes(path, TEXT_BYTES)
-        return TypeAdapter(dict[str, dict[str, Any]]).validate_json(content)
+        return TypeAdapter(dict[str, JsonObject]).validate_json(content)
     except (OSError, ValueError):  # pydantic's errors and Refused are ValueErrors
         raise DataError(
             f"{path} is not a manifest (JSON: name → entry); repair it or choose another"
@@ -60,7 +61,7 @@ def add_to_manifest(
     Entries are named by the dataset's path relative to the manifest's folder. Raises
     DataError.
     """
-    entry: dict[str, Any] = {
+    entry: JsonObject = {
         "command": command,
         "seed": seed,
         "rows": len(log),

@@ -30,7 +30,13 @@ from koffline.builders.rollouts import (
 from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.envs import closed_copies
 from koffline.errors import ConfigError
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
+from koffline.json_types import JsonObject
+from koffline.policies.base import (
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    PolicySource,
+)
 from koffline.policies.builtin import epsilon_policy, finite_box
 from koffline.policy_specs import as_policy
 from koffline.progress import progress_bar
@@ -62,7 +68,9 @@ class ControlSettings:
 
 
 def build_control(
-    settings: ControlSettings, policies: Sequence[Any] = (), show_progress: bool = False
+    settings: ControlSettings,
+    policies: Sequence[PolicySource] = (),
+    show_progress: bool = False,
 ) -> Transitions:
     """The log, with exactly n rows; an unfinished last episode is truncated.
 
@@ -105,7 +113,7 @@ def build_control(
             for spec in specs
         ]
         names = [policy.name.split("/")[-1] for policy in playing] or ["uniform"]
-    who: dict[str, Any] = {"policies": names}
+    who: JsonObject = {"policies": names}
     if levels:
         if isinstance(copies.action_space, Discrete):
             usual = EPSILON
@@ -221,7 +229,7 @@ def replay_log(
 
 
 def _play(
-    settings: ControlSettings, playing: Sequence[Any], show_progress: bool
+    settings: ControlSettings, playing: Sequence[PolicySource], show_progress: bool
 ) -> Transitions:
     """The log of ``settings.n`` rows, by default `ROWS`; each episode is played by one
     of the policies ``playing``, drawn with equal weights.
@@ -265,7 +273,7 @@ def _ended(columns: Columns) -> Columns:
     }
 
 
-def _described(log: Transitions, **extra: Any) -> Transitions:
+def _described(log: Transitions, **extra: object) -> Transitions:
     """Add to the log's metadata; float64 observations become float32."""
     columns: dict[str, Any] = {}
     if log.observations.dtype == np.float64:

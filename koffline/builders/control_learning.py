@@ -27,7 +27,7 @@ from koffline.data.transitions import REQUIRED_COLUMNS, ActionSpace, Discrete
 from koffline.envs import make_copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads
-from koffline.policies.base import Policy
+from koffline.policies.base import Policy, PolicySource
 from koffline.policies.builtin import Mlp, finite_box, mlp_policy
 
 _EVALUATION_SEED = 20190533
@@ -284,7 +284,9 @@ def _uniform_actions(
     return None
 
 
-def policy_returns(env: str, policy: Any, episodes: int, seed: int) -> np.ndarray:
+def policy_returns(
+    env: str, policy: PolicySource, episodes: int, seed: int
+) -> np.ndarray:
     """Undiscounted returns (episodes,) of a policy: a spec or anything `as_policy`
     takes.
     """
@@ -379,7 +381,7 @@ class OnlineLearner:
 
 
 def _layers(
-    encoder: Any, last: Any
+    encoder: torch.nn.Module, last: torch.nn.Linear
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Weights (in, out) and biases (out,) of the hidden layers and the last one,
     float32.

@@ -16,15 +16,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from koffline.data.transitions import Discrete, Metadata, Transitions
-from koffline.envs import BLOCK, make_copies
+from koffline.envs import BLOCK, Copies, make_copies
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
-from koffline.policies.base import DiscretePolicy, Policy, pick_actions
+from koffline.policies.base import DiscretePolicy, Policy, PolicySource, pick_actions
 from koffline.policy_specs import as_policy
 from koffline.store.files import atomic_file
 from koffline.store.run_record import digests_of, versions
@@ -79,7 +78,7 @@ class RolloutSettings:
 
 def build_rollouts(
     settings: RolloutSettings,
-    policies: Sequence[Any],
+    policies: Sequence[PolicySource],
     *,
     workers: int = 1,
     ray: str | None = None,
@@ -119,7 +118,7 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
     def __init__(
         self,
         settings: RolloutSettings,
-        policies: Sequence[Any],
+        policies: Sequence[PolicySource],
         where: PassSettings = _HERE,
     ) -> None:
         if len(policies) != len(settings.weights):
@@ -143,7 +142,9 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
     def __exit__(self, *error: object) -> None:
         self._copies.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[RolloutPlayer], tuple[RolloutSettings, tuple[PolicySource, ...]]]:
         """Workers make their own copies and policies, and read policy files from the
         shared disk.
         """
@@ -222,7 +223,7 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
 
 
 def world_metadata(
-    copies: Any, gamma: float | None, notes: tuple[str, ...] = (), **extra: Any
+    copies: Copies, gamma: float | None, notes: tuple[str, ...] = (), **extra: object
 ) -> Metadata:
     """Metadata of a log played in copies of an environment."""
     if copies.time_limit is None:
@@ -251,7 +252,7 @@ class _PolicyMixture:
             for episode in episodes
         ]
         self._policies = player.policies
-        self._space: Any = player.action_space
+        self._space = player.action_space
         self._generators = [np.random.default_rng(key) for key in keys]
         ends = np.cumsum(settings.weights) / sum(settings.weights)
         drawn = np.array([generator.random() for generator in self._generators])
@@ -321,7 +322,9 @@ class PartsFolder:
     Raises DataError if the folder's name is used by something else.
     """
 
-    def __init__(self, folder: Path, settings: Any, policies: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, settings: RolloutSettings, policies: Sequence[str]
+    ) -> None:
         if os.path.lexists(folder) and not folder.is_dir():
             raise DataError(
                 f"{folder} is no unfinished build; move it or name another --out"

@@ -7,7 +7,6 @@ states, as in the paper.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -18,6 +17,7 @@ from koffline.envs.boxes import (
     BoxWorld,
     States,
     Tuples,
+    WorldPolicy,
     draw_actions,
     make_world,
     uniform_states,
@@ -30,6 +30,7 @@ from koffline.envs.finite import (
 )
 from koffline.errors import PolicyError
 from koffline.policies import DiscretePolicy, GridPolicy
+from koffline.policies.base import PolicySource
 from koffline.policy_specs import as_policy
 
 CHAIN = "chain"
@@ -47,7 +48,9 @@ TEMPERATURES = {
 _SEED = 20190533
 
 
-def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: Generator) -> Tuples:
+def draw_tuples(
+    world: BoxWorld, policy: WorldPolicy, n: int, generator: Generator
+) -> Tuples:
     """Draw n transitions: s uniform over non-terminal states, a ~ policy(s), s' by one
     step.
     """
@@ -57,7 +60,9 @@ def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: Generator) -> T
     return Tuples(states, actions, rewards, following, terminated)
 
 
-def build_uniform(env: str, policy: Any, n: int, generator: Generator) -> Transitions:
+def build_uniform(
+    env: str, policy: PolicySource, n: int, generator: Generator
+) -> Transitions:
     """Log of n independent transitions with log-probabilities; observations are states
     in native units.
 
@@ -164,8 +169,8 @@ def random_policy(world: BoxWorld) -> GridPolicy:
 
 
 def discounted_returns(
-    world: Any,
-    policy: Any,
+    world: BoxWorld,
+    policy: WorldPolicy,
     start: States,
     gamma: float,
     generator: Generator,

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat, TypeAlias
 
 import gymnasium
 import numpy as np
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.boxes import GYMNASIUM_IDS, NAMES, TIME_LIMITS, make_world
-from koffline.envs.make import Copies, CopiesStep, make_env
+from koffline.envs.make import Copies, CopiesStep, Env, make_env
 from koffline.errors import ConfigError
 
 NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
 BLOCK = 64  # numbers that are read from each stream in one block
 # keeps the noise apart from the environment's own draws of the same seed
 _STREAM = 0x6E6F6973
+
+
+Info: TypeAlias = dict[str, Any]  # gymnasium's
+Step: TypeAlias = tuple[np.ndarray, SupportsFloat, bool, bool, Info]
 
 
 class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -45,14 +49,14 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> Any:
+        self, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[np.ndarray, Info]:
         """Start an episode; the same seed gives the same one."""
         super().reset(seed=seed)
         self._state = self.world.reset(1, self.np_random)
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64 | int) -> Step:
         """One step of the world, without a time limit, which the registration adds.
 
         Raises ConfigError.
@@ -74,7 +78,7 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         return np.clip(self.world.observe(self._state)[0], space.low, space.high)  # type: ignore[attr-defined]
 
 
-class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
+class VelocityNoise(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
     """Adds N(0, transition_noise²) to every velocity (in its unit) before each step.
 
     The agent sees s; the world steps from s + noise, and the reported s', reward and
@@ -86,7 +90,7 @@ class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
     without MuJoCo's state.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], transition_noise: float) -> None:
+    def __init__(self, env: Env, transition_noise: float) -> None:
         super().__init__(env)
         velocities = getattr(getattr(env.unwrapped, "data", None), "qvel", None)
         if not isinstance(velocities, np.ndarray):
@@ -103,14 +107,14 @@ class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._generator = np.random.default_rng()
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> Any:
+        self, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[np.ndarray, Info]:
         """Reset the environment; a seed also seeds the noise."""
         if seed is not None:
             self._generator = np.random.default_rng((_STREAM, seed))
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: np.ndarray) -> Step:
         """Add noise to the velocities, then step the environment."""
         # MuJoCo derives all else from positions and
         # velocities at the start of its step.

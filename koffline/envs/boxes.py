@@ -10,8 +10,16 @@ from observations to probabilities (N, n) for discrete actions, or an object wit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import (
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    runtime_checkable,
+)
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Shaped
@@ -24,6 +32,20 @@ Observations = Float32[np.ndarray, "copy *observation"]
 Actions = Shaped[np.ndarray, "copy *action"]  # (n,) whole numbers or (n, k)
 Rewards = Float[np.ndarray, " copy"]
 Flags = Bool[np.ndarray, " copy"]
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """A policy that draws actions itself."""
+
+    def sample(
+        self, observations: np.ndarray, generator: np.random.Generator
+    ) -> np.ndarray:
+        """Actions (N, k), or indices (N,), one for each observation."""
+
+
+# draws actions, or maps observations (N, …) to probabilities (N, n)
+WorldPolicy: TypeAlias = Draws | Callable[[np.ndarray], np.ndarray]
 
 
 class Outcome(NamedTuple):
@@ -387,7 +409,7 @@ def draw_categories(
 
 
 def draw_actions(
-    policy: Any, observations: Observations, generator: np.random.Generator
+    policy: WorldPolicy, observations: Observations, generator: np.random.Generator
 ) -> Actions:
     """Sample one action per observation (N, …): indices (N,) int64 from a policy's
     probabilities, else the actions (N, k) of its ``sample``.

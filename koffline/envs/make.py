@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -27,6 +27,9 @@ from koffline.envs.boxes import WORLDS
 from koffline.errors import ConfigError
 from koffline.untrusted.user_code import current_folder, user_code, user_modules
 
+# of any observations and actions
+Env: TypeAlias = gymnasium.Env[Any, Any]
+Space: TypeAlias = spaces.Space[Any]
 _log = logging.getLogger(__name__)
 _EXACT_IN_FLOAT32 = 2**24  # largest whole number that float32 holds exactly
 _playing = partial(
@@ -34,7 +37,7 @@ _playing = partial(
 )
 
 
-def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
+def make_env(identifier: str, **options: Any) -> Env:
     """gymnasium.make, with errors in one line. Raises ConfigError."""
     spec = gymnasium.registry.get(identifier)
     if spec is not None and "mujoco" in str(spec.entry_point):
@@ -195,7 +198,7 @@ class Copies:
             except ConfigError as error:
                 _log.warning("%s", error)
 
-    def _translated(self, values: Sequence[Any]) -> np.ndarray:
+    def _translated(self, values: Sequence[object]) -> np.ndarray:
         """Copy observations to (n, …) as uint8, float32 or float64.
 
         Raises TypeError for other types.
@@ -207,7 +210,7 @@ class Copies:
             self._dtype, casting="same_kind"
         )
 
-    def _native(self, actions: np.ndarray) -> Sequence[Any]:
+    def _native(self, actions: np.ndarray) -> list[int] | list[np.ndarray]:
         """Actions in the form of the environment's `step`, one per row."""
         space = self._spaces[1]
         if isinstance(space, spaces.Discrete):
@@ -227,8 +230,8 @@ class Copies:
         return numbers
 
 
-def _flattened(name: str, space: spaces.Space[Any]) -> spaces.Box:
-    flat: spaces.Space[Any] | None = None
+def _flattened(name: str, space: Space) -> spaces.Box:
+    flat: Space | None = None
     with contextlib.suppress(NotImplementedError, ValueError):
         flat = spaces.flatten_space(space)
     if not isinstance(flat, spaces.Box) or not math.prod(flat.shape):
@@ -239,7 +242,7 @@ def _flattened(name: str, space: spaces.Space[Any]) -> spaces.Box:
     return flat
 
 
-def _action_space(name: str, space: spaces.Space[Any]) -> ActionSpace:
+def _action_space(name: str, space: Space) -> ActionSpace:
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
@@ -251,7 +254,7 @@ def _action_space(name: str, space: spaces.Space[Any]) -> ActionSpace:
     )
 
 
-def _number_type(box: spaces.Box) -> np.dtype[Any]:
+def _number_type(box: spaces.Box) -> np.dtype:
     """The type of a log's observations that represents all numbers of a box exactly."""
     if box.dtype in (np.uint8, np.float32, np.float64):
         return np.dtype(box.dtype)

@@ -174,7 +174,7 @@ class OnlineConfig(Section):
             "lower what is large among them",
         )
 
-    def with_changes(self, **changes: Any) -> OnlineConfig:
+    def with_changes(self, **changes: object) -> OnlineConfig:
         """A copy with other values. Raises ConfigError for an unknown name."""
         return OnlineConfig(**{**vars(self), **changes})
 

@@ -6,9 +6,9 @@ There is no autograd: with few outputs, the networks' hand-written pullback is e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from koffline.online.networks import Networks
 from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
 
+Kind = TypeVar("Kind", bound=Hashable)  # such as the name of a critic
 _FEATURES = 128  # of the kernel that measures which states are unknown
 # of that kernel, times the root mean squared distance of standardised states
 _BANDWIDTH = 0.5
@@ -205,7 +206,8 @@ class Learner:
         actions = actions * self._actions_in_kernel[rows][..., None, None]
         return torch.cat((states, actions), dim=3).flatten(1, 2)
 
-    def _column(self, numbers: Any) -> Tensor:
+    def _column(self, numbers: Sequence[float | None]) -> Tensor:
+        """A number of each run (K, 1); NaN for None."""
         return torch.as_tensor(
             np.asarray(numbers, dtype=float), dtype=self._dtype
         ).reshape(-1, 1)
@@ -259,11 +261,11 @@ class Exploration:
         return replace(batch, rewards=rewards.view_as(batch.rewards))
 
 
-def _rows_by(kinds: Sequence[Any]) -> dict[Any, Rows]:
+def _rows_by(kinds: Sequence[Kind]) -> dict[Kind, Rows]:
     """Rows of the runs of each kind; a slice if they are contiguous, which avoids
     copies.
     """
-    rows_of: dict[Any, Rows] = {}
+    rows_of: dict[Kind, Rows] = {}
     for kind in dict.fromkeys(kinds):
         rows = [k for k, other in enumerate(kinds) if other == kind]
         together = rows[-1] - rows[0] + 1 == len(rows)

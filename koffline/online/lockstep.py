@@ -17,18 +17,24 @@ by more stacks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from koffline.checkpoints import restored, state_of
+from koffline.checkpoints import State, restored, state_of
 from koffline.envs.make import Copies
 from koffline.online.collector import Actor, Collector, vectors
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.learner import Exploration, Learner
-from koffline.online.networks import Agent, AgentStack, InputMoments, Networks, Shape
+from koffline.online.networks import (
+    Agent,
+    AgentStack,
+    Floats,
+    InputMoments,
+    Networks,
+    Shape,
+)
 from koffline.online.paths import PathReplay, Paths
 from koffline.online.trust_region import TrustRegion
 
@@ -62,7 +68,7 @@ class LockStep:
         self.runs = tuple(runs)
         self._configs = [run.config for run in runs]
         self._common = common = check_equal(self._configs)
-        self._dtype: type[np.floating[Any]] = np.float32
+        self._dtype: Floats = np.float32
         if dtype == torch.float64:
             self._dtype = np.float64
         self._copies = Copies(common.env, **common.env_options)
@@ -217,11 +223,11 @@ class LockStep:
             entropy_coef=float(self.entropy_coef[run]),
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """State from which the runs continue identically."""
         return dict(state_of(self))
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
+    def load_state_dict(self, state: State) -> bool:
         """Continue from ``state_dict``.
 
         Return False if running episodes could not be resumed.

@@ -7,18 +7,23 @@ k.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.json_types import JsonObject
 from koffline.online.config import OnlineConfig
 from koffline.replicas import StackedMLP
 
+if TYPE_CHECKING:
+    from koffline.algos.trust_pcl import TrustPCL
+
+Floats: TypeAlias = type[np.float32] | type[np.float64]
 _ACTIVATION = "tanh"  # (Feng et al. 2019, sec:net_arc)
 _LEAST_STD = 1e-3  # least standard deviation of an input
 _WIDEST = 1e6  # larger bounds count as unbounded
@@ -174,7 +179,7 @@ class InputMoments:
         deviation = np.maximum(np.sqrt(self._squares / self._count), _LEAST_STD)
         self.std = np.where(self._on & (self._count > 1.0), deviation, 1.0)
 
-    def standardised(self, observations: np.ndarray, dtype: Any) -> np.ndarray:
+    def standardised(self, observations: np.ndarray, dtype: Floats) -> np.ndarray:
         """Standardise observations (K, n, d)."""
         return ((observations - self.mean[:, None]) / self.std[:, None]).astype(
             dtype, copy=False
@@ -204,9 +209,13 @@ class Density:
             self.log_probability = self._log.gather(2, self._actions).squeeze(2)
             self.mean_std = torch.full_like(outputs[:, 0, 0], torch.nan)
 
-    def gradients(self, slope: Tensor, pull: Any) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, slope: Tensor, pull: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Gradients in the policy's network and the log deviations, from the gradient
         in log π (K, N).
+
+        pull: the gradient in the network's parameters, from that in its outputs.
         """
         if not self._continuous:
             outwards = -self._log.exp() * slope.unsqueeze(2)
@@ -219,7 +228,7 @@ class Density:
         return pull(weighted.mul_(self._inverse)), deviations
 
 
-def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
+def trust_pcl_model(agent: Agent, config: OnlineConfig) -> TrustPCL:
     """Make a d3rlpy model from the agent's networks; `predict` is the mean action,
     clipped to the bounds.
 
@@ -251,14 +260,14 @@ def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
     return algo
 
 
-def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
+def _options(agent: Agent, config: OnlineConfig) -> JsonObject:
     """Options of the offline algorithm that online training shares."""
     adam = {"eps": config.adam_epsilon, "clip_grad_norm": config.max_grad_norm}
     layers = {
         "hidden_units": list(agent.online.shape.hidden),
         "activation": _ACTIVATION,
     }
-    options: dict[str, Any] = {
+    options: JsonObject = {
         "gamma": config.gamma,
         "diag_weight": config.diag_weight,
         "clip_adv": config.clip_adv,

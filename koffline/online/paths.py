@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
-from koffline.online.networks import InputMoments, Shape
+from koffline.online.networks import Floats, InputMoments, Shape
 
 Rows = slice | Tensor
 Generators = Sequence[np.random.Generator]  # one per run
@@ -65,17 +64,17 @@ class PathReplay:
     kept = ("_inserted", "_columns")
 
     def __init__(
-        self, runs: int, capacity: int, path_length: int, shape: Shape, dtype: Any
+        self, runs: int, capacity: int, path_length: int, shape: Shape, dtype: Floats
     ) -> None:
         self.runs = runs
         self.capacity = capacity
         self.action_space = shape.action_space
         self._inserted = np.zeros(runs, dtype=np.int64)
         steps = path_length
-        action_column: tuple[tuple[int, ...], Any] = ((steps,), np.int64)
+        action_column: tuple[tuple[int, ...], type] = ((steps,), np.int64)
         if shape.continuous:
             action_column = ((steps, shape.outputs), dtype)
-        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        shapes: dict[str, tuple[tuple[int, ...], type]] = {
             "observations": ((steps + 1, shape.observation_dim), dtype),
             "actions": action_column,
             "rewards": ((steps,), dtype),
@@ -84,7 +83,7 @@ class PathReplay:
                 ("lengths", "environments", "episodes", "first_steps"), ((), np.int64)
             ),
         }
-        self._columns = {
+        self._columns: dict[str, np.ndarray] = {
             name: np.zeros((runs, capacity, *row), kind)
             for name, (row, kind) in shapes.items()
         }
@@ -127,7 +126,7 @@ class PathReplay:
         first = max(self._inserted[run] - self.capacity, 0)
         return self._rows(run, np.arange(first, self._inserted[run]) % self.capacity)
 
-    def _rows(self, run: Any, slots: np.ndarray) -> Paths:
+    def _rows(self, run: int | np.ndarray, slots: np.ndarray) -> Paths:
         return Paths(**self._columns).flat_rows(run * self.capacity + slots, leading=2)
 
 
@@ -333,5 +332,5 @@ class WindowCutter:
             covered=self._tensor(np.arange(rows.shape[1]) < counts),
         )
 
-    def _tensor(self, array: Any) -> Tensor:
+    def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._dtype)

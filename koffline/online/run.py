@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -23,6 +23,7 @@ from koffline import figures
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError, without_controls
 from koffline.jobs import Job, PassSettings, run_jobs
+from koffline.json_types import JsonObject
 from koffline.online.config import OnlineConfig, load_config
 from koffline.online.group import (
     COLUMNS,
@@ -37,6 +38,9 @@ from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import CONFIG, open_run, read_record, write_record
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import now, start_run, versions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEFAULT_SEEDS = 6
 _MOST_SEEDS = 10_000
@@ -268,7 +272,7 @@ def summarise(
 
 def write_summary(result: OnlineResult) -> None:
     """Write summary.json, with null for non-finite numbers, and learning_curve.png."""
-    scores: dict[str, dict[str, Any]] = {
+    scores: dict[str, JsonObject] = {
         name: {
             "iqm": score.spread.iqm,
             "interval": [score.spread.low, score.spread.high],
@@ -305,7 +309,7 @@ def _score(values: Float[np.ndarray, " seed"]) -> Score:
 def _draw_curves(result: OnlineResult) -> None:
     """Draw the learning curve; the same summary gives the same bytes."""
 
-    def png(figure: Any) -> bytes:
+    def png(figure: Figure) -> bytes:
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
         return content.getvalue()
@@ -318,7 +322,7 @@ def _draw_curves(result: OnlineResult) -> None:
             temporary.write_bytes(image)
 
 
-def _curves(result: OnlineResult) -> Any:
+def _curves(result: OnlineResult) -> Figure:
     """The learning curves, of the mean action and of sampled actions."""
     from matplotlib.figure import Figure
 

@@ -10,10 +10,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from koffline.display import finished, make_console, print_labelled, print_table
 from koffline.errors import escaped_json
+from koffline.json_types import JsonObject
 from koffline.store.files import atomic_file, atomic_folder, parents_made
 from koffline.store.run_record import FILE, check_results, result_files, shown_command
 
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
+    from koffline.ope.diagnosis import Diagnosis
+    from koffline.ope.ranking import PolicyRanking
+    from koffline.ope.results import Estimate, EstimateTable
     from koffline.report.plots import Drawing
 
+# further values for a page's template, by name
+Context: TypeAlias = Mapping[str, Any]
 _PIXELS_PER_INCH = 100  # of a figure in a notebook
 
 __all__ = ["Report", "make_console", "print_labelled", "print_table"]
@@ -42,15 +48,15 @@ class Report:
     """
 
     marker: str
-    result: Any
+    result: Estimate | EstimateTable | PolicyRanking | Diagnosis
     figures: Mapping[str, Callable[[], Figure]]
     show: Callable[[Console], None]
     top_figure: str
     drawing: Callable[[], Drawing]
-    context: Mapping[str, Any] = field(default_factory=dict)
+    context: Context = field(default_factory=dict)
     call: str | None = None
 
-    def write(self, out: Path, force: bool, run: Mapping[str, Any]) -> Path:
+    def write(self, out: Path, force: bool, run: JsonObject) -> Path:
         """Write ``marker``, ``plots/*.png``, ``report.html`` and run.json to ``out``;
         return the page's path.
 
@@ -65,7 +71,7 @@ class Report:
             self._write_all(out, run)
         return out / "report.html"
 
-    def _write_all(self, out: Path, run: Mapping[str, Any]) -> None:
+    def _write_all(self, out: Path, run: JsonObject) -> None:
         with atomic_folder(out, True, result_files(self.marker)) as folder:
             (folder / self.marker).write_text(
                 self.result.to_json(timing=False) + "\n", encoding="utf-8"

@@ -4,7 +4,6 @@ equation fails.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,14 @@ from koffline.errors import printable
 from koffline.figures import drawing
 from koffline.ope.bellman_test.witness import Region, ResidualProfile
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
-from koffline.report import Report, plots, print_table
+from koffline.report import Context, Report, plots, print_table
 from koffline.report.plots import ACCENT, INK, SOFT
 from koffline.report.words import describe_log, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from rich.console import Console
 
 _Z_NOTE = (
     "z is not mean residual / ±: it belongs to the kernel-weighted mean at the place,"
@@ -123,7 +123,7 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     ]
 
 
-def _show(diagnosis: Diagnosis, context: Mapping[str, Any], console: Any) -> None:
+def _show(diagnosis: Diagnosis, context: Context, console: Console) -> None:
     """Print facts, places of the largest error and findings."""
     test = diagnosis.test
     rows = [

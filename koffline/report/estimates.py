@@ -5,11 +5,11 @@ with a page.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING
 
 from koffline.errors import counted, percent
 from koffline.ope.groups import GroupValues
@@ -17,8 +17,11 @@ from koffline.ope.log.coverage import describe_coverage
 from koffline.ope.names import BANDIT, EPISODES, needs_of
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable
-from koffline.report import Report, plots, print_labelled, print_table, words
+from koffline.report import Context, Report, plots, print_labelled, print_table, words
 from koffline.report.words import within
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
@@ -87,7 +90,7 @@ def _quantity(result: Estimate | EstimateTable) -> str:
     return quantity
 
 
-def _show_estimate(estimate: Estimate, console: Any) -> None:
+def _show_estimate(estimate: Estimate, console: Console) -> None:
     """Print value, interval and the most important diagnostics, then the groups."""
     print_table(console, f"What {estimate.policy} is worth", (), _facts(estimate))
     if estimate.groups:
@@ -227,9 +230,7 @@ def _draw_estimates(table: EstimateTable) -> plots.Drawing:
     return plots.draw_intervals(lines, _quantity(table), marks)
 
 
-def _show_estimates(
-    table: EstimateTable, context: Mapping[str, Any], console: Any
-) -> None:
+def _show_estimates(table: EstimateTable, context: Context, console: Console) -> None:
     """Print a line per estimator, then what applies to all: verdict, truth, bounds and
     reasons.
     """
@@ -345,9 +346,7 @@ def draw_groups(groups: GroupValues) -> plots.Drawing:
     return plots.draw_intervals(lines, xlabel)
 
 
-def _show_ranking(
-    ranking: PolicyRanking, context: Mapping[str, Any], console: Any
-) -> None:
+def _show_ranking(ranking: PolicyRanking, context: Context, console: Console) -> None:
     """Print ranks, intervals and differences."""
     title = f"What the policies are worth (γ = {ranking.gamma:.10g})"
     right = ("", "value")

@@ -24,7 +24,7 @@ INK = "#1f2933"
 ACCENT = "#1769aa"
 SOFT = "#9fb3c8"
 WARM = "#c2410c"
-STYLE: dict[Any, Any] = {
+STYLE: dict[str, object] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#7b8794",

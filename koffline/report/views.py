@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from koffline import display
 from koffline.figures import drawing
@@ -26,10 +26,11 @@ from koffline.store.run_record import now, start_run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Result: TypeAlias = Estimate | EstimateTable | PolicyRanking | Diagnosis
 _PAGES = (".html", ".htm")
 
 
-def report_of(result: Any) -> Report:
+def report_of(result: Result) -> Report:
     """The report of a result that was made in Python."""
     if isinstance(result, Estimate):
         report = report_estimate(result)
@@ -47,7 +48,7 @@ def report_of(result: Any) -> Report:
     return replace(report, call=f"{call}  # with these settings:")
 
 
-def plot(result: Any, ax: Axes | None) -> Axes:
+def plot(result: Result | GroupValues, ax: Axes | None) -> Axes:
     """Draw the figure at the top of a result's report; new axes are those of pyplot.
 
     pyplot belongs to the session, with its own backend and settings; ours apply while
@@ -70,7 +71,7 @@ def plot(result: Any, ax: Axes | None) -> Axes:
     return ax
 
 
-def write(result: Any, path: str | Path, force: bool) -> Path:
+def write(result: Result, path: str | Path, force: bool) -> Path:
     """Write a result's report as a folder, or as one page if the path ends in .html;
     return the path of the page. Raises DataError.
     """
@@ -88,7 +89,7 @@ def write(result: Any, path: str | Path, force: bool) -> Path:
     return report.write(out, force, run)
 
 
-def html(result: Any) -> str:
+def html(result: Result | GroupValues) -> str:
     """The top of a result's page; of groups their table."""
     # the session's own settings of matplotlib, and its backend, stay as they are
     import matplotlib  # noqa: F401

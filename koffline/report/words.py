@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from koffline.errors import percent
+from koffline.json_types import JsonObject
 from koffline.ope.comparisons import Comparison
 from koffline.ope.groups import GroupValue
 from koffline.ope.names import CERTIFIED_KINDS
-from koffline.ope.results import Interval, Uplift
+from koffline.ope.results import Estimate, Interval, LogResult, Uplift
 from koffline.spread import Spread
 
 CERTIFIED = "certified"
@@ -68,7 +68,7 @@ def describe_interval(interval: Interval | None) -> str:
     )
 
 
-def return_words(result: Any) -> str:
+def return_words(result: LogResult) -> str:
     """Name of the estimated quantity; rewards of one-step episodes are not
     discounted.
     """
@@ -77,7 +77,7 @@ def return_words(result: Any) -> str:
     return f"expected discounted return, γ = {result.gamma:.10g}"
 
 
-def is_one_step(result: Any) -> bool:
+def is_one_step(result: LogResult) -> bool:
     """Whether the log is a bandit's: every row ends its episode."""
     diagnostics = getattr(result, "diagnostics", {})
     ended = diagnostics.get("n_terminated")  # equal episodes count once
@@ -105,7 +105,7 @@ def uplift(estimate: Uplift | None) -> str:
     return f"{estimate.value:+.3g}{within(estimate.interval)}"
 
 
-def group_rows(result: Any) -> list[tuple[str, str, str, str]]:
+def group_rows(result: Estimate) -> list[tuple[str, str, str, str]]:
     """Cells for each group of start states: name, start states, value; interval, reason
     for care or none.
     """
@@ -162,7 +162,7 @@ def count_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}s"
 
 
-def describe_log(result: Any) -> str:
+def describe_log(result: LogResult) -> str:
     """Text on the source and size of a result's log."""
     if result.n_episodes:
         episodes = count_of(result.n_episodes, "episode")
@@ -185,7 +185,7 @@ def promise(interval: Interval) -> str:
     return CERTIFIED
 
 
-def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def described(record: JsonObject) -> list[tuple[str, list[str]]]:
     """Diagnostics in words, each with its lines; no shift whose p-value is not
     small.
     """
@@ -211,7 +211,7 @@ def setting(name: str) -> str:
     return str(field.description)
 
 
-def describe_lines(value: Any) -> list[str]:
+def describe_lines(value: object) -> list[str]:
     """A diagnostic as lines of text: a count for long lists, ends and level for an
     interval.
 

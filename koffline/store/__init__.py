@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
+from koffline.json_types import JsonObject
 from koffline.store.files import write_text
 from koffline.store.run_record import FILE, path_of
 from koffline.untrusted.limits import read_json
@@ -26,7 +27,7 @@ _NAMES = {
     "train": "a training run",
     "online": "an online run",
 }
-Record = Mapping[str, Any]
+Record = Mapping[str, Any]  # content of run.json or config.yaml
 _LOG = logging.getLogger(__name__)
 
 
@@ -135,7 +136,7 @@ def _open_locked(path: Path, wait: bool) -> int:
 def open_run(
     out: Path,
     record: Record,
-    identity_of: Callable[[Record], dict[str, Any]],
+    identity_of: Callable[[Record], JsonObject],
     resume: bool,
 ) -> Iterator[Record]:
     """Create or continue a run's folder and yield its record; other processes are
@@ -163,7 +164,7 @@ def open_run(
         yield stored or record
 
 
-def read_record(out: Path, kind: str = "train") -> dict[str, Any] | None:
+def read_record(out: Path, kind: str = "train") -> JsonObject | None:
     """run.json of a folder; None if there is none.
 
     Raises ConfigError if it is damaged or of another kind.
@@ -190,7 +191,7 @@ def write_record(out: Path, record: Record) -> None:
     write_text(out / RECORD, json.dumps(record, indent=2) + "\n")
 
 
-def write_config(path: Path, config: Mapping[str, Any]) -> None:
+def write_config(path: Path, config: Record) -> None:
     """Write a config with all defaults filled in, atomically."""
     import yaml  # slow import, not needed by all commands
 
@@ -231,9 +232,7 @@ def stored_run(out: Path, kind: str, resume: bool) -> Record | None:
     return stored
 
 
-def _check_same(
-    out: Path, stored: Mapping[str, Any], requested: Mapping[str, Any]
-) -> None:
+def _check_same(out: Path, stored: Record, requested: Record) -> None:
     """Raise ConfigError if a stored run has other settings than the requested ones."""
     for name in {**requested, **stored}:
         if stored.get(name) != requested.get(name):

@@ -20,7 +20,6 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import one_line, one_line_errors
@@ -164,7 +163,7 @@ def parents_made(target: Path) -> Iterator[None]:
         raise
 
 
-def finite_json(content: Any, indent: int = 2) -> str:
+def finite_json(content: object, indent: int = 2) -> str:
     """Text of a JSON file, with null for non-finite numbers."""
     finite = json.loads(
         json.dumps(content), parse_constant=lambda infinite_or_nan: None

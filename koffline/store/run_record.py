@@ -21,6 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from koffline.json_types import JsonObject
 from koffline.store.files import (
     check_target,
     digest_of,
@@ -90,7 +91,7 @@ def without_place(arguments: Sequence[str]) -> list[str]:
 
 def start_run(
     kind: str, inputs: Iterable[str | Path | None] = (), **known: Any
-) -> dict[str, Any]:
+) -> JsonObject:
     """Content of run.json at the start of a run of the command ``kind``; digests of
     inputs are taken now.
 

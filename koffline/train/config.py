@@ -23,6 +23,7 @@ from koffline.config import (
     read_section,
 )
 from koffline.errors import ConfigError, nearest_name
+from koffline.json_types import JsonObject
 from koffline.untrusted.limits import check_fits
 
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
@@ -35,7 +36,7 @@ _ROW_BYTES = 36
 _FALLS = ("td_error", "continuous_action_diff")
 
 
-def _without_none(value: Any) -> Any:
+def _without_none(value: object) -> object:
     """A section of a file without a line below it is empty."""
     if value is None:
         return {}
@@ -213,7 +214,7 @@ def load_config(
     return config.model_copy(update={"algo": algo, "evaluators": evaluators})
 
 
-def _check_params_fit(params: Mapping[str, Any]) -> None:
+def _check_params_fit(params: JsonObject) -> None:
     """Raise ConfigError if the networks or a mini-batch of an algorithm take more
     memory than there is.
     """
@@ -239,7 +240,7 @@ def _check_params_fit(params: Mapping[str, Any]) -> None:
     check_fits(needed, settings, "lower what is large among them")
 
 
-def _values_of(params: Any, name: str) -> Iterator[Any]:
+def _values_of(params: object, name: str) -> Iterator[Any]:
     """All values of a name, at any depth."""
     if isinstance(params, Mapping):
         for key, value in params.items():
@@ -250,7 +251,7 @@ def _values_of(params: Any, name: str) -> Iterator[Any]:
 
 
 def _read_evaluators(
-    sections: Any, held_out: bool, overrides: Mapping[str, Any]
+    sections: Any, held_out: bool, overrides: JsonObject
 ) -> dict[str, EvaluatorSettings]:
     """Evaluator settings by name; without a type, the name is the type.
 
@@ -430,5 +431,5 @@ def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
     return name, types.get(name, name) in _FALLS or name.endswith("loss")
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from koffline.algos import training
 from koffline.algos.paths import PathReplayBuffer
-from koffline.algos.training import LogEvaluator, own_randomness
+from koffline.algos.training import Algorithm, LogEvaluator, own_randomness
 from koffline.data import quiet, remote
 from koffline.data.disk.block_sampler import BlockSampler
 from koffline.data.disk.log import AnyLog, LazyTransitions
@@ -32,9 +31,11 @@ from koffline.data.units import sample_units
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads
+from koffline.json_types import JsonObject
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.ope.value_functions import counted_rows
 from koffline.policies.base import check_spaces
+from koffline.store import Record
 from koffline.store.files import digest_of
 from koffline.store.run_record import start_run, versions
 from koffline.train.config import FILES, DataSettings, EnvironmentSettings, TrainConfig
@@ -65,10 +66,10 @@ class TrainData:
 class Parts:
     """Parts of a run. record: run.json at the start of the run."""
 
-    algo: Any
-    buffer: Any
-    evaluators: dict[str, Any]
-    record: dict[str, Any]
+    algo: Algorithm
+    buffer: ColumnarReplayBuffer
+    evaluators: dict[str, LogEvaluator | EnvironmentEvaluator]
+    record: JsonObject
 
 
 def open_data(settings: DataSettings) -> TrainData:
@@ -158,7 +159,9 @@ def prepared(
         yield Parts(algo, buffer, evaluators, _record(config, data, device))
 
 
-def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
+def _make_buffer(
+    algo: Algorithm, config: TrainConfig, data: TrainData
+) -> ColumnarReplayBuffer:
     """The log as the algorithm samples it: rows, or paths for Trust-PCL.
 
     Raises DataError for paths of a log without episodes, and ConfigError if the log is
@@ -189,9 +192,11 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
     return LazyReplayBuffer(sampler, data.rows, data.statistics)
 
 
-def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
+def _make_evaluators(
+    config: TrainConfig, data: TrainData
+) -> dict[str, LogEvaluator | EnvironmentEvaluator]:
     """The config's evaluators by name: of the log, or environments."""
-    evaluators: dict[str, Any] = {}
+    evaluators: dict[str, LogEvaluator | EnvironmentEvaluator] = {}
     for name, settings in config.evaluators.items():
         if isinstance(settings, EnvironmentSettings):
             evaluators[name] = EnvironmentEvaluator(
@@ -206,7 +211,7 @@ def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
     return evaluators
 
 
-def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
+def _record(config: TrainConfig, data: TrainData, device: str) -> JsonObject:
     """Content of run.json at the start of a training: settings, digests, counts of rows
     and their fingerprints.
     """
@@ -243,7 +248,7 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
     )
 
 
-def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(record: Record) -> JsonObject:
     """Flat mapping that identifies a run: settings, without file paths and loggers, and
     digests.
     """
@@ -259,7 +264,8 @@ def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     } | digests
 
 
-def _flat(value: Any, path: str) -> dict[str, Any]:
+def _flat(value: object, path: str) -> JsonObject:
+    """The leaves of nested mappings, by their dotted paths below ``path``."""
     if not isinstance(value, Mapping) or not value:
         return {path: value}
     parts = (_flat(part, f"{path}.{name}".lstrip(".")) for name, part in value.items())
@@ -289,8 +295,13 @@ class EnvironmentEvaluator:
             kind=ConfigError,
         )
 
-    def __call__(self, algo: Any, dataset: Any = None) -> float:
-        """Mean undiscounted return. Raises ConfigError if the environment fails."""
+    def __call__(
+        self, algo: Algorithm, dataset: ColumnarReplayBuffer | None = None
+    ) -> float:
+        """Mean undiscounted return; ``dataset``, which d3rlpy gives, is not used.
+
+        Raises ConfigError if the environment fails.
+        """
         space = self._copies.action_space
         returns = np.zeros(len(self._seeds))
         with own_randomness(self._seeds.start):

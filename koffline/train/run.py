@@ -13,11 +13,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from koffline.algos.training import RunLogger, random_state, set_random_state
+from koffline.algos.training import (
+    Algorithm,
+    RunLogger,
+    random_state,
+    set_random_state,
+)
 from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
 from koffline.progress import Tell, progress_bar
@@ -168,7 +172,7 @@ def _train_epoch(
 
 
 def _keep_model(
-    config: TrainConfig, folder: Path, algo: Any, progress: Progress
+    config: TrainConfig, folder: Path, algo: Algorithm, progress: Progress
 ) -> None:
     """Save the model of a checkpointed epoch if it is due and not saved yet."""
     path = folder / f"model_{progress.steps}.d3"
@@ -251,7 +255,7 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
     return Progress(*json.loads(state["progress"]))
 
 
-def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
+def parameters_of(algo: Algorithm) -> list[tuple[str, torch.nn.Parameter]]:
     """Names and weights of all of an algorithm's parameters."""
     modules = torch.nn.ModuleDict(algo.impl.modules.get_torch_modules())
     return list(modules.named_parameters(remove_duplicate=False))

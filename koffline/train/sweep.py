@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from itertools import chain, starmap
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from koffline.errors import ConfigError, KofflineError, counted
 from koffline.jobs import Job, PassSettings, run_jobs
+from koffline.json_types import JsonObject
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import (
     RECORD,
@@ -217,7 +217,7 @@ def _take_folder(out: Path, force: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
 
 
-def _read_finished(path: Path) -> dict[str, Any] | None:
+def _read_finished(path: Path) -> JsonObject | None:
     """The record of a run that has ended with a model or has diverged; None for any
     other.
     """
