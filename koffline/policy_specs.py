@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from koffline.errors import PolicyError, listed, nearest_name
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy, load_policy_file
 from koffline.policies.base import (
     CHECK_BATCH,
+    PolicySource,
     TrainingRows,
     as_numbers,
     check_spaces,
@@ -42,6 +43,9 @@ from koffline.policies.outputs import OutputPolicy
 from koffline.policies.sklearn_models import EstimatorFunction, is_estimator
 from koffline.untrusted.limits import Refused, parse_json, read_bytes
 from koffline.untrusted.user_code import current_folder, user_code, user_modules
+
+if TYPE_CHECKING:
+    import torch
 
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
@@ -167,7 +171,7 @@ def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:
 
 
 def as_policy(
-    policy: Any,
+    policy: PolicySource,
     action_space: ActionSpace,
     observation_shape: Sequence[int],
     name: str | None = None,
@@ -211,7 +215,7 @@ def _ordered(policy: Policy, features: Features | None) -> Policy:
 
 
 def _as_policy(
-    policy: Any,
+    policy: PolicySource,
     action_space: ActionSpace,
     observation_shape: Sequence[int],
     name: str | None,
@@ -272,7 +276,7 @@ def _of_algorithm(
 
 
 def _of_function(
-    function: Any,
+    function: object,
     name: str,
     action_space: ActionSpace,
     observation_shape: Sequence[int],
@@ -325,7 +329,7 @@ def _of_function(
     return replace(policy, notes=tuple(notes), remedy=remedy)
 
 
-def _of_network(function: Any) -> Any:
+def _of_network(function: Callable[..., object]) -> Callable[..., object]:
     """A torch module, also inside a policy of its outputs, as a function of arrays."""
     if isinstance(function, OutputPolicy):
         return function.of(_of_network(function.model))
@@ -347,7 +351,7 @@ def _of_estimator(
 
 
 def _library_for(
-    function: Any,
+    function: Callable[..., object],
     parameters: Mapping[str, inspect.Parameter],
     features: Features | None,
 ) -> Library | None:
@@ -368,7 +372,7 @@ def _has_names(features: Features | None, observation_shape: Sequence[int]) -> b
 
 
 def _of_frame(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     name: str,
     observation_shape: Sequence[int],
     features: Features | None,
@@ -385,7 +389,7 @@ def _of_frame(
         )
     table_of = features.table
 
-    def view(observations: np.ndarray) -> Any:
+    def view(observations: np.ndarray) -> object:
         frame = as_library(table_of(observations), library, name)
         if isinstance(function, EstimatorFunction):
             return function.chosen(frame)
@@ -416,7 +420,7 @@ def _coding_note(name: str, features: Features, is_network: bool) -> str:
     )
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     """A function's parameters by name; empty for a callable without a signature."""
     try:
         return inspect.signature(function).parameters
@@ -432,7 +436,7 @@ class ViewFunction:
     """
 
     def __init__(
-        self, function: Callable[..., Any], view: Callable[[np.ndarray], Any]
+        self, function: Callable[..., object], view: Callable[[np.ndarray], object]
     ) -> None:
         self._function = function
         self._view = view
@@ -442,11 +446,19 @@ class ViewFunction:
         if density is not None:
             self.log_density = ViewFunction(density, view)
 
-    def __call__(self, observations: np.ndarray, *columns: Any, **options: Any) -> Any:
-        """Call the function with the view of the observations, and whatever else it
-        takes (actions, a generator) as it is.
+    def __call__(
+        self,
+        observations: np.ndarray,
+        beside: np.ndarray | np.random.Generator | None = None,
+        **options: object,
+    ) -> object:
+        """Call the function with the view of the observations, and whatever stands
+        beside them (actions, a generator) as it is.
         """
-        return self._function(self._view(observations), *columns, **options)
+        view = self._view(observations)
+        if beside is None:
+            return self._function(view, **options)
+        return self._function(view, beside, **options)
 
 
 def of_logged_observations(policy: Policy, layout: Layout) -> Policy:
@@ -467,8 +479,8 @@ def of_logged_observations(policy: Policy, layout: Layout) -> Policy:
 
 
 def _of_labels(
-    function: Callable[..., Any], layout: Layout, action_space: ActionSpace
-) -> tuple[Callable[..., Any], str]:
+    function: Callable[..., object], layout: Layout, action_space: ActionSpace
+) -> tuple[Callable[..., object], str]:
     """A function of the log's encoded observations, and in words what the given
     function gets.
 
@@ -494,7 +506,7 @@ def _decoded_floats(layout: Layout, observations: np.ndarray) -> np.ndarray:
 
 
 def _answers(
-    function: Callable[..., Any], layout: Layout, action_space: ActionSpace
+    function: Callable[..., object], layout: Layout, action_space: ActionSpace
 ) -> bool:
     """Whether a network gives an answer of the right shape for two observations."""
     logged = np.zeros((2, *layout.shape))
@@ -512,11 +524,11 @@ def _answers(
 
 
 def _numbered(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     name: str,
     features: Features,
     observations: np.ndarray,
-) -> Any:
+) -> object:
     """Call the function and convert action texts to indices."""
     return features.numbers(function(observations), name)
 
@@ -526,7 +538,7 @@ def _read(
     action_space: ActionSpace,
     observation_shape: Sequence[int],
     layout: Layout | None = None,
-) -> Any:
+) -> PolicySource:
     """The content of a file: an algorithm, a policy, or a function of a batch of
     observations.
 
@@ -596,7 +608,7 @@ def import_object(spec: str) -> Any:
 
 
 def callable_policy(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     name: str,
     action_space: ActionSpace,
     observation_shape: Sequence[int],
@@ -614,7 +626,7 @@ def callable_policy(
     if "generator" not in _parameters(function):
         return ContinuousPolicy(action_space.k, function, None, name, shape)
 
-    def sample(observations: np.ndarray, generator: np.random.Generator) -> Any:
+    def sample(observations: np.ndarray, generator: np.random.Generator) -> object:
         return function(observations, generator=generator)
 
     density = getattr(function, "log_density", None)
@@ -644,22 +656,32 @@ class ModuleFunction:
         else:
             self._device = sample.device
 
-    def __call__(self, *columns: np.ndarray) -> Any:
-        """Call the module with columns of rows."""
+    def __call__(
+        self, observations: np.ndarray, actions: np.ndarray | None = None
+    ) -> object:
+        """Call the module with rows of observations, and of actions if there are
+        some.
+        """
         import torch
 
-        # Copies: the log's arrays are read-only, and the
-        # module might write into its input.
-        batch = []
-        for column in columns:
-            dtype = self._dtype
-            if column.dtype == np.int64:
-                dtype = torch.int64
-            batch.append(torch.tensor(column, dtype=dtype, device=self._device))
+        call = partial(self._module, self._tensor(observations))
+        if actions is not None:
+            call = partial(call, self._tensor(actions))
         was_training = self._module.training
         self._module.eval()
         try:
             with torch.no_grad():
-                return self._module(*batch)
+                return call()
         finally:
             self._module.train(was_training)
+
+    def _tensor(self, column: np.ndarray) -> torch.Tensor:
+        """A copy: the log's arrays are read-only, and the module might write into its
+        input.
+        """
+        import torch
+
+        dtype = self._dtype
+        if column.dtype == np.int64:
+            dtype = torch.int64
+        return torch.tensor(column, dtype=dtype, device=self._device)

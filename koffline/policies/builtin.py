@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -150,8 +149,8 @@ def gaussian_log_density(
     actions: Actions,
     mean: np.ndarray,
     deviation: np.ndarray,
-    low: Any = None,
-    high: Any = None,
+    low: np.ndarray | float | None = None,
+    high: np.ndarray | float | None = None,
 ) -> Float[np.ndarray, " row"]:
     """log N(a; mean, deviation²) summed over dimensions; at a bound, the log of the
     probability beyond it.

@@ -24,7 +24,7 @@ import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from koffline.errors import PolicyError
 from koffline.policies.base import reading
 from koffline.untrusted.arrays import PlainUnpickler, check_onnx, load_tensors
 from koffline.untrusted.limits import check_memory, check_regular, parse_json
+
+if TYPE_CHECKING:
+    import torch
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name',"
@@ -163,7 +166,7 @@ def say_it_runs_code(name: str, how: str) -> None:
         _LOG.warning("%s %s; load it only if you trust its author", name, how)
 
 
-def read_torchscript(path: Path) -> Any:
+def read_torchscript(path: Path) -> torch.jit.RecursiveScriptModule:
     """The module of a TorchScript file, on the CPU.
 
     Raises PolicyError for a corrupt file.
@@ -176,7 +179,7 @@ def read_torchscript(path: Path) -> Any:
         return _unpack(path.read_bytes())
 
 
-def _unpack(content: bytes) -> Any:
+def _unpack(content: bytes) -> torch.jit.RecursiveScriptModule:
     import torch
 
     # Loaded modules travel to other processes as the content of a file.
@@ -226,7 +229,7 @@ class OnnxFunction:
         (output,) = self._session.run(None, {model_input.name: values})
         return np.asarray(output)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[OnnxFunction], tuple[bytes]]:
         return OnnxFunction, (self._content,)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from koffline.errors import PolicyError
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
 Library = Literal["polars", "pandas"]
@@ -31,7 +32,7 @@ class FramePolicy:
     ``frame_library``: whose frame, polars or pandas.
     """
 
-    def __init__(self, function: Callable[..., Any], library: Library) -> None:
+    def __init__(self, function: Callable[..., object], library: Library) -> None:
         self._function = function
         self.frame_library = library
         self.__name__ = str(getattr(function, "__name__", type(function).__name__))
@@ -42,12 +43,12 @@ class FramePolicy:
         if density is not None:
             self.log_density = density
 
-    def __call__(self, frame: Any, **options: Any) -> Any:
+    def __call__(self, frame: object, **options: object) -> object:
         """Call the function."""
         return self._function(frame, **options)
 
 
-def frame_policy(function: Any, library: Any = "polars") -> FramePolicy:
+def frame_policy(function: object, library: Any = "polars") -> FramePolicy:
     """Say that a policy function takes a frame with the columns of the log's table, as
     `koffline.evaluate` takes it.
 
@@ -69,7 +70,7 @@ def frame_policy(function: Any, library: Any = "polars") -> FramePolicy:
 
 
 def library_of(
-    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+    function: Callable[..., object], parameters: Mapping[str, inspect.Parameter]
 ) -> Library | None:
     """Whose frame a function takes; None if it takes an array.
 
@@ -91,7 +92,7 @@ def library_of(
     return annotated
 
 
-def _evaluated(function: Callable[..., Any], name: str, text: str) -> Any:
+def _evaluated(function: Callable[..., object], name: str, text: str) -> object:
     """The annotation that a text stands for, or the text if it cannot be told."""
     # whatever the names in an annotation may raise
     with suppress(Exception):
@@ -99,7 +100,7 @@ def _evaluated(function: Callable[..., Any], name: str, text: str) -> Any:
     return text
 
 
-def _annotated_library(annotation: Any) -> Library | None:
+def _annotated_library(annotation: object) -> Library | None:
     """The library of a frame's class, of its name, or of a union that holds one."""
     if isinstance(annotation, str):
         match = _TEXT.match(annotation.strip())
@@ -132,7 +133,7 @@ def as_library(frame: pl.DataFrame, library: Library, name: str) -> Any:
             f"{name}: it takes a pandas frame, and pandas is not installed; `pip"
             " install pandas`, or take a polars frame"
         ) from None
-    columns: dict[str, Any] = {}
+    columns: dict[str, np.ndarray | list[object]] = {}
     for column in frame:
         if column.dtype.is_numeric():
             columns[column.name] = column.to_numpy(writable=True)

@@ -25,7 +25,7 @@ class OutputPolicy:
     """
 
     def __init__(
-        self, model: Callable[..., Any], convert: Callable[[Outputs], Outputs]
+        self, model: Callable[..., object], convert: Callable[[Outputs], Outputs]
     ) -> None:
         self.model = model
         self._convert = convert
@@ -37,11 +37,11 @@ class OutputPolicy:
         with suppress(TypeError, ValueError):  # a callable without a signature
             self.__signature__ = inspect.signature(model)
 
-    def of(self, model: Callable[..., Any]) -> OutputPolicy:
+    def of(self, model: Callable[..., object]) -> OutputPolicy:
         """The same of another model."""
         return OutputPolicy(model, self._convert)
 
-    def __call__(self, observations: Any) -> Outputs:
+    def __call__(self, observations: object) -> Outputs:
         """Probabilities (N, n). Raises PolicyError for outputs of another shape."""
         raw = self.model(observations)
         if hasattr(raw, "columns") or isinstance(raw, Mapping):
@@ -58,14 +58,14 @@ class OutputPolicy:
         return self._convert(outputs)
 
 
-def softmax_policy(logits: Any, temperature: Any = 1.0) -> OutputPolicy:
+def softmax_policy(logits: object, temperature: Any = 1.0) -> OutputPolicy:
     """The stochastic policy softmax(logits / temperature) of a model.
 
     logits: a torch module or a function, from observations (N, …) to (N, n), one column
     per discrete action in the order of the log's actions; −inf rules an action out.
     Raises PolicyError for what cannot be called, or a temperature that is not positive.
     """
-    _check_callable(logits, "softmax_policy")
+    model = _callable(logits, "softmax_policy")
     is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
     if not is_number or not temperature > 0.0:
         raise PolicyError(
@@ -78,29 +78,33 @@ def softmax_policy(logits: Any, temperature: Any = 1.0) -> OutputPolicy:
             shifted = np.exp(scaled - scaled.max(axis=1, keepdims=True))
             return shifted / shifted.sum(axis=1, keepdims=True)
 
-    return OutputPolicy(logits, convert)
+    return OutputPolicy(model, convert)
 
 
-def greedy_policy(values: Any) -> OutputPolicy:
+def greedy_policy(values: object) -> OutputPolicy:
     """The deterministic policy that takes the action of the largest output of a model,
     the first of several equal ones.
 
     values: as ``logits`` of `softmax_policy`: action values, logits or scores. Raises
     PolicyError for what cannot be called.
     """
-    _check_callable(values, "greedy_policy")
+    model = _callable(values, "greedy_policy")
 
     def convert(outputs: Outputs) -> Outputs:
         chosen = np.eye(outputs.shape[1])[outputs.argmax(axis=1)]
         has_number = np.isfinite(outputs.max(axis=1, keepdims=True))
         return np.where(has_number, chosen, np.nan)  # refused by its row
 
-    return OutputPolicy(values, convert)
+    return OutputPolicy(model, convert)
 
 
-def _check_callable(model: Any, name: str) -> None:
+def _callable(model: object, name: str) -> Callable[..., object]:
+    """The model, if it can be called. name: of the function that takes it. Raises
+    PolicyError.
+    """
     if not callable(model) or isinstance(model, type):
         raise PolicyError(
             f"{name} takes a torch module or a function of observations, and received"
             f" {model!r}"[:200]
         )
+    return model

@@ -20,7 +20,7 @@ _NAMES_WARNING = ".*feature names.*"
 _MOST_SHOWN = 8
 
 
-def is_estimator(value: Any) -> bool:
+def is_estimator(value: object) -> bool:
     """Whether an object has the methods of scikit-learn's estimators."""
     if isinstance(value, type):
         return False
@@ -70,7 +70,7 @@ class EstimatorFunction:
         """The frames that it is given: pandas, which all estimators know."""
         return "pandas"
 
-    def __call__(self, observations: Any) -> Any:
+    def __call__(self, observations: object) -> object:
         """Probabilities (N, n), or what `predict` says."""
         with warnings.catch_warnings():
             # of a log whose columns have no names; a note says so
@@ -98,7 +98,7 @@ class EstimatorFunction:
 
 
 def _places(
-    classes: Sequence[Any], name: str, n: int, actions: Sequence[str]
+    classes: Sequence[object], name: str, n: int, actions: Sequence[str]
 ) -> list[int]:
     """The number of the action that each class names. Raises PolicyError for a class
     that is no action of the log.
@@ -119,7 +119,7 @@ def _places(
     return places
 
 
-def _text(label: Any) -> str:
+def _text(label: object) -> str:
     """A class as the text of an action: a whole number without decimals."""
     if isinstance(label, float) and label.is_integer():
         return str(int(label))
