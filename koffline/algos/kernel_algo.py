@@ -38,7 +38,12 @@ from koffline.algos.kernel_bellman_loss import (
     KernelBellmanLoss,
     KernelCriticConfig,
 )
-from koffline.algos.kernel_critic import KernelImpl, Parts, modules_of, shift_values
+from koffline.algos.kernel_critic import (
+    KernelImpl,
+    ModuleParts,
+    modules_of,
+    shift_values,
+)
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
 from koffline.algos.paths import first_steps
@@ -208,7 +213,7 @@ class KernelCriticAlgo(QLearningAlgoBase[KernelImpl, KernelCriticConfig]):
         """
         export_policy(self, fname)
 
-    def make_parts(self, shape: Sequence[int], size: int) -> Parts:
+    def make_parts(self, shape: Sequence[int], size: int) -> ModuleParts:
         """Networks, optimisers, kernel and, if there is an option for it, a
         temperature.
         """
@@ -233,7 +238,7 @@ class KernelCriticAlgo(QLearningAlgoBase[KernelImpl, KernelCriticConfig]):
 
     def critic_parts(
         self, shape: Sequence[int], size: int, prefix: str = "critic_"
-    ) -> Parts:
+    ) -> ModuleParts:
         """Q networks, their slow copy, optimiser and the kernel. prefix: start of the
         option names.
         """
@@ -268,7 +273,7 @@ class KernelCriticAlgo(QLearningAlgoBase[KernelImpl, KernelCriticConfig]):
             "kernel": kernel,
         }
 
-    def actor_parts(self, shape: Sequence[int], size: int) -> Parts:
+    def actor_parts(self, shape: Sequence[int], size: int) -> ModuleParts:
         """The actor and its optimiser."""
         policy = self.make_policy(shape, size)
         return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}

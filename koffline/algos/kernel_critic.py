@@ -34,10 +34,10 @@ from koffline.kernel_loss import state_value_residual
 # scalars by their names in a run's logs; the first one is minimised
 Losses = dict[str, Tensor]
 # what an algorithm saves, by the names in its file; None: the algorithm is without it
-Parts: TypeAlias = dict[str, nn.Module | OptimizerWrapper | None]
+ModuleParts: TypeAlias = dict[str, nn.Module | OptimizerWrapper | None]
 
 
-def modules_of(parts: Parts) -> Modules:
+def modules_of(parts: ModuleParts) -> Modules:
     """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel
     with its buffers, by their names in the file.
     """
@@ -61,7 +61,9 @@ def _modules_class(names: tuple[str, ...]) -> type[Modules]:
     )
 
 
-def _reduced(modules: Modules) -> tuple[Callable[[Parts], Modules], tuple[Parts]]:
+def _reduced(
+    modules: Modules,
+) -> tuple[Callable[[ModuleParts], Modules], tuple[ModuleParts]]:
     """How a record is pickled: its class has no name to import it by."""
     return modules_of, (vars(modules),)
 

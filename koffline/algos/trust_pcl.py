@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_bellman_loss import KernelCriticConfig, registered
-from koffline.algos.kernel_critic import KernelImpl, Losses, Parts
+from koffline.algos.kernel_critic import KernelImpl, Losses, ModuleParts
 from koffline.algos.paths import PathReplayBuffer, as_paths
 from koffline.data.replay import from_d3rlpy
 from koffline.errors import ConfigError
@@ -307,7 +307,7 @@ class TrustPCL(KernelCriticAlgo):
         """
         return super().update(as_paths(batch))
 
-    def make_parts(self, shape: Sequence[int], size: int) -> Parts:
+    def make_parts(self, shape: Sequence[int], size: int) -> ModuleParts:
         """Values (`q_funcs`), policy, the slow copies of both, optimisers and
         kernel.
         """

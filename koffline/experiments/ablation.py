@@ -26,16 +26,23 @@ from koffline import objectives
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
 from koffline.experiments.figure_methods import OBJECTIVES, rows_of
-from koffline.experiments.result_files import Curves, ErrorRow, Results, grouped
+from koffline.experiments.result_files import (
+    Collected,
+    Curves,
+    ErrorRow,
+    Results,
+    grouped,
+)
 from koffline.experiments.seed_statistics import SeedInterval
 from koffline.kernel_loss import mixture_diag_weight
-from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
-from koffline.objectives import GradientTD2, KernelLoss, MemoryLoss
+from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
+from koffline.objectives import GradientTD2, KernelLoss, MemoryLoss, Objective
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
-_KERNELS: dict[str, Any] = {
+_LAPLACIAN = Laplacian(0.25)
+_KERNELS: dict[str, Kernel] = {
     "gaussian": Gaussian(0.25),
-    "laplacian": Laplacian(0.25),
+    "laplacian": _LAPLACIAN,
     "inverse_multiquadric": InverseMultiquadric(0.25),
 }
 _OBJECTIVES = {**OBJECTIVES, "kloss": KernelLoss(_KERNELS["gaussian"])}
@@ -54,7 +61,7 @@ _NARROWEST = 0.02
 _WIDEST = 10.0
 
 
-def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
+def collect_ablation(run: Run) -> Collected:
     """Rows of all variants; there are no curves."""
     compared = variants(run.name, run.scale)
     finished = zip(compared, run.train([cell for *_, cell in compared]), strict=True)
@@ -149,12 +156,11 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
 
 def _memory(whole: Cell) -> Iterator[Variant]:
     """One group per noise level."""
-    kernel = _KERNELS["laplacian"]
-    compared = {
-        "mini-batch kloss": KernelLoss(kernel),
-        "memory 0.9 kloss": MemoryLoss(kernel, 0.9),
-        "memory 0.97 kloss": MemoryLoss(kernel, 0.97),
-        "memory 0.97, no diagonal kloss": MemoryLoss(kernel, 0.97, 0.0),
+    compared: dict[str, Objective] = {
+        "mini-batch kloss": KernelLoss(_LAPLACIAN),
+        "memory 0.9 kloss": MemoryLoss(_LAPLACIAN, 0.9),
+        "memory 0.97 kloss": MemoryLoss(_LAPLACIAN, 0.97),
+        "memory 0.97, no diagonal kloss": MemoryLoss(_LAPLACIAN, 0.97, 0.0),
         "fvi fvi": _OBJECTIVES["fvi"],
         "rg rg": _OBJECTIVES["rg"],
     }
@@ -166,7 +172,7 @@ def _memory(whole: Cell) -> Iterator[Variant]:
         )
 
 
-def _learning(base: Cell, objective: Any, method: str = "kloss") -> Cell:
+def _learning(base: Cell, objective: Objective, method: str = "kloss") -> Cell:
     """The cell with another objective, trained under the name of ``method``."""
     return replace(base, objective=objective, method=method)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -56,6 +56,10 @@ Points = Float[np.ndarray, "row 2"]
 Probabilities = Callable[[np.ndarray], np.ndarray]  # observations (N, d) -> (N, A)
 
 
+# other fields of a world, as (name, value)
+Overrides: TypeAlias = tuple[tuple[str, float | str], ...]
+
+
 @dataclass(frozen=True)
 class ProblemSettings:
     """Settings of a problem: world, noise (None: the world's own), number of tuples,
@@ -66,7 +70,7 @@ class ProblemSettings:
 
     world: str
     noise: float | None = None
-    overrides: tuple[tuple[str, Any], ...] = ()
+    overrides: Overrides = ()
     rows: int = 5000
     held_out_rows: int = 2000
     truth_repeats: int = 200
@@ -79,7 +83,7 @@ class ProblemSettings:
 
     def build_world(self) -> BoxWorld:
         """The world with its noise."""
-        changes = dict(self.overrides)
+        changes: dict[str, Any] = dict(self.overrides)
         if self.noise is not None:
             changes["noise"] = self.noise
         return replace(make_world(self.world), **changes)
@@ -118,11 +122,10 @@ def _usual_policy(world: str) -> GridPolicy:
 
 
 @cache
-def _softmax_policy(world: str, overrides: tuple[tuple[str, Any], ...]) -> GridPolicy:
+def _softmax_policy(world: str, overrides: Overrides) -> GridPolicy:
     """The policy of temperature one: another temperature needs no new Q."""
-    return learn_softmax_policy(
-        replace(make_world(world), **dict(overrides)), temperature=1.0
-    )
+    changes: dict[str, Any] = dict(overrides)
+    return learn_softmax_policy(replace(make_world(world), **changes), temperature=1.0)
 
 
 @dataclass(frozen=True, eq=False)

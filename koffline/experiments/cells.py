@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -174,6 +174,18 @@ def _smallest(errors: Shaped[np.ndarray, "rate seed"]) -> int:
     return int(np.where(np.isfinite(means), means, np.inf).argmin())
 
 
+@runtime_checkable
+class Named(Protocol):
+    """A cell or a problem: settings whose result has a file of their name."""
+
+    @property
+    def name(self) -> str:
+        """Short unique name."""
+
+
+Part = TypeVar("Part", bound=Named)
+
+
 @dataclass(frozen=True)
 class Run:
     """One call of `koffline reproduce`.
@@ -201,12 +213,12 @@ class Run:
         """Folder of finished cells, used by resumed runs and by other experiments."""
         return self.folder / "cells"
 
-    def path(self, part: Any) -> Path:
+    def path(self, part: Named) -> Path:
         """Path of the result of a cell or of a problem."""
         return self.cells_folder / f"{part.name}.npz"
 
     def work_off(
-        self, parts: Iterable[Any], write: Callable[[Path, Any], None]
+        self, parts: Iterable[Part], write: Callable[[Path, Part], None]
     ) -> None:
         """Write the cells or problems whose files are missing."""
         distinct = {self.path(part): part for part in parts}.items()

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from koffline.experiments.benchmark import (
     FORMAT,
     GAMMA,
     Metrics,
+    Overrides,
     Problem,
     Scaling,
     SoftmaxProblem,
@@ -184,7 +185,10 @@ def _factorial(world: str) -> list[PaperReading]:
     factors = itertools.product(
         temperatures_of(world), noises, scalings, divisors, boxes
     )
-    return [PaperReading(world, *factor) for factor in factors]
+    return [
+        PaperReading(world, temperature, noise, scaling, divisor, fastest)
+        for temperature, noise, scaling, divisor, fastest in factors
+    ]
 
 
 def _stage_of(setting: PaperReading) -> str:
@@ -301,7 +305,7 @@ def problems_of(scale: Scale, setting: PaperReading) -> tuple[SoftmaxProblem, ..
     and rewards.
     """
     usual = scale.problem(setting.world)
-    overrides: tuple[tuple[str, Any], ...] = ()
+    overrides: Overrides = ()
     if setting.fastest is not None:
         overrides = (("fastest", setting.fastest),)
     first = SoftmaxProblem(
@@ -559,7 +563,7 @@ def _joined(tables: Sequence[Table]) -> Table:
     )
 
 
-def _copied_every(objective: Any, per_epoch: int) -> Any:
+def _copied_every(objective: Objective, per_epoch: int) -> Objective:
     """The objective with FVI's target copied once per epoch of one log, not of the
     joined table.
     """

@@ -26,9 +26,11 @@ from koffline.experiments.figure_toy import collect_toy, toy_tables
 from koffline.experiments.result_files import (
     ChoiceRow,
     Claim,
+    Collected,
     Correlation,
     Curves,
     ErrorRow,
+    Fields,
     Results,
     finished_results,
     grouped,
@@ -83,7 +85,7 @@ _NARROWEST = 0.05
 _WIDEST = 100.0
 
 
-def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
+def collect_claims(run: Run) -> Collected:
     """Statements and comparisons of all experiments: policy evaluation from the cells
     shared with the figures, the others from the results of `choices` and figure-mujoco
     in the folder.
@@ -110,7 +112,7 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
     }, {}
 
 
-def _trained_parts(run: Run) -> dict[str, Any]:
+def _trained_parts(run: Run) -> Fields:
     """Rows, correlations and comparisons of policy evaluation; trains what is
     missing.
     """
@@ -137,7 +139,7 @@ def _trained_parts(run: Run) -> dict[str, Any]:
     }
 
 
-def _stored_parts(run: Run) -> dict[str, Any]:
+def _stored_parts(run: Run) -> Fields:
     """The same from the folder's claims.json; nothing is trained, ratios are judged
     again.
     """

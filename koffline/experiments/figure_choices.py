@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from koffline.experiments.exact_losses import DIAG_WEIGHTS, ExactResult, write_e
 from koffline.experiments.figure_methods import ERRORS, LOSSES
 from koffline.experiments.result_files import (
     ChoiceRow,
+    Collected,
     Correlation,
     Curves,
     ExactRow,
@@ -48,6 +49,7 @@ from koffline.experiments.seed_statistics import (
     spearman_over_seeds,
     swinging_share,
 )
+from koffline.json_types import JsonObject
 
 CHOICES = ("world", "temperature", "noise", "scaling", "reward_divisor", "fastest")
 OTHERS = ("td0", "fvi", "rg", "gtd2", "sbeed")  # the methods without a kernel
@@ -76,7 +78,10 @@ _MAP_LEAST = 2.6  # of a map with few lines
 _LABEL_WIDTH = 42  # characters
 _TITLE_CHARACTERS = 85  # of the title, per column of the map
 _SETTING_HEADER = "T | noise | inputs | rewards / | box"
-Key = tuple[Any, ...]  # the values of CHOICES
+# the values of CHOICES
+Key = tuple[str, float | None, float, str, float, float | None]
+# the same without world and temperature: noise, scaling, divisor, box
+Line = tuple[float, str, float, float | None]
 
 
 class ErrorRatio(NamedTuple):
@@ -109,7 +114,7 @@ class ErrorRatio(NamedTuple):
         return "level"
 
 
-def collect_choices(run: Run) -> tuple[dict[str, Any], Curves]:
+def collect_choices(run: Run) -> Collected:
     """Train what is missing, unless only the finished is asked for; return all that is
     finished.
     """
@@ -204,7 +209,7 @@ def place_of(world: str, temperature: float | None) -> str:
     return f"{world} {_temperature_text(stored)}"
 
 
-def _choices_of(setting: PaperReading) -> dict[str, Any]:
+def _choices_of(setting: PaperReading) -> JsonObject:
     """The setting's fields as stored: JSON has no infinity, so None is the random
     policy's temperature.
     """
@@ -347,7 +352,7 @@ def compared_so_far(
     both.
     """
     comparisons = []
-    for key, group in grouped(rows, *CHOICES).items():
+    for key, group in _by_setting(rows).items():
         errors = {row.method: errors_of(row, truth) for row in group}
         rivals = [method for method in OTHERS if method in errors]
         if "kloss" not in errors or not rivals:
@@ -428,7 +433,7 @@ def _norm() -> LogNorm:
     return LogNorm(1.0 / _MOST_RATIO, _MOST_RATIO)
 
 
-def _lines_of(world: str, comparisons: Mapping[Key, ErrorRatio]) -> list[Key]:
+def _lines_of(world: str, comparisons: Mapping[Key, ErrorRatio]) -> list[Line]:
     """Combinations of the choices other than temperature, (noise, scaling, divisor,
     box), for which there is a comparison.
     """
@@ -447,7 +452,10 @@ def _lines_of(world: str, comparisons: Mapping[Key, ErrorRatio]) -> list[Key]:
 
 
 def _draw_map(
-    axes: Axes, world: str, lines: Sequence[Key], comparisons: Mapping[Key, ErrorRatio]
+    axes: Axes,
+    world: str,
+    lines: Sequence[Line],
+    comparisons: Mapping[Key, ErrorRatio],
 ) -> None:
     """Cells of one world.
 
@@ -496,13 +504,17 @@ def _draw_map(
         )
         if comparison.smallest > 1.0:
             corner = (column - 0.5, line - 0.5)
-            hatch: dict[str, Any] = {
-                "fill": False,
-                "hatch": "////",
-                "edgecolor": style.SOFT,
-                "alpha": 0.6,
-            }
-            axes.add_patch(Rectangle(corner, 1.0, 1.0, **hatch, lw=0))
+            hatched = Rectangle(
+                corner,
+                width=1.0,
+                height=1.0,
+                fill=False,
+                hatch="////",
+                edgecolor=style.SOFT,
+                alpha=0.6,
+                lw=0,
+            )
+            axes.add_patch(hatched)
     axes.imshow(ratios, norm=_norm(), cmap="RdBu_r", aspect="auto")
     axes.set_title(style.WORLD_NAMES[world])
     axes.set_xticks(
@@ -513,8 +525,8 @@ def _draw_map(
     axes.grid(visible=False)
 
 
-def _line_text(key: Key) -> str:
-    noise, scaling, divisor, fastest = key
+def _line_text(line: Line) -> str:
+    noise, scaling, divisor, fastest = line
     text = f"noise {noise:g}, {_scaling_text(scaling)}, r/{divisor:g}"
     if fastest is not None:
         text += f", ±{fastest:g}"
@@ -590,7 +602,8 @@ def draw_reasons(results: Results, _: Curves) -> Figure | None:
                 if place == world and x > 0.0 and math.isfinite(y)
             ]
             if here:
-                quantities, ratios = zip(*here, strict=True)
+                quantities = [quantity for quantity, _ in here]
+                ratios = [ratio for _, ratio in here]
                 axes.plot(
                     quantities,
                     ratios,
@@ -649,7 +662,7 @@ def choices_tables(results: Results) -> Iterator[str]:
 
 def _finished_text(results: Results) -> str:
     rows = results.choices
-    settings = len(grouped(rows, *CHOICES))
+    settings = len(_by_setting(rows))
     networks = sum(row.logs * row.seeds * row.rates for row in rows)
     hours = sum(row.hours for row in rows)
     about = (
@@ -796,7 +809,22 @@ def _rank_text(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def _key(row: ChoiceRow | SettingRow) -> Key:
-    return tuple(getattr(row, name) for name in CHOICES)
+    return (
+        row.world,
+        row.temperature,
+        row.noise,
+        row.scaling,
+        row.reward_divisor,
+        row.fastest,
+    )
+
+
+def _by_setting(rows: Iterable[ChoiceRow]) -> dict[Key, list[ChoiceRow]]:
+    """Rows by the values of CHOICES, in order of first appearance."""
+    groups: dict[Key, list[ChoiceRow]] = {}
+    for row in rows:
+        groups.setdefault(_key(row), []).append(row)
+    return groups
 
 
 def _setting_cells(row: ChoiceRow | SettingRow) -> list[str]:
@@ -820,7 +848,7 @@ def _errors_table(world: str, rows: Sequence[ChoiceRow]) -> str:
     bold.
     """
     lines = []
-    for group in grouped(rows, *CHOICES).values():
+    for group in _by_setting(rows).values():
         means = {row.method: _mean(errors_of(row, "monte_carlo")) for row in group}
         smallest = min(means.values())
         for row in group:

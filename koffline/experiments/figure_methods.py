@@ -21,9 +21,11 @@ from koffline import objectives
 from koffline.experiments import style
 from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, Scale
 from koffline.experiments.result_files import (
+    Collected,
     Correlation,
     Curves,
     ErrorRow,
+    Fields,
     Results,
     grouped,
     steps_or_none,
@@ -65,7 +67,7 @@ _HEADER = (
 )
 
 
-def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
+def collect_evaluation(run: Run) -> Collected:
     """The parts of the results, and the curves."""
     finished = run.train(evaluation_cells(WORLDS[run.name], run.scale))
     return parts_of(finished), {
@@ -90,7 +92,7 @@ def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
     ]
 
 
-def parts_of(finished: Finished) -> dict[str, Any]:
+def parts_of(finished: Finished) -> Fields:
     """Rows, correlations, and the squared difference between the paper's truth and
     Monte Carlo.
     """
@@ -152,7 +154,9 @@ def correlations_of(finished: Finished) -> Iterator[Correlation]:
         }
 
         def points(
-            methods: Sequence[str], curve: str, by_method: Any = by_method
+            methods: Sequence[str],
+            curve: str,
+            by_method: Curves = by_method,
         ) -> np.ndarray:
             """All records of all rates and runs, (points, seeds)."""
             curves = [by_method[method][curve] for method in methods]

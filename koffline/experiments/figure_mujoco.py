@@ -21,7 +21,14 @@ from koffline.experiments import mujoco, style
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_table
 from koffline.experiments.mujoco import MujocoResult, best_settings, finished_cells
-from koffline.experiments.result_files import Claim, Curves, Results, ReturnRow, grouped
+from koffline.experiments.result_files import (
+    Claim,
+    Collected,
+    Curves,
+    Results,
+    ReturnRow,
+    grouped,
+)
 from koffline.experiments.seed_statistics import (
     FAILS,
     HOLDS,
@@ -94,7 +101,7 @@ class Group(NamedTuple):
 Learned = Mapping[Group, MujocoResult]  # in the paper's order
 
 
-def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
+def collect_mujoco(run: Run) -> Collected:
     """Run the searches, then the parts that use the best settings; return everything
     that is finished.
     """
@@ -109,7 +116,7 @@ def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
     return finished_parts(run)
 
 
-def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
+def finished_parts(run: Run) -> Collected:
     """Rows, claims and curves of everything finished, and the names of what was not
     run.
     """
@@ -343,7 +350,7 @@ def draw_mujoco(
     if part == "final":
         for name, levels in mujoco.NOISE_LEVELS.items():
             groups += [Group("noise", name, level, "") for level in levels]
-    shown: dict[Group, dict[str, Any]] = {}
+    shown: dict[Group, dict[str, Mapping[str, np.ndarray]]] = {}
     for group, critic in itertools.product(groups, mujoco.CRITICS):
         learned = curves.get(f"{group.panel}/{critic}")
         if learned:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -29,7 +28,9 @@ from koffline.experiments.figure_choices import (
 )
 from koffline.experiments.result_files import (
     ChoiceRow,
+    Collected,
     Curves,
+    Fields,
     Results,
     finished_results,
     is_result,
@@ -52,7 +53,7 @@ def paper_setting() -> PaperReading:
     return replace(published, temperature=PAPER_TEMPERATURE)
 
 
-def collect_puddle(run: Run) -> tuple[dict[str, Any], Curves]:
+def collect_puddle(run: Run) -> Collected:
     """The six methods at the published temperature, and what is finished at others.
 
     Raises ConfigError if only the finished is asked for and the folder has no figure.
@@ -75,7 +76,7 @@ def collect_puddle(run: Run) -> tuple[dict[str, Any], Curves]:
     return parts, curves
 
 
-def _stored(run: Run) -> tuple[dict[str, Any], Curves]:
+def _stored(run: Run) -> Collected:
     """Rows, correlations and curves of the published temperature, from the folder."""
     path = run.folder / "figure-puddle.json"
     stored = finished_results(path, subject="the figure")
@@ -139,9 +140,7 @@ def _missing(finished: Sequence[Finished]) -> list[str]:
     return lines
 
 
-def _with_cell(
-    parts: dict[str, Any], curves: Curves, finished: Finished
-) -> tuple[dict[str, Any], Curves]:
+def _with_cell(parts: Fields, curves: Curves, finished: Finished) -> Collected:
     """Rows, truths and curves with those of a finished cell, whose world is its place:
     "puddle_world T 3". A log counts as one seed, with the mean of its networks.
     """

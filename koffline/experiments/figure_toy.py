@@ -23,7 +23,13 @@ from koffline import objectives
 from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
-from koffline.experiments.result_files import Curves, ErrorRow, Results, steps_or_none
+from koffline.experiments.result_files import (
+    Collected,
+    Curves,
+    ErrorRow,
+    Results,
+    steps_or_none,
+)
 from koffline.experiments.seed_statistics import SeedInterval, mean_over_seeds
 from koffline.kernel_loss import discount, feature_v_statistic, state_value_residual
 
@@ -121,7 +127,7 @@ class LinearKernelLoss:
         )
 
 
-def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
+def collect_toy(run: Run) -> Collected:
     """The fields ``rows`` and ``extra`` of the results, and the curves.
 
     Takes some seconds.

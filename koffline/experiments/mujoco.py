@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -37,6 +37,9 @@ from koffline.experiments.result_files import (
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import interquartile_mean
+
+if TYPE_CHECKING:
+    from koffline.online.lockstep import LockStep
 
 CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
 # trained in stacks of its own, because a cell's name depends on all its runs
@@ -98,7 +101,8 @@ _MOST_SEARCH_RUNS = 36
 _LARGEST_BANDWIDTH = 1.0 / math.sqrt(math.log(64))  # of the paper's grid
 # What the paper states of its learner, where our defaults differ. It does not state the
 # weight of the diagonal, which stays 1/m, nor the floor of kl_coef.
-PAPER_BASE: dict[str, Any] = {
+Settings: TypeAlias = dict[str, Any]  # of `OnlineConfig`, by name
+PAPER_BASE: Settings = {
     "standardise": False,
     "adam_epsilon": 2e-4,
     "learning_rate": 1e-3,
@@ -181,7 +185,7 @@ class MujocoResult:
 Finished = Sequence[tuple[MujocoCell, MujocoResult]]
 
 
-def learned_by(config: OnlineConfig) -> dict[str, Any]:
+def learned_by(config: OnlineConfig) -> Settings:
     """The settings that affect what a run learns."""
     settings = {
         name: value
@@ -193,7 +197,7 @@ def learned_by(config: OnlineConfig) -> dict[str, Any]:
     return settings
 
 
-def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
+def search_settings(search: str, critic: str) -> list[Settings]:
     """The grid of one critic; all critics have equally many settings.
 
     ``search``: the same grid for all. ``paper-search``: learning rates for the other
@@ -261,7 +265,7 @@ def part_cells(
         noises = NOISE_LEVELS.get(environment, ())
     cells: list[MujocoCell] = []
     for noise in noises:
-        where: dict[str, Any] = {
+        where: Settings = {
             "env": f"{environment}-v5",
             "evaluation_interval": min(budget.evaluation_interval, interval),
             "steps": steps,
@@ -287,7 +291,7 @@ def part_cells(
 def _configs_of(
     part: str,
     environment: str,
-    where: Mapping[str, Any],
+    where: Settings,
     budget: Budget,
     chosen: Choices,
     quick: bool,
@@ -299,7 +303,7 @@ def _configs_of(
     """
     is_paper = part.startswith("paper")
     critics: Sequence[str] = CRITICS
-    learner: dict[str, Any] = {
+    learner: Settings = {
         "reward_scale": budget.reward_scale,
         "evaluation_episodes": 2,
     }
@@ -326,7 +330,7 @@ def _stacks(runs: Sequence[OnlineRun], most: int) -> Iterator[tuple[OnlineRun, .
     """Runs that can be trained as one stack, at most ``most`` in each, of about equal
     sizes: all but the window's length may differ in a stack.
     """
-    by_kind: dict[Any, list[OnlineRun]] = {}
+    by_kind: dict[tuple[bool, int], list[OnlineRun]] = {}
     for run in runs:
         kind = (run.config.critic == _APART, run.config.window_length)
         by_kind.setdefault(kind, []).append(run)
@@ -392,7 +396,7 @@ def write_mujoco(path: Path, cell: MujocoCell) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
+def _learn(cell: MujocoCell, stack: LockStep, folder: Path) -> MujocoResult:
     """Train one stack with evaluations and checkpoints.
 
     The first evaluation is of the initial policy.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -52,6 +52,7 @@ from koffline.experiments.figure_puddle import (
 )
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
 from koffline.experiments.result_files import (
+    Collected,
     Curves,
     Results,
     read_results,
@@ -74,7 +75,7 @@ class Experiment(NamedTuple):
     nothing to show. appendix: tables too long for the page, in ``NAME.appendix.md``.
     """
 
-    collect: Callable[[Run], tuple[dict[str, Any], Curves]]
+    collect: Callable[[Run], Collected]
     draw: Draw
     tables: Callable[[Results], Iterator[str]]
     pages: Mapping[str, Draw] = {}
@@ -184,5 +185,5 @@ def _page(
     return "\n\n".join([*head, *tables(results)]) + "\n"
 
 
-def _words(settings: Mapping[str, Any]) -> str:
+def _words(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())

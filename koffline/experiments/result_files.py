@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from koffline.errors import ConfigError
 from koffline.experiments.seed_statistics import NO_NUMBER, SeedInterval
+from koffline.json_types import JsonObject
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, now
 from koffline.untrusted.arrays import open_npz, read_arrays
@@ -262,7 +263,7 @@ class Results:
     extra: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = math.nan  # in NAME.run.json
 
-    def select(self, **wanted: Any) -> list[ErrorRow]:
+    def select(self, **wanted: object) -> list[ErrorRow]:
         """Rows whose fields equal the given ones."""
         return [
             row
@@ -271,8 +272,11 @@ class Results:
         ]
 
 
+# some of the fields of `Results`, by name
+Fields: TypeAlias = dict[str, Any]
 # group ("puddle_world/kloss") -> dataset -> array
 Curves = Mapping[str, Mapping[str, np.ndarray]]
+Collected: TypeAlias = tuple[Fields, Curves]  # what an experiment computes
 
 
 def steps_or_none(diverged_at: np.ndarray) -> tuple[int | None, ...]:
@@ -310,7 +314,7 @@ def read_curves(path: Path) -> Curves:
     return curves
 
 
-def write_results(results: Results, run: Mapping[str, Any], path: Path) -> None:
+def write_results(results: Results, run: JsonObject, path: Path) -> None:
     """Write NAME.json (non-finite numbers as null) and NAME.run.json (how to repeat the
     run).
     """
@@ -356,7 +360,7 @@ def finished_results(path: Path, subject: str) -> Results:
     return read_results(path)
 
 
-def digest_of(*settings: Any) -> str:
+def digest_of(*settings: object) -> str:
     """Digest of settings, used in the names of result files."""
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 

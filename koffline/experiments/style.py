@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Shaped
@@ -61,8 +61,9 @@ LONG_NAMES = WORLD_NAMES | {
     "mountain_car": "Mountain Car (noisy)",
 }
 SOFT = "#9aa5b1"
+Look: TypeAlias = dict[str, Any]  # matplotlib's options of a line
 # levels: the best constant, "solved"
-DOTTED: dict[str, Any] = {
+DOTTED: Look = {
     "ls": (0, (1, 2)),
     "lw": 1.0,
 }
@@ -70,7 +71,7 @@ _FEW_DECADES = 40.0  # ratio of the ends of an axis that spans few decades
 # dots per inch; height in dots above which a figure gets fewer dots per inch
 _DPI = 200
 _TALLEST = 2600.0
-HOUSE_STYLE: dict[Any, Any] = {  # for matplotlib.rc_context
+HOUSE_STYLE: dict[str, object] = {  # for matplotlib.rc_context
     **STYLE,
     "axes.titlelocation": "left",
     "grid.linewidth": 0.6,
@@ -189,7 +190,7 @@ def draw_returns(axes: Axes, shown: Series, threshold: float | None) -> None:
     axes.tick_params(labelsize=8, colors=INK)
 
 
-def line_look(method: str) -> dict[str, Any]:
+def line_look(method: str) -> Look:
     """Colour and marker of a method."""
     return {"color": COLOURS[method], "marker": MARKERS[method]}
 
@@ -244,7 +245,7 @@ def tidy_log_ticks(axis: Axis) -> None:
 
 
 def method_legend(
-    figure: Figure, methods: Sequence[str], extra: Mapping[str, Mapping[str, Any]]
+    figure: Figure, methods: Sequence[str], extra: Mapping[str, Look]
 ) -> None:
     """One legend below all panels: methods in fixed order, then the other lines."""
     handles = []
@@ -289,7 +290,7 @@ def number_text(value: float | None) -> str:
 
 
 def interval_text(
-    interval: SeedInterval, text: Callable[[Any], str] = number_text
+    interval: SeedInterval, text: Callable[[float], str] = number_text
 ) -> str:
     """Text "0.12 [0.1, 0.14]"; only the number without finite ends; 'not finite' after
     a divergence.

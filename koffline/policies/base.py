@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped, UInt64
@@ -259,6 +259,7 @@ def describe_actions(space: ActionSpace) -> str:
     return f"{space.k} continuous action dimensions"
 
 
+@runtime_checkable
 class CalledInChunks(Protocol):
     """A policy or value function, whose function `call_in_chunks` calls."""
 
