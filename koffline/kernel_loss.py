@@ -75,11 +75,12 @@ def u_statistic(residual: Residual, gram: Gram) -> Loss:
 
 
 def kernel_loss(residual: Residual, gram: Gram, diag_weight: float) -> Loss:
-    """(1 − w) · U + w · mean_i(k_ii δ_i²) with w = diag_weight in [0, 1]: the paper's
-    family of losses.
+    """(1 − w) · U + w · mean_i(k_ii δ_i²) with w = diag_weight in [0, 1].
 
-    residual: δ (..., N). gram: k (N, N) of the rows. w = 0 is the U-statistic, 1/n the
-    V-statistic, 1 the residual-gradient loss (for k_ii = 1).
+    residual: δ (..., N). gram: k (N, N) of the rows. w = 0 is the U-statistic, 1/N the
+    V-statistic of these rows, 1 the residual-gradient loss (for k_ii = 1). The paper's
+    mixtures have w of at most 1/n, n the rows of the whole log of which these are a
+    mini-batch (`mixture_diag_weight`).
 
     (Feng et al. 2019, sec:batch_lv)
     """

@@ -1,5 +1,5 @@
-"""The paper's policy-evaluation worlds with box-shaped state spaces: Puddle World,
-pole, Mountain Car.
+"""Puddle World, pole and Mountain Car, the worlds that the paper names for policy
+evaluation; their noise, rewards and bounds, which it does not state, are ours.
 
 A world is n copies of one task, advanced together: every array has the copies on its
 first axis. Time limits are left to the writers of logs. A policy here is a callable
@@ -194,8 +194,8 @@ def puddle_depth(state: Float[np.ndarray, "row 2"]) -> Float[np.ndarray, " row"]
 
 @dataclass(frozen=True)
 class NoisyPole(BoxWorld):
-    """Balance a pole with three forces on its cart: the paper's "CartPole",
-    two-dimensional.
+    """Balance a pole with three forces on its cart: what we take for the paper's
+    "CartPole", whose grid of 20 × 25 states has two dimensions.
 
     State (angle, angular velocity) in radians and seconds, angle 0 upright; the pole
     falls at ± π/2. ``noise``: half-width in newtons of a uniform force added to every

@@ -287,7 +287,7 @@ def ablation_tables(results: Results) -> Iterator[str]:
     else:
         about = (
             "The default that comes out is `koffline.objectives.default_kernel_loss`"
-            " (group combined); the figures keep the paper's kernel."
+            " (group combined); figure-puddle and figure-bench keep the paper's kernel."
         )
     yield (
         f"Half the epochs of the figures, two learning rates, {seeds} seeds: compare"

@@ -55,8 +55,9 @@ _QUICK_SEEDS = 3
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The paper's settings, except that rewards are divided by ``reward_factor`` times
-    the world's scale.
+    """Learning rates, seeds, epochs, batch and network as the paper states them;
+    rewards, of whose scale it says nothing, are divided by ``reward_factor`` times the
+    world's.
     """
 
     learning_rates: tuple[float, ...] = (0.003, 0.001, 0.0003)

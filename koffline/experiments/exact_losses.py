@@ -9,8 +9,9 @@ the kernel's Gram matrix, the loss of infinitely many tuples is
     (1 − w) (g − Mv)ᵀ K (g − Mv) / n² + w E[(r + γV(s') − V(s))²] / n,
 
 a quadratic form: its minimiser is one linear solve. w = 1 is residual gradient, whose
-minimiser differs from V^π by double sampling; 1/150 is the V-statistic of the paper's
-mini-batch, 1/5000 that of the whole log. Next to the error of the minimiser stands how
+minimiser differs from V^π by double sampling; 1/150 is the plain V-statistic of a
+mini-batch as large as the paper's, 1/5000 that of the whole log, which the paper's L_KV
+estimates from a mini-batch. Next to the error of the minimiser stands how
 well conditioned the loss is, because descent needs steps for every power of ten.
 
 (Feng et al. 2019, equ:ourloss, thm:eigen, sec:batch_lv)

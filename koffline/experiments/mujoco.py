@@ -3,7 +3,7 @@ trained together).
 
 Parts: ``final`` (each critic at its best setting in the shared grid), ``noise`` (the
 same with transition noise), ``search`` (that grid), ``paper-search`` and ``paper`` (the
-paper's own grid and learner, and the best settings there).
+paper's grid, and the best settings there, with what the paper states of its learner).
 (Feng et al. 2019, fig:mujoco_bench, fig:more_bench, sec:exp_detail)
 
 A cell's result is one .npz, written atomically. During a run, checkpoints are kept
