@@ -208,9 +208,12 @@ class BellmanSettings(Section):
     ≤ level. draws: how often the random signs are drawn. alternative: the error whose
     power is reported: all values are off by this multiple of the root mean square
     return. bandwidth: of the Gaussian kernel, a multiple of the median distance between
-    rows. features: number of random Fourier features in place of the exact Gram matrix;
-    0: exact; None: exact up to 3,000 rows, 1,000 features above. action_draws: actions
-    drawn per next state from a continuous policy.
+    rows. bandwidths: several such multiples; the test then is of the largest
+    studentised statistic over them, at one level, and ``bandwidth`` remains that of the
+    statistic, the kernel loss and the witness that are reported. features: number of
+    random Fourier features in place of the exact Gram matrix; 0: exact; None: exact up
+    to 3,000 rows, 1,000 features above. action_draws: actions drawn per next state from
+    a continuous policy.
     """
 
     gamma: float = Field(gt=0.0, lt=1.0)
@@ -219,6 +222,7 @@ class BellmanSettings(Section):
     draws: int = Field(999, ge=1, le=10**8)
     alternative: float = Field(0.1, gt=0.0)
     bandwidth: float = Field(0.6, gt=0.0)
+    bandwidths: tuple[Annotated[float, Field(gt=0.0)], ...] = Field((), max_length=20)
     features: int | None = Field(None, ge=0, le=10**6, multiple_of=2)
     action_draws: int = Field(8, ge=1, le=MOST_DRAWS)
 

@@ -14,8 +14,9 @@ from koffline.config import make_bellman_settings
 from koffline.data.sources import LogMapping, LogSource, open_transitions
 from koffline.data.spaces import SpaceRequest
 from koffline.errors import printable
+from koffline.ope.bellman_test.bandwidths import BandwidthDraws, draw_bandwidths
 from koffline.ope.bellman_test.case import BellmanCase, make_case
-from koffline.ope.bellman_test.forms import count_features, draw_signs
+from koffline.ope.bellman_test.forms import SignDraws, count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, measure_freshness
 from koffline.ope.log.facts import usual_gamma
@@ -44,7 +45,10 @@ class BellmanTest(Record):
     U-statistic, unbiased for independent rows; may be negative. ``witness``: where
     residuals of one sign gather. ``held_out``: no row was trained on; None: unknown.
     ``features``: 0 for the exact kernel. ``rows``: residuals, values and weights by
-    row.
+    row. ``bandwidths``: where several are tested together, all of them; the p-value and
+    the power are then those of the largest studentised statistic, ``statistic`` and
+    ``kernel_loss`` still those of ``bandwidth``, and ``p_values`` those of each
+    bandwidth alone, in the same order.
     """
 
     statistic: float
@@ -68,6 +72,8 @@ class BellmanTest(Record):
     seed: int
     warnings: tuple[str, ...]
     witness: Witness = field(repr=False)
+    bandwidths: tuple[float, ...] = ()
+    p_values: tuple[float, ...] = ()
 
     @property
     def rows(self) -> BellmanCase:
@@ -94,6 +100,8 @@ class BellmanTest(Record):
     def conclusion(self) -> str:
         """The result in one or two sentences."""
         numbers = f"p = {self.p_value:.3g}, level {self.level:g}"
+        if self.bandwidths:
+            numbers += f", {len(self.bandwidths)} bandwidths together"
         if self.rejects:
             return (
                 f"rejected ({numbers}): {self.value_function} does not solve the"
@@ -195,6 +203,19 @@ def bellman_test(  # noqa: PLR0913
     features = count_features(case)
     drawn = draw_signs(case, features, np.random.default_rng(seed + 1))
     statistic = drawn.statistic
+    tested: SignDraws | BandwidthDraws = drawn
+    p_value = drawn.p_value(statistic)
+    bandwidths: tuple[float, ...] = ()
+    p_values: tuple[float, ...] = ()
+    if settings.bandwidths:
+        tested = draw_bandwidths(case, settings.bandwidths, features, seed + 1)
+        p_value = tested.p_value
+        median = case.kernel.bandwidth / settings.bandwidth
+        bandwidths = tuple(median * multiple for multiple in settings.bandwidths)
+        p_values = tuple(
+            of_bandwidth.p_value(of_bandwidth.statistic)
+            for of_bandwidth in tested.of_bandwidths
+        )
     scale = case.problem.reward_scale
     level = settings.level
     shift = settings.alternative * scale
@@ -202,15 +223,15 @@ def bellman_test(  # noqa: PLR0913
     power = 0.0
     detectable = None
     if not case.is_hopeless:
-        power = drawn.power(shift, level)
-        detectable = drawn.detectable_shift(shift, level)
+        power = tested.power(shift, level)
+        detectable = tested.detectable_shift(shift, level)
     kernel_loss = 0.0
     if case.pairs > 0.0:
         kernel_loss = (statistic * case.n - case.own_products) / case.pairs
     return BellmanTest(
         **settings.model_dump(include=_SHOWN),
         statistic=statistic,
-        p_value=drawn.p_value(statistic),
+        p_value=p_value,
         power=power,
         alternative=shift,
         detectable=detectable,
@@ -226,4 +247,6 @@ def bellman_test(  # noqa: PLR0913
         features=features,
         warnings=(*function.notes, *warnings, *case.warnings),
         witness=Witness(case),
+        bandwidths=bandwidths,
+        p_values=p_values,
     )

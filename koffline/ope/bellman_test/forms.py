@@ -12,6 +12,7 @@ counts for the power.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ _FEATURES = 1000
 _EXACT_ROWS = 3000  # the Gram matrix of as many rows takes 72 MB and a second
 _MOST_EXACT_ROWS = 20_000
 _BLOCK = 8192
-_ROUNDING = 1.0 - 1e-12
+_ROUNDING = 1e-12
 _LARGEST_SHIFT = 2.0**40
 _NO_SPREAD = 1e-16  # relative to the squared mean: below it T* varies by rounding alone
 _DETECTABLE_POWER = 0.8
@@ -55,18 +56,25 @@ class SignDraws(NamedTuple):
     growth_2: float = 0.0
     growth_4: float = 0.0
 
+    @property
+    def has_spread(self) -> bool:
+        """Whether random signs change T by more than rounding."""
+        return self.mean > 0.0 and self.variance > _NO_SPREAD * self.mean**2
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of T* under random signs."""
+        return math.sqrt(self.variance)
+
     def p_value(self, statistic: float) -> float:
         """Probability of a T at least as large under H0: (1 + #{T* ≥ T})/(B + 1), never
         zero.
         """
-        as_large = self.statistics >= statistic * _ROUNDING
-        return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
+        return share_of_draws(self.statistics, statistic)
 
     def critical(self, level: float) -> float:
         """Critical value: a larger T is rejected."""
-        # rejected if fewer draws reach T
-        allowed = math.floor(level * (len(self.statistics) + 1) + 1e-9)
-        return float(np.sort(self.statistics)[-allowed])
+        return critical_value(self.statistics, level)
 
     def power(self, shift: float, level: float) -> float:
         """Probability that H0 is rejected with c = shift, tested against the null of
@@ -74,34 +82,66 @@ class SignDraws(NamedTuple):
 
         It is the share of draws that the alternative lifts above their critical value.
         """
-        if not (self.mean > 0.0 and self.variance > _NO_SPREAD * self.mean**2):
+        if not self.has_spread:
             return 0.0
-        spread = math.sqrt(
-            1.0 + (shift**2 * self.growth_2 + shift**4 * self.growth_4) / self.variance
-        )
         # the shift of the mean is left out
-        renewed = self.mean + (self.critical(level) - self.mean) * spread
-        lifted = self.statistics + 2.0 * shift * self.linear + shift**2 * self.quadratic
-        return float(np.mean(lifted > renewed))
+        renewed = self.mean + (self.critical(level) - self.mean) * self._spread(shift)
+        return float(np.mean(self._lifted(shift) > renewed))
+
+    def studentised(self, shift: float) -> Float[np.ndarray, " draw"]:
+        """(T* − mean)/σ of every draw with the alternative c = shift, with the mean and
+        deviation of the null of the shifted residuals.
+        """
+        deviation = self.deviation * self._spread(shift)
+        return (self._lifted(shift) - self.mean) / deviation
 
     def detectable_shift(self, start: float, level: float) -> float | None:
         """Smallest c with a power of 80 %, searched from ``start``; None if none is
         found.
         """
-        low = 0.0
-        high = start
-        while self.power(high, level) < _DETECTABLE_POWER:
-            low = high
-            high = 2.0 * high
-            if high > _LARGEST_SHIFT * start:
-                return None
-        for _ in range(30):
-            middle = 0.5 * (low + high)
-            if self.power(middle, level) < _DETECTABLE_POWER:
-                low = middle
-            else:
-                high = middle
-        return high
+        return smallest_shift(lambda shift: self.power(shift, level), start)
+
+    def _spread(self, shift: float) -> float:
+        """σ of the null of the shifted residuals, divided by σ."""
+        growth = shift**2 * self.growth_2 + shift**4 * self.growth_4
+        return math.sqrt(1.0 + growth / self.variance)
+
+    def _lifted(self, shift: float) -> Float[np.ndarray, " draw"]:
+        """T* with the alternative c = shift, beside what it adds to the mean."""
+        return self.statistics + 2.0 * shift * self.linear + shift**2 * self.quadratic
+
+
+def share_of_draws(statistics: Float[np.ndarray, " draw"], statistic: float) -> float:
+    """p-value (1 + #{T* ≥ T})/(B + 1); draws that only rounding keeps below T count."""
+    as_large = statistics >= statistic - _ROUNDING * abs(statistic)
+    return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
+
+
+def critical_value(statistics: Float[np.ndarray, " draw"], level: float) -> float:
+    """Critical value: a larger statistic is rejected."""
+    # rejected if fewer draws reach T
+    allowed = math.floor(level * (len(statistics) + 1) + 1e-9)
+    return float(np.sort(statistics)[-allowed])
+
+
+def smallest_shift(power: Callable[[float], float], start: float) -> float | None:
+    """Smallest c whose power(c) is 80 %, searched from ``start``; None if none is
+    found.
+    """
+    low = 0.0
+    high = start
+    while power(high) < _DETECTABLE_POWER:
+        low = high
+        high = 2.0 * high
+        if high > _LARGEST_SHIFT * start:
+            return None
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        if power(middle) < _DETECTABLE_POWER:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def draw_signs(
