@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,10 @@ _ALTERNATIVE = (
     "Report power against values off by X times the root mean square return; default"
     " 0.1."
 )
+_BANDWIDTHS = (
+    "Test several kernel bandwidths together, multiples of the median distance:"
+    " 0.15,0.6,2.4."
+)
 
 
 @click.command(cls=LogCommand, no_args_is_help=True)
@@ -44,6 +49,7 @@ _ALTERNATIVE = (
 @gamma_option()
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
 @click.option("--alternative", type=float, metavar="X", help=_ALTERNATIVE)
+@click.option("--bandwidths", metavar="X,X,…", help=_BANDWIDTHS)
 @whole(
     "--regions", default=5, help="How many regions of large error to list; default 5."
 )
@@ -91,28 +97,14 @@ def diagnose(
     The exit code is 0 whether the test rejects or not; 'rejects' in the JSON says
     whether it does.
     """
-    from koffline.config import (
-        ANY_GAMMA,
-        make_bellman_settings,
-        make_settings,
-        parse_assignments,
-    )
+    from koffline.config import ANY_GAMMA, make_settings, parse_assignments
     from koffline.ope.names import check_interval
     from koffline.ope.value_functions import check_named
     from koffline.policy_specs import check_spec
 
     check_spec(policy)
     settings = parse_assignments(assignments)
-    test_options: dict[str, Any] = {"seed": 0}
-    test_options |= {
-        name: value
-        for name, value in options.items()
-        if value is not None and name != "cores"
-    }
-    _check_level(test_options.get("level", _HIGHEST_LEVEL))
-    make_bellman_settings(
-        gamma=ANY_GAMMA, level=options["level"], alternative=options["alternative"]
-    )
+    test_options = _options_of_test(options)
     if model in _FITTED_HERE:
         settings |= {
             name: options[name] for name in _OF_FIT if options[name] is not None
@@ -196,6 +188,42 @@ def diagnose(
         return dataclasses.replace(diagnosis, warnings=(*diagnosis.warnings, note))
 
     result.present(f"judging {model}", find, report_diagnosis)
+
+
+def _options_of_test(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `koffline.diagnose` among those of the command line, checked.
+
+    Raises ConfigError.
+    """
+    from koffline.config import ANY_GAMMA, make_bellman_settings
+
+    test_options: dict[str, Any] = {"seed": 0}
+    test_options |= {
+        name: value
+        for name, value in options.items()
+        if value is not None and name != "cores"
+    }
+    _check_level(test_options.get("level", _HIGHEST_LEVEL))
+    if "bandwidths" in test_options:
+        test_options["bandwidths"] = _numbers_in(test_options["bandwidths"])
+    make_bellman_settings(
+        gamma=ANY_GAMMA,
+        level=options["level"],
+        alternative=options["alternative"],
+        bandwidths=test_options.get("bandwidths"),
+    )
+    return test_options
+
+
+def _numbers_in(text: str) -> tuple[float, ...]:
+    """Numbers separated by commas. Raises ConfigError."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--bandwidths is '{text}'; give numbers separated by commas, as in"
+            " 0.15,0.6,2.4"
+        ) from None
 
 
 def _check_level(level: float) -> None:

@@ -81,7 +81,7 @@ def test_a_run_warns_once_and_records_it(
     ]
     assert len(lines) == 1
     assert lines[0].startswith(f"seed 1 by step {result.widened[1]}: ")
-    assert "--set critic=kloss_slow --set diag_weight=0.3" in lines[0]
+    assert "--set recency=0.003, or --set critic=kloss_slow" in lines[0]
     # a finished run is reported again with what was recorded
     assert train(None, resume=tmp_path / "run").widened == result.widened
 
@@ -89,8 +89,13 @@ def test_a_run_warns_once_and_records_it(
 @pytest.mark.parametrize(
     "critic", ["kloss", "memory", "kloss_slow", "td0", "fvi", "rg"]
 )
-def test_the_remedy_is_a_setting_that_is_accepted(critic: str) -> None:
-    config = load_config({"env": "Pendulum-v1", "critic": critic})
+@pytest.mark.parametrize(
+    "settings", [{}, {"recency": 0.0}, {"recency": 0.01}, {"streaming": True}]
+)
+def test_the_remedy_is_a_setting_that_is_accepted(critic: str, settings: dict) -> None:
+    config = load_config({"env": "Pendulum-v1", "critic": critic, **settings})
+    has_old_replay = not config.streaming and config.recency < 0.01
+    assert ("recency" in _remedy(config)) == has_old_replay
     for remedy in _remedy(config).split(", or "):
         assignments = remedy.replace("--set ", "").split()
         settings = dict(part.split("=") for part in assignments)
