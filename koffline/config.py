@@ -8,7 +8,7 @@ import contextlib
 import copy
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from koffline.bundled import config_file, path_in_bundled
 from koffline.errors import ConfigError, nearest_name
 from koffline.jobs import AUTOMATIC
 from koffline.untrusted.limits import Refused, check_fits, parse_yaml, read_yaml_file
@@ -417,22 +418,29 @@ def read_layers(
     source: str | Path | Mapping[str, Any],
     assignments: Mapping[str, Any],
     files: Iterable[str],
+    bundled_folder: str = "",
 ) -> dict[str, Any]:
-    """Read a YAML file or a mapping, and override values by their dotted names.
+    """Read a YAML file, a bundled config or a mapping, and override values by their
+    dotted names.
 
     files: names ``section.key`` of settings that are paths. Paths in a file are
-    relative to its folder, others to the current folder.
+    relative to its folder (`koffline.bundled.path_in_bundled` for a bundled one),
+    others to the current folder. bundled_folder: where bundled configs are looked for,
+    as in `koffline.bundled.bundled_configs`. Raises ConfigError.
     """
     if isinstance(source, Mapping):
         content = copy.deepcopy(dict(source))
-        folder = Path()
     else:
-        content = read_yaml(source)
-        folder = Path(source).resolve().parent
-    _make_absolute(content, files, folder)
+        file, is_bundled = config_file(source, bundled_folder)
+        content = read_yaml(file)
+        if is_bundled:
+            _change_paths(content, files, lambda path: path_in_bundled(path, file))
+        else:
+            folder = file.resolve().parent
+            _change_paths(content, files, lambda path: folder / path)
     for name, value in assignments.items():
         _assign(content, name, value)
-    _make_absolute(content, files, Path())
+    _change_paths(content, files, Path)
     return content
 
 
@@ -456,8 +464,13 @@ def _assign(content: dict[str, Any], path: str, value: Any) -> None:
     place[last] = value
 
 
-def _make_absolute(content: dict[str, Any], files: Iterable[str], folder: Path) -> None:
-    """Make the paths among settings absolute; relative ones are in ``folder``."""
+def _change_paths(
+    content: dict[str, Any], files: Iterable[str], place: Callable[[str], Path]
+) -> None:
+    """Make the paths among settings absolute, in place.
+
+    content: settings by section. files: as in `read_layers`. place: where a path leads.
+    """
     for name in files:
         section, key = name.split(".")
         settings = content.get(section)
@@ -468,5 +481,5 @@ def _make_absolute(content: dict[str, Any], files: Iterable[str], folder: Path) 
             continue
         is_remote = value.startswith("minari:") or "://" in value
         if not is_remote:
-            path = folder / Path(os.path.expanduser(value))
+            path = place(os.path.expanduser(value))
             settings[key] = str(path.resolve())

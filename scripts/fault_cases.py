@@ -97,7 +97,7 @@ def _training() -> tuple[Case, ...]:
         "online",
         pendulum,
         *(w for s in small for w in ("--set", s)),
-        "--seed-count",
+        "--seeds",
         "2",
     )
 

@@ -159,9 +159,18 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     return below("koffline", cli, None)
 
 
+COMPLETION = (
+    "The Tab key completes commands, options and the names of estimators, intervals,"
+    " policies, configs and formats after"
+    ' `eval "$(_KOFFLINE_COMPLETE=bash_source koffline)"` (or `zsh_source`,'
+    " `fish_source`) in the shell's start file."
+)
+
+
 def commands_page() -> str:
     """Every command as its own --help tells it."""
     lines = ["# Commands", "", "What `koffline COMMAND --help` says, on one page.", ""]
+    lines += [COMPLETION, ""]
     for name, command, context in commands():
         usage = " ".join([name, *command.collect_usage_pieces(context)])
         lines += [

@@ -39,7 +39,7 @@ def test_lines_come_early_and_then_at_intervals(monkeypatch, capsys):
         (
             (
                 "online configs/online/inverted_pendulum.yaml --set env=CartPole-v1"
-                " --set steps=2000 --seed-count 1"
+                " --set steps=2000 --seeds 1"
             ),
             "CartPole-v1",
         ),

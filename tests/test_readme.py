@@ -76,7 +76,7 @@ QUICK = [
     "resampled_replicas=2",
 ]
 SHORT = ["--set", "train.n_steps=20", "--set", "train.n_steps_per_epoch=10"]
-ONLINE = ["--set", "steps=1000", "--seed-count", "1"]
+ONLINE = ["--set", "steps=1000", "--seeds", "1"]
 # What this machine has not, and what would take long.
 HERE = {
     "model_3000": "model_20",
@@ -171,7 +171,7 @@ def test_koffline_commands_run(
         after(
             "runs/dqn",
             "train",
-            "configs/kloss_dqn.yaml",
+            "kloss_dqn",
             *SHORT,
             "--out",
             "runs/dqn",
@@ -180,7 +180,7 @@ def test_koffline_commands_run(
     if "--resume" in arguments and arguments[0] == "online":
         succeed(
             "online",
-            "configs/online/inverted_pendulum.yaml",
+            "inverted_pendulum",
             *ONLINE,
             "--out",
             "runs/pendulum",

@@ -109,6 +109,6 @@ print(
 # The same from the command line, with resumable runs:
 #
 # ```sh
-# koffline train configs/kloss_discrete_cql.yaml --out runs/ours
+# koffline train kloss_discrete_cql --out runs/ours
 # koffline select datasets/control/cartpole_replay.hdf5 --policies runs/ours/model_10000.d3 stock.d3 --gamma 0.98
 # ```

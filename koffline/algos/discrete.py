@@ -33,6 +33,8 @@ class KLossDQNImpl(KernelImpl):
     temperature > 0.
     """
 
+    logs_loss = True
+
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and through the maximum at s'.
 

@@ -75,6 +75,9 @@ class KernelImpl(QLearningAlgoImplBase):
     """
 
     is_captured = True  # with compile_graph on CUDA, losses are replayed from a graph
+    # The algorithm of d3rlpy beside which this one stands has no actor, and logs the
+    # critics' loss as `loss`.
+    logs_loss = False
     _modules: Modules
 
     def __init__(
@@ -280,10 +283,12 @@ class KernelImpl(QLearningAlgoImplBase):
         residual: Tensor,
         conservative: Tensor | None = None,
     ) -> Losses:
-        """The kernel loss, summed over critics, the mean squared residual, and an
-        optional conservative loss.
+        """`critic_loss`: the kernel loss, summed over critics, plus a conservative loss
+        if there is one; `bellman_error`: the mean squared residual.
 
-        (Feng et al. 2019, equ:ourloss)
+        With a conservative loss this one and the kernel loss alone (`td_loss`) are
+        logged, too. `loss` is `critic_loss` by the name that algorithms without an
+        actor have for it in d3rlpy. (Feng et al. 2019, equ:ourloss)
         """
         loss = self._modules.kernel(residual, batch.observations, batch.actions).sum()
         error = residual.detach().square().mean()
@@ -291,6 +296,10 @@ class KernelImpl(QLearningAlgoImplBase):
         if conservative is not None:
             losses["critic_loss"] = loss + conservative
             losses["conservative_loss"] = conservative.detach()
+        if self.logs_loss:
+            losses["loss"] = losses["critic_loss"].detach()
+            if conservative is not None:
+                losses["td_loss"] = loss.detach()
         return losses
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:

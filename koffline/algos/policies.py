@@ -287,6 +287,7 @@ class KLossFQEImpl(KernelImpl):
     """
 
     is_captured = False
+    logs_loss = True
 
     def __init__(
         self,

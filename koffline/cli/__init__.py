@@ -241,6 +241,10 @@ def cli() -> None:
       koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99
       koffline evaluate log.npz --policy uniform --gamma 0.95 --out runs/uniform
       koffline data info minari:cartpole/mixed-v0
+
+    \b
+    The Tab key completes commands, options and names after
+      eval "$(_KOFFLINE_COMPLETE=bash_source koffline)"
     """
 
 

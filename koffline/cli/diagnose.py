@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from koffline.cli.completion import complete_models, complete_policies
 from koffline.cli.options import (
     Log,
     LogCommand,
@@ -39,11 +40,15 @@ _BANDWIDTHS = (
 
 @click.command(cls=LogCommand, no_args_is_help=True)
 @click.option(
-    "--policy", required=True, help="The policy whose values MODEL should give."
+    "--policy",
+    required=True,
+    shell_complete=complete_policies,
+    help="The policy whose values MODEL should give.",
 )
 @click.option(
     "--model",
     required=True,
+    shell_complete=complete_models,
     help="The value function: a file, module:name, kloss or fqe.",
 )
 @gamma_option()

@@ -12,6 +12,12 @@ from typing import Any
 
 import click
 
+from koffline.cli.completion import (
+    complete_estimator,
+    complete_estimators,
+    complete_intervals,
+    complete_policies,
+)
 from koffline.cli.options import (
     Log,
     LogCommand,
@@ -32,16 +38,23 @@ _SEVERAL = "--policies"
 
 @click.command(cls=LogCommand, no_args_is_help=True)
 @click.option(
-    "--policy", required=True, help="The policy to evaluate: a file or a name."
+    "--policy",
+    required=True,
+    shell_complete=complete_policies,
+    help="The policy to evaluate: a file or a name.",
 )
 @gamma_option()
 @click.option(
     "--estimator",
     metavar="NAME[,NAME…]|all",
+    shell_complete=complete_estimators,
     help="One or more estimators; default auto.",
 )
 @click.option(
-    "--interval", metavar="KIND", help="Kind of interval; default: the estimator's own."
+    "--interval",
+    metavar="KIND",
+    shell_complete=complete_intervals,
+    help="Kind of interval; default: the estimator's own.",
 )
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
@@ -211,11 +224,14 @@ class _Several(LogCommand):
     multiple=True,
     required=True,
     metavar="A B …",
+    shell_complete=complete_policies,
     help="Two or more.",
 )
 @gamma_option()
 @click.option(
-    "--estimator", help="kloss+fqe (default), kloss, or another of evaluate's."
+    "--estimator",
+    shell_complete=complete_estimator,
+    help="kloss+fqe (default), kloss, or another of evaluate's.",
 )
 @click.option(
     "--level", type=float, help="Level of intervals and comparisons; default 0.95."

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from koffline.bundled import ONLINE
+from koffline.cli.completion import complete_configs, list_option
 from koffline.cli.options import (
     QUIET,
     SEED,
@@ -47,7 +49,8 @@ _DEVICE: Option = click.option(
 
 
 @click.command(no_args_is_help=True)
-@click.argument("config")
+@click.argument("config", shell_complete=complete_configs(""))
+@list_option("")
 @set_option("One setting, e.g. algo.params.gamma=0.98; overrides CONFIG.")
 @_DATA
 @click.option(
@@ -73,17 +76,18 @@ def train(
 ) -> None:
     """Train a policy from a log, by an algorithm of d3rlpy or koffline.
 
-    CONFIG is a YAML file with the sections data, algo, train, evaluators and logger. It
-    states only what differs from the defaults; configs/ has one per algorithm. The
-    run's folder gets d3rlpy's files (params.json, a CSV per metric, model_*.d3),
-    config.yaml, run.json and checkpoint.pt.
+    CONFIG is a YAML file with the sections data, algo, train, evaluators and logger,
+    which states only what differs from the defaults, or the name of a bundled one:
+    there is one for each algorithm (--list). The run's folder gets d3rlpy's files
+    (params.json, a CSV per metric, model_*.d3), config.yaml, run.json and
+    checkpoint.pt.
 
     \b
     Examples:
-      koffline train configs/kloss_dqn.yaml --out runs/a
-      koffline train configs/cql.yaml --set algo.params.gamma=0.98 --set train.n_steps=5000
-      koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
-      koffline train configs/kloss_sac.yaml --out runs/b --resume
+      koffline train kloss_dqn --out runs/a
+      koffline train cql --set algo.params.gamma=0.98 --set train.n_steps=5000
+      koffline train my_config.yaml --data minari:pendulum/medium-v0 --out runs/b
+      koffline train my_config.yaml --out runs/b --resume
     """
     target: str | Path = Path("runs") / Path(config).stem
     if out is not None:
@@ -119,7 +123,8 @@ def train(
 
 
 @click.command(no_args_is_help=True)
-@click.argument("config")
+@click.argument("config", shell_complete=complete_configs(""))
+@list_option("")
 @click.option("--grid", multiple=True, metavar="KEY=A,B,…", help=_GRID)
 @click.option(
     "--seeds",
@@ -170,13 +175,14 @@ def sweep(
     the last epoch's metric, interquartile mean over seeds with a bootstrap interval,
     the best setting first. The same command continues a killed sweep. With another
     grid, seeds or settings it trains only the missing runs, with another --metric
-    nothing. If a run fails, the others go on, and the summary says why.
+    nothing. If a run fails, the others go on, and the summary says why. CONFIG is as in
+    'koffline train'.
 
     \b
     Examples:
-      koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
-      koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric environment
-      koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
+      koffline sweep kloss_dqn --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
+      koffline sweep iql --grid algo.params.expectile=0.7,0.9 --metric environment
+      koffline sweep cql --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
     """
     check_source(options["data"])
     from koffline.train.config import make_plan
@@ -213,9 +219,11 @@ def sweep(
 
 
 @click.command(no_args_is_help=True)
-@click.argument("config", required=False)
+@click.argument("config", required=False, shell_complete=complete_configs(ONLINE))
+@list_option(ONLINE)
 @set_option("One setting, e.g. critic=fvi; overrides CONFIG.")
-@whole("--seed-count", help="Number of seeds; default 6.")
+@whole("--seeds", help="Number of seeds, from --seed on; default 6.")
+@whole("--seed-count", hidden=True)
 @whole("--seed", 0, help="First seed; default 0.")
 @click.option(
     "--streaming", is_flag=True, help="Learn from each step once, without a replay."
@@ -235,16 +243,18 @@ def online(
     out: str | None,
     resume: str | None,
     quiet: bool,
+    seeds: int | None,
+    seed_count: int | None,
     **options: Any,
 ) -> None:
     """Train a policy by playing in a Gymnasium environment: Trust-PCL, several seeds at
     once.
 
-    CONFIG is a YAML file that states only what differs from the defaults.
-    configs/online/ has one for each of the paper's environments, and paper.yaml with
-    the settings that the paper states; the defaults differ from it (kernel on
-    standardised states, no trust region). --set env=NAME can replace it. The critic is
-    kloss, kloss_slow, memory, fvi, td0 or rg.
+    CONFIG is a YAML file that states only what differs from the defaults, or the name
+    of a bundled one (--list): there is one for each of the paper's environments, and
+    'paper' with the settings that the paper states; the defaults differ from it (kernel
+    on standardised states, no trust region). --set env=NAME can replace it. The critic
+    is kloss, kloss_slow, memory, fvi, td0 or rg.
 
     The run's folder gets seed_<k>/evaluation.csv (return of the mean action, of sampled
     actions), metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and
@@ -253,9 +263,9 @@ def online(
 
     \b
     Examples:
-      koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
-      koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
-      koffline online configs/online/ant.yaml --set env_options.ctrl_cost_weight=0.1 --seed-count 3
+      koffline online inverted_pendulum --out runs/pendulum
+      koffline online swimmer --set critic=td0 --set steps=500000 --workers 2
+      koffline online ant --set env_options.ctrl_cost_weight=0.1 --seeds 3
       koffline online --set env=Pendulum-v1 --set critic=kloss_slow --set steps=50000
       koffline online --resume runs/pendulum
     """
@@ -264,6 +274,14 @@ def online(
 
     if config is None and resume is None and not assignments:
         raise click.UsageError("give CONFIG, --set env=NAME, or --resume DIR")
+    if seed_count is not None:
+        click.echo(
+            "note: --seed-count is an older name of --seeds; write --seeds"
+            f" {seed_count}",
+            err=True,
+        )
+        if seeds is None:
+            seeds = seed_count
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     source: Any = config
@@ -289,7 +307,7 @@ def online(
     kept = f"go on with koffline online --resume {shlex.quote(str(folder))}"
     with long_part(folder / RECORD, kept, _BEGIN_AGAIN):
         result = run.train(
-            settings, out, resume=resume, show_progress=not quiet, **options
+            settings, out, seeds, resume=resume, show_progress=not quiet, **options
         )
     _print_scores(result)
     diverged = result.diverged

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 
+from koffline.bundled import ONLINE
 from koffline.config import (
     MOST_LAYERS,
     MOST_UNITS,
@@ -190,15 +191,15 @@ class OnlineRun:
 def load_config(
     path: str | Path | Mapping[str, Any], assignments: Iterable[str] = ()
 ) -> OnlineConfig:
-    """The config of a YAML file (or mapping), overridden by assignments such as
-    ``gamma=0.98``.
+    """The config of a YAML file (or mapping, or the name of a bundled config),
+    overridden by assignments such as ``gamma=0.98``.
 
     One option of the environment is ``env_options.NAME=VALUE``. Raises ConfigError in
     one line, with the nearest name for an unknown key.
     """
-    return read_section(
-        OnlineConfig, read_layers(path, parse_assignments(assignments), [])
-    )
+    overrides = parse_assignments(assignments)
+    layers = read_layers(path, overrides, files=[], bundled_folder=ONLINE)
+    return read_section(OnlineConfig, layers)
 
 
 def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:

@@ -191,7 +191,9 @@ def _share_out(
             f"seed is {first}, seed_count {number}; give at least 0 and 1"
         )
     if number > _MOST_SEEDS:
-        raise ConfigError(f"seed_count is {number}; give at most {_MOST_SEEDS}")
+        raise ConfigError(
+            f"seed_count is {number} (--seeds); give at most {_MOST_SEEDS}"
+        )
     stacks = np.array_split(
         np.arange(first, first + number), min(PassSettings(workers).workers, number)
     )

@@ -183,8 +183,8 @@ def load_config(
     assignments: Iterable[str] = (),
     data: str | Path | None = None,
 ) -> TrainConfig:
-    """The config of a YAML file (or mapping), overridden by assignments such as
-    ``algo.params.gamma=0.98``.
+    """The config of a YAML file (or mapping, or the name of a bundled config such as
+    ``kloss_dqn``), overridden by assignments such as ``algo.params.gamma=0.98``.
 
     data: replaces ``data.source``. Paths in a file are relative to the file's folder,
     others to the current folder. Raises ConfigError in one line, with the nearest name

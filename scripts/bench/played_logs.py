@@ -85,7 +85,7 @@ def trained(environment: str, steps: int, first: int) -> Path:
             *words,
             "--seed",
             str(first),
-            "--seed-count",
+            "--seeds",
             str(SEEDS),
             "--out",
             str(out),

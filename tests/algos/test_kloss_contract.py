@@ -238,3 +238,40 @@ def test_a_cuda_graph_trains_as_the_plain_loop(name: str) -> None:
         for key in left:
             if key.startswith("q_funcs"):
                 torch.testing.assert_close(left[key], right[key], rtol=1e-3, atol=1e-5)
+
+
+OF_D3RLPY = {
+    "KLossDQN": d3rlpy.algos.DQNConfig,
+    "KLossDiscreteCQL": d3rlpy.algos.DiscreteCQLConfig,
+    "KLossDiscreteSAC": d3rlpy.algos.DiscreteSACConfig,
+    "KLossSAC": d3rlpy.algos.SACConfig,
+    "KLossTD3PlusBC": d3rlpy.algos.TD3PlusBCConfig,
+    "KLossCQL": d3rlpy.algos.CQLConfig,
+    "KLossIQL": d3rlpy.algos.IQLConfig,
+    "KLossBCQ": d3rlpy.algos.BCQConfig,
+    "KLossFQE": d3rlpy.ope.FQE,
+    "DiscreteKLossFQE": d3rlpy.ope.DiscreteFQE,
+}
+MULTIPLIER = "alpha"  # of CQL's constraint; koffline's weight is a constant
+
+
+@pytest.mark.parametrize("name", OF_D3RLPY)
+def test_metrics_have_the_names_of_d3rlpys_algorithm(name: str) -> None:
+    """Who plots DQN's `loss` plots KLossDQN's by the same line."""
+    buffer = makers.make_buffer(name)
+    if name in EVALUATORS:
+        target = makers.make_target(makers.is_discrete(name))
+        original = OF_D3RLPY[name](target, d3rlpy.ope.FQEConfig())
+    else:
+        original = makers.with_small_networks(OF_D3RLPY[name]).create()
+    ours = make(name)
+    metrics = []
+    for algo in (original, ours):
+        algo.build_with_dataset(buffer)
+        metrics.append(algo.update(buffer.sample_transition_batch(16)))
+    assert set(metrics[0]) - set(metrics[1]) <= {MULTIPLIER}
+    if "loss" in metrics[0]:
+        assert metrics[1]["loss"] == metrics[1]["critic_loss"]
+    if "td_loss" in metrics[0]:
+        parts = metrics[1]["td_loss"] + metrics[1]["conservative_loss"]
+        assert metrics[1]["loss"] == pytest.approx(parts, rel=1e-6)

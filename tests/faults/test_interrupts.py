@@ -29,7 +29,7 @@ main()
 """
 TRAIN = "train train.yaml --out {out} --quiet"
 ONLINE = (
-    "online --set env=Pendulum-v1 --set steps=200 --set critic=td0 --seed-count 1 --out"
+    "online --set env=Pendulum-v1 --set steps=200 --set critic=td0 --seeds 1 --out"
     " {out} --quiet"
 )
 SWEEP = "sweep train.yaml --seeds 1 --metric td_error --out {out} --quiet"

@@ -70,7 +70,7 @@ SLOW = {
     ),
     "sweep": "sweep train.yaml --seeds 2 --workers 2 --quiet",
     "online": (
-        "online --set env=Pendulum-v1 --set steps=400 --seed-count 1 --out run --quiet"
+        "online --set env=Pendulum-v1 --set steps=400 --seeds 1 --out run --quiet"
     ),
     "a policy for workers": (
         "build rollouts --env CartPole-v1 --policy policies:two --episodes 8 --workers"

@@ -62,7 +62,7 @@ def config(tmp_path):
 
 def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = run_cli("online", config, "--seed-count", 2, "--quiet")
+    done = run_cli("online", config, "--seeds", 2, "--quiet")
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     for words in (
         "CartPole-v1, kloss: 200 steps per seed",
@@ -72,7 +72,7 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
     ):
         assert words in done.stdout
     remedy = "go on with it by --resume runs/CartPole-v1-kloss"
-    assert_refused(run_cli("online", config, "--seed-count", 2), remedy)
+    assert_refused(run_cli("online", config, "--seeds", 2), remedy)
     assert "IQM" in succeed("online", "--resume", "runs/CartPole-v1-kloss")
 
 
@@ -80,7 +80,7 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
     ("arguments", "message"),
     [
         (["--set", "env=CartPoll-v1"], "the environment 'CartPoll-v1': there is none"),
-        (["--seed-count", "0"], "'--seed-count': 0 is not in the range x>=1"),
+        (["--seeds", "0"], "'--seeds': 0 is not in the range x>=1"),
         (["--resume", "nowhere"], "--resume nowhere: there is no such folder"),
     ],
 )
@@ -97,7 +97,7 @@ def test_streaming_keeps_no_replay(config, tmp_path):
         "online",
         config,
         "--streaming",
-        "--seed-count",
+        "--seeds",
         1,
         "--quiet",
         "--out",

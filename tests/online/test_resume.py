@@ -164,7 +164,7 @@ def interrupted(self):
         os.kill(os.getpid(), signal.SIGINT)
     iterate(self)
 LockStep.iterate = interrupted
-sys.argv = ["koffline", "online", sys.argv[1], "--out", sys.argv[2], "--seed-count", "2", "--quiet"]
+sys.argv = ["koffline", "online", sys.argv[1], "--out", sys.argv[2], "--seeds", "2", "--quiet"]
 from koffline.cli import main
 main()
 """

@@ -178,7 +178,7 @@ def test_a_learning_curve_that_fails_loses_no_run(folder, monkeypatch, caplog):
         "env=Pendulum-v1",
         "--set",
         "steps=300",
-        "--seed-count",
+        "--seeds",
         "1",
         "--out",
         "run",
