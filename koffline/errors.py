@@ -147,6 +147,13 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     return f"known are {listed(names, _MOST_NAMES) or 'none'}"
 
 
+def install_command(extra: str) -> str:
+    """The command that installs what an extra of pyproject.toml holds; in quotation
+    marks, because shells read brackets.
+    """
+    return f'pip install "koffline[{extra}]"'
+
+
 def counted(
     count: int, noun: str, singular_verb: str = "", plural_verb: str = ""
 ) -> str:

@@ -35,6 +35,7 @@ from koffline.errors import (
     KofflineError,
     PolicyError,
     nearest_name,
+    install_command,
 )
 from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
@@ -220,7 +221,7 @@ def export_policy(algo: QLearningAlgoBase, path: str | Path) -> None:
     check_acts(algo, str(path))
     if path.suffix == ".onnx" and importlib.util.find_spec("onnx") is None:
         raise ConfigError(
-            f"{path}: writing ONNX needs the package onnx; pip install 'koffline[onnx]'"
+            f"{path}: writing ONNX needs the package onnx; {install_command('onnx')}"
         )
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
         # torch warns of tracing, and that both formats are deprecated

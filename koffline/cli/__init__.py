@@ -35,6 +35,7 @@ class KofflineGroup(click.Group):
             "Run d3rlpy's own commands: stats, plot, plot-all, record, play.",
         ),
         "data": ("data", "Show, check, convert and split logs."),
+        "demo": ("evaluate", "Evaluate a bundled policy from a bundled log."),
         "diagnose": ("diagnose", "Test a value function, and show where it is wrong."),
         "evaluate": ("evaluate", "Estimate what a policy is worth, from a log."),
         "export": ("models", "Write a trained policy as a TorchScript or ONNX file."),

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from koffline.bundled import PACKAGE
 from koffline.cli.completion import (
     complete_estimator,
     complete_estimators,
@@ -143,6 +144,36 @@ def evaluate(
     if several is None:
         report = estimates.report_estimate
     result.present(f"evaluating {policy}", find, report)
+
+
+@click.command()
+@click.option(
+    "--out",
+    metavar="DIR",
+    default="out/demo",
+    show_default=True,
+    help="Folder of the report; one that is there is replaced.",
+)
+def demo(out: str) -> None:
+    """Evaluate a bundled policy from a bundled log, beside its true value.
+
+    The log has 10,000 steps of CartPole by another policy. The answer is a
+    table and DIR/report.html.
+
+    \b
+    Examples:
+      koffline demo
+    """
+    data = PACKAGE / "datasets"
+    options = {
+        "--policy": data / "cartpole_policy.npz",
+        "--truth": data / "cartpole_truth.json",
+        "--out": out,
+    }
+    words = [str(data / "cartpole.hdf5"), "--force"]
+    for option, value in options.items():
+        words += [option, str(value)]
+    evaluate.main(args=words, prog_name="koffline evaluate", standalone_mode=False)
 
 
 def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:

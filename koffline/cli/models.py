@@ -17,7 +17,7 @@ import click
 
 from koffline.cli.output import say
 from koffline.cli.targets import claim
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError, KofflineError, install_command
 from koffline.store.files import check_target
 from koffline.untrusted.limits import one_line
 
@@ -65,7 +65,7 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
 
     It knows koffline's algorithms and Gymnasium's environments, and reads models
     without running code from them. Its options: koffline d3rlpy COMMAND --help. Videos
-    need pip install 'koffline[video]'.
+    need pip install "koffline[video]".
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     need_models = command in ("record", "play") and "--help" not in arguments
     if need_models and command == "record" and find_spec("moviepy") is None:
         raise ConfigError(
-            "d3rlpy record needs the package moviepy; pip install 'koffline[video]'"
+            f"d3rlpy record needs the package moviepy; {install_command('video')}"
         )
     commands = _commands_of_d3rlpy(need_models)
     # d3rlpy's gradient CSVs have a header line that its own plot-all cannot read.

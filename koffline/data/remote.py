@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from koffline.errors import DataError
+from koffline.errors import DataError, install_command
 from koffline.store.files import remove_abandoned, temporary_beside
 from koffline.untrusted.limits import check_regular, one_line_errors
 
 _COPIED_AT_ONCE = 2**23
+# Extras that hold what fsspec needs for these schemes.
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
 def is_url(name: str) -> bool:
@@ -141,12 +143,18 @@ def storage(name: str) -> Iterator[tuple[Any, str]]:
 @contextlib.contextmanager
 def storage_faults(name: str) -> Iterator[None]:
     """Turn any error of a storage into a DataError."""
-    remedy = (
-        "check the address, the network, and that the package which fsspec needs for it"
-        " is installed"
-    )
+    remedy = "check the address and the network"
     with one_line_errors(name, "cannot be read", remedy):
         try:
             yield
+        except ImportError as error:  # fsspec has no package for the scheme
+            scheme = name.partition("://")[0]
+            remedy = "install that package"
+            if scheme in _EXTRAS:
+                remedy = install_command(_EXTRAS[scheme])
+            raise DataError(
+                f"{name} cannot be read: a package for {scheme}:// is missing ({error});"
+                f" {remedy}"
+            ) from None
         except FileNotFoundError:
             raise DataError(f"{name} does not exist; check the path") from None

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError, KofflineError, install_command
 from koffline.store.run_record import THREADS
 from koffline.untrusted.limits import one_line_errors
 from koffline.untrusted.user_code import (
@@ -173,8 +173,7 @@ class RayCluster:
             import ray
         except ImportError:
             raise ConfigError(
-                "ray is not installed; run `pip install koffline[ray]` or run without"
-                " it"
+                f"ray is not installed; {install_command('ray')}, or leave --ray out"
             ) from None
         host, separator, port = address.removeprefix("ray://").rpartition(":")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.errors import PolicyError
+from koffline.errors import PolicyError, install_command
 from koffline.policies.base import reading
 from koffline.untrusted.arrays import PlainUnpickler, check_onnx, load_tensors
 from koffline.untrusted.limits import check_memory, check_regular, parse_json
@@ -244,7 +244,7 @@ def load_onnx(path: Path) -> OnnxFunction:
     Raises PolicyError if onnxruntime is missing or the file is corrupt.
     """
     with reading(
-        path, "reading ONNX needs onnxruntime", "pip install 'koffline[onnx]'"
+        path, "reading ONNX needs the package onnxruntime", install_command("onnx")
     ):
         import onnxruntime  # noqa: F401  (its extra may be missing)
     with reading(path, "the ONNX file cannot be read", "export it again"):
