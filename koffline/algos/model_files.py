@@ -34,8 +34,8 @@ from koffline.errors import (
     ConfigError,
     KofflineError,
     PolicyError,
-    nearest_name,
     install_command,
+    nearest_name,
 )
 from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
