@@ -113,9 +113,10 @@ class Workspace:
     @cached_property
     def problem(self) -> EvaluationProblem:
         """Standardised rows in memory, with the actions of the `answerable` policy."""
-        return self._problem_of(self.answerable)
+        return self.problem_of(self.answerable)
 
-    def _problem_of(self, policy: Policy) -> EvaluationProblem:
+    def problem_of(self, policy: Policy) -> EvaluationProblem:
+        """Standardised rows in memory, with the actions of another policy."""
         settings = self.settings
         problem = prepare_problem(
             self.transitions,
@@ -326,7 +327,7 @@ class Workspace:
         if self.known_actions is None:
             problem = self.problem
         else:
-            problem = self._problem_of(self.policy)
+            problem = self.problem_of(self.policy)
         generator = np.random.default_rng([self.settings.seed, 1])
         return measure_coverage(problem, generator, self.known_actions)
 

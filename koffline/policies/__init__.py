@@ -6,7 +6,9 @@ The same policy gives the same bytes. A network's arrays: `format` = "koffline-p
 `activation`, `temperature`, `observation_mean`, `observation_std`, `std` (or
 `log_std`), `action_low`, `action_high`, as in `Mlp`. A grid's arrays: `format` =
 "koffline-grid-policy", `version` = 1, `low` (2,), `high` (2,), `action_values` (n1, n2,
-A), `temperature`.
+A), `temperature`. A mixture's arrays: `format` = "koffline-mixture-policy", `version` =
+1, `shares` (K,), and of its network number i those of a network as `part_i.W0`, …; of
+its gate as `part_i.gate.W0`, …, with `part_i.gate_ratio`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from koffline.policies.base import (
     reading,
 )
 from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
+from koffline.policies.mixtures import Mixture, MixturePart, mixture_policy
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted
 
@@ -40,16 +43,22 @@ __all__ = [
     "ContinuousPolicy",
     "DiscretePolicy",
     "GridPolicy",
+    "Mixture",
+    "MixturePart",
     "Policy",
+    "read_mixture",
     "save_grid_policy",
+    "save_mixture_policy",
     "save_mlp_policy",
 ]
 
 FORMAT = "koffline-policy"
 GRID_FORMAT = "koffline-grid-policy"
+MIXTURE_FORMAT = "koffline-mixture-policy"
 VERSION = 1
 _KEYS = (*CHOICES, "temperature", *VECTORS, "log_std")
 _REMEDY = "write it with koffline.policies.save_mlp_policy or save_grid_policy"
+_MOST_PARTS = 64  # of a mixture
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,11 +143,47 @@ def save_mlp_policy(
     write_arrays(Path(path), FORMAT, arrays)
 
 
+def save_mixture_policy(path: str | Path, mixture: Mixture) -> None:
+    """Write a policy file atomically; the same mixture gives the same bytes."""
+    arrays: dict[str, Any] = {"shares": np.asarray(mixture.shares, np.float64)}
+    for number, part in enumerate(mixture.parts):
+        place = f"part_{number}."
+        arrays |= _mlp_arrays(part.network, place)
+        if part.gate is not None:
+            arrays |= _mlp_arrays(part.gate, f"{place}gate.")
+            arrays[f"{place}gate_ratio"] = part.gate_ratio
+    write_arrays(Path(path), MIXTURE_FORMAT, arrays)
+
+
+def read_mixture(path: Path) -> Mixture:
+    """The mixture of a file. Raises PolicyError if the file holds none."""
+    with reading(path, "the .npz cannot be read", _REMEDY):
+        arrays = untrusted.read_arrays(path)
+    if str(arrays.pop("format", None)) != MIXTURE_FORMAT:
+        raise PolicyError(f"{path!s}: the .npz is no mixture of networks; {_REMEDY}")
+    arrays.pop("version", None)
+    with reading(path, "the arrays make no policy", _REMEDY):
+        return _mixture_from_arrays(arrays)
+
+
+def _mlp_arrays(mlp: Mlp, prefix: str) -> dict[str, Any]:
+    """A network's arrays by name, each after the prefix."""
+    arrays: dict[str, Any] = {}
+    for layer, (weight, bias) in enumerate(zip(mlp.weights, mlp.biases, strict=True)):
+        arrays[f"{prefix}W{layer}"] = weight
+        arrays[f"{prefix}b{layer}"] = bias
+    for name in ("output", "activation", "temperature", *VECTORS):
+        value = getattr(mlp, name)
+        if value is not None:
+            arrays[f"{prefix}{name}"] = value
+    return arrays
+
+
 def load_policy_file(
     path: Path, action_space: ActionSpace, observation_shape: Sequence[int]
 ) -> Policy:
-    """The network or grid of a file as a policy for a log with this action space and
-    shape of an observation.
+    """The network, grid or mixture of a file as a policy for a log with this action
+    space and shape of an observation.
 
     Raises PolicyError if the file is damaged, is no policy, or does not fit the log.
     """
@@ -146,7 +191,7 @@ def load_policy_file(
         arrays = untrusted.read_arrays(path)
     kind = str(arrays.pop("format", None))
     version = arrays.pop("version", None)
-    if kind not in (FORMAT, GRID_FORMAT):
+    if kind not in (FORMAT, GRID_FORMAT, MIXTURE_FORMAT):
         raise PolicyError(
             f"{path!s}: the .npz is not a koffline policy (arrays:"
             f" {', '.join(sorted(arrays)[:8])}); {_REMEDY}"
@@ -158,13 +203,17 @@ def load_policy_file(
         )
     # also a TypeError, for text in place of numbers
     with reading(path, "the arrays make no policy", _REMEDY):
-        content: Mlp | GridPolicy
+        content: Mlp | Mixture | GridPolicy
         if kind == FORMAT:
             content = mlp_from_arrays(arrays)
+        elif kind == MIXTURE_FORMAT:
+            content = _mixture_from_arrays(arrays)
         else:
             content = _grid_from_arrays(arrays)
     if isinstance(content, Mlp):
         return mlp_policy(content, str(path), action_space, observation_shape)
+    if isinstance(content, Mixture):
+        return mixture_policy(content, str(path), action_space, observation_shape)
     check_spaces(
         str(path), (Discrete(content.n), (2,)), (action_space, observation_shape)
     )
@@ -228,6 +277,46 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
         temperature=float(values.pop("temperature", 1.0)),
         **values,
     )
+
+
+def _mixture_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mixture:
+    """The mixture from a policy file's arrays.
+
+    Raises PolicyError for missing, unknown or wrong arrays.
+    """
+    if "shares" not in arrays:
+        raise PolicyError("shares missing; give the share of each network")
+    shares = np.atleast_1d(arrays["shares"].astype(np.float64))
+    if len(shares) > _MOST_PARTS:
+        raise PolicyError(f"{len(shares)} networks; give at most {_MOST_PARTS}")
+    left = {name: array for name, array in arrays.items() if name != "shares"}
+    parts = []
+    for number in range(len(shares)):
+        place = f"part_{number}."
+        of_part = _taken_after(left, place)
+        of_gate = _taken_after(of_part, "gate.")
+        ratio = of_part.pop("gate_ratio", None)
+        gate = None
+        gate_ratio = 0.0
+        if of_gate:
+            gate = mlp_from_arrays(of_gate)
+            if ratio is None:
+                raise PolicyError(f"{place}gate_ratio missing; give the gate's ratio")
+            gate_ratio = float(ratio)
+        network = mlp_from_arrays(of_part)
+        parts.append(MixturePart(network, gate, gate_ratio))
+    if left:
+        raise PolicyError(
+            f"{', '.join(sorted(left)[:3])}: no array of a mixture of {len(shares)}"
+            " networks"
+        )
+    return Mixture(tuple(parts), tuple(shares.tolist()))
+
+
+def _taken_after(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with the prefix, without it; they are removed."""
+    names = [name for name in arrays if name.startswith(prefix)]
+    return {name.removeprefix(prefix): arrays.pop(name) for name in names}
 
 
 def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:

@@ -194,8 +194,8 @@ class Mlp:
     `activation` between layers. One layer is a linear policy, or a table for one-hot
     observations. output: "softmax" (probabilities of last layer / temperature),
     "argmax" (its first maximum), "tanh" (scaled to the action bounds, if given),
-    "identity", or "gaussian" (mean = last layer, standard deviation `std`; mean and
-    draws are clipped to the action bounds, if given). observation_mean,
+    "identity" (clipped to the action bounds, if given), or "gaussian" (mean = last
+    layer, standard deviation `std`; mean and draws are clipped like it). observation_mean,
     observation_std: scalar or (in,); observations are flattened, centred and divided
     first. std, action_low, action_high: scalar or (k,).
     """
@@ -277,10 +277,10 @@ class Mlp:
         if low is None and high is None:
             return
         is_box = low is not None and high is not None and bool(np.all(low < high))
-        if not is_box or self.output not in ("tanh", "gaussian"):
+        if not is_box or self.output not in ("tanh", "identity", "gaussian"):
             raise PolicyError(
                 "action_low and action_high: give both, lower bounds below upper ones,"
-                ' and only for output "tanh" or "gaussian"'
+                ' and only for output "tanh", "identity" or "gaussian"'
             )
 
     @property

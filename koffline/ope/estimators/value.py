@@ -83,6 +83,7 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
         "effective_bandwidth": fitted.bandwidth,
         "estimates_by_head": by_head,
         "head_disagreement": max(by_head.values()) - min(by_head.values()),
+        "doubly_robust_value": workspace.held_sums.value,
         "replica_standard_deviation": (
             fitted.summarise(fitted.values_of(fitted.head)).deviation
         ),

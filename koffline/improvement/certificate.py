@@ -1,0 +1,184 @@
+"""The certificate: a lower bound of the uplift on rows that took no part in learning
+or in choosing, for all finalists together.
+
+Of k finalists each gets an interval of level 1 − 2 α / k, so that all lower ends hold
+together with probability 1 − α (Bonferroni). The interval is that of
+`koffline.evaluate` on the certify part: paired with the behavior policy's value by the
+same resampled episodes. Where the doubly robust estimate by the same networks is
+smaller, the interval is moved down by the difference: a bias of the networks that the
+rows themselves contradict is not certified. (Thomas, Theocharous & Ghavamzadeh 2015,
+High Confidence Policy Improvement, have the words for the rest.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from koffline.config import EvaluationSettings
+from koffline.data.disk.log import AnyLog
+from koffline.fitting import Progress
+from koffline.ope.evaluation import evaluate_one_of_several
+from koffline.ope.groups import By
+from koffline.ope.results import (
+    NOT_ANSWERABLE,
+    Estimate,
+    Interval,
+    Reason,
+    Record,
+    Verdict,
+)
+from koffline.ope.stream_settings import StreamSettings
+from koffline.ope.workspace import SharedByPolicies
+from koffline.policies import Policy
+
+# Reasons that question the log itself, or the state that both policies see: nothing is
+# recommended from such a log.
+OF_STRUCTURE = frozenset(
+    (
+        "actions",
+        "ends",
+        "labels",
+        "order",
+        "rewards",
+        "starts",
+        "state",
+        "states",
+        "values",
+    )
+)
+_ASSUMPTIONS = (
+    "The lower ends of all {count} finalists hold together with {level:.10g}%. They"
+    " cover the sampling of {units}, not what the log lacks or no network can express."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate(Record):
+    """What the certify part says of a finalist.
+
+    ``uplift``, ``interval``: over the behavior policy, the interval with a lower end
+    that holds for all finalists together; None where the log does not answer.
+    ``moved``: by how much the doubly robust estimate moved it down, ≤ 0.
+    """
+
+    value: float
+    value_interval: Interval | None
+    uplift: float | None
+    interval: Interval | None
+    behavior_value: float | None
+    verdict: Verdict
+    moved: float = 0.0
+    scale: float = 1.0
+    units: int = 0
+    warnings: tuple[str, ...] = ()
+    groups: tuple[dict[str, Any], ...] = field(default=())
+
+    @property
+    def passes(self) -> bool:
+        """Whether the policy is certified to be better than the behavior policy."""
+        return self.why_not is None
+
+    @property
+    def why_not(self) -> str | None:
+        """Which kind of reason speaks against it: support, log, size or noise; None if
+        it is certified.
+        """
+        if self.verdict.because(*OF_STRUCTURE):
+            return "log"
+        if self.verdict.answer == NOT_ANSWERABLE:
+            reason = self.verdict.reasons[0].kind
+            if reason in ("size", "interval"):
+                return "size"
+            return "support"
+        if self.interval is None or self.uplift is None:
+            return "size"
+        if self.interval.low > 0.0:
+            return None
+        if self.uplift > 0.0:
+            return "size"
+        return "noise"
+
+
+def certify(
+    log: AnyLog,
+    policy: Policy,
+    finalists: int,
+    settings: EvaluationSettings,
+    shared: SharedByPolicies,
+    *,
+    stream: StreamSettings | None = None,
+    progress: Progress | None = None,
+    by: By | None = None,
+) -> Certificate:
+    """Certify one of ``finalists`` policies on the certify part.
+
+    settings: as for `koffline.evaluate`; its level is that of all lower ends together.
+    shared: of the finalists. Raises KofflineError where the policy cannot be evaluated.
+    """
+    alpha = 1.0 - settings.level
+    of_one = settings.model_copy(update={"level": 1.0 - 2.0 * alpha / finalists})
+    estimate = evaluate_one_of_several(
+        log, policy, of_one, shared, stream=stream, progress=progress, by=by
+    )
+    return _certificate(estimate, finalists, settings.level)
+
+
+def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificate:
+    verdict = estimate.verdict
+    uplift = None
+    interval = None
+    behavior_value = None
+    moved = 0.0
+    of_log = estimate.uplift
+    units = estimate.n_episodes or estimate.n_transitions
+    if of_log is not None:
+        uplift = of_log.value
+        behavior_value = of_log.behavior_value
+        robust = estimate.diagnostics.get("doubly_robust_value")
+        if robust is not None:
+            moved = min(0.0, robust - estimate.value)
+        if of_log.interval is not None:
+            kind = "episodes" if estimate.n_episodes else "rows"
+            interval = dataclasses.replace(
+                of_log.interval.as_measured,
+                low=of_log.interval.as_measured.low + moved,
+                high=of_log.interval.as_measured.high,
+                assumptions=_ASSUMPTIONS.format(
+                    count=finalists, level=100.0 * level, units=kind
+                ),
+            )
+    return Certificate(
+        value=estimate.value,
+        value_interval=estimate.interval,
+        uplift=uplift,
+        interval=interval,
+        behavior_value=behavior_value,
+        verdict=verdict,
+        moved=moved,
+        scale=estimate.diagnostics["reward_scale"],
+        units=units,
+        warnings=estimate.warnings,
+        groups=tuple(group.as_dict() for group in estimate.groups),
+    )
+
+
+def certificate_from(content: dict[str, Any]) -> Certificate:
+    """A certificate from its JSON."""
+    verdict = content["verdict"]
+    reasons = tuple(Reason(**reason) for reason in verdict["reasons"])
+    intervals = {}
+    for name in ("value_interval", "interval"):
+        intervals[name] = None
+        if content[name] is not None:
+            intervals[name] = Interval(**content[name])
+    return Certificate(
+        **{
+            **content,
+            **intervals,
+            "verdict": Verdict(verdict["answer"], reasons, verdict["sentence"]),
+            "warnings": tuple(content["warnings"]),
+            "groups": tuple(content["groups"]),
+        }
+    )

@@ -1,0 +1,193 @@
+"""The result of `koffline.improve`: the recommended policy, or why to keep the present
+one, and everything that was tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from koffline.errors import percent, printable
+from koffline.ope.results import (
+    NOT_ANSWERABLE,
+    Interval,
+    LogResult,
+    Reason,
+    Record,
+    Verdict,
+    interval_cells,
+    warning_lines,
+    with_ends,
+)
+from koffline.policies import Policy
+
+CHOOSE = "choose"
+CERTIFY = "certify"
+
+
+@dataclass(frozen=True)
+class KeepReason(Record):
+    """Why to keep the present policy.
+
+    ``kind``: "support" (the log does not hold what the candidates would do), "size" (it
+    holds too few episodes for what they seem to gain), "noise" (none seems better), or
+    "log" (its rows are not what they say they are). ``remedy``: what log would answer.
+    """
+
+    kind: str
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}; {self.remedy}"
+
+    def as_verdict(self) -> Verdict:
+        """The verdict where no finalist was certified on."""
+        return Verdict(
+            answer=NOT_ANSWERABLE,
+            reasons=(Reason(self.kind, self.text),),
+            sentence=f"This log does not show a better policy: {self.text}.",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate(Record):
+    """A policy that was tried: ``share`` of a trained one, the rest of the clone.
+
+    ``stage``: "choose", or "certify" for a finalist; ``value``, ``uplift`` and
+    ``interval`` (of the uplift) are of that part of the log. ``certified``: whether the
+    lower end is above 0 and nothing speaks against it. ``note``: why not, or empty.
+    ``chosen_by``: the lower end of the uplift on the part to choose on.
+    """
+
+    name: str
+    share: float
+    stage: str
+    value: float
+    uplift: float | None
+    interval: Interval | None
+    certified: bool = False
+    note: str = ""
+    chosen_by: float | None = None
+    policy: Policy | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        text = f"{self.name}  {self.stage}"
+        if self.uplift is not None:
+            text = f"{text}  uplift {with_ends(self.uplift, self.interval)}"
+        if self.certified:
+            return f"{text}  certified"
+        if self.note:
+            return f"{text}  {self.note}"
+        return text
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Improvement(LogResult):
+    """From a log to a better policy with a certificate, or the advice to keep the
+    present one.
+
+    ``recommended``: whether a policy is certified to be better; ``policy``, ``name``:
+    that policy, a mixture of a trained one and the clone; None to keep the present one.
+    ``uplift``, ``interval``: over the behavior policy, of the recommended policy, or
+    else of the most promising finalist; the lower end holds for all finalists together
+    with ``level``. ``reason``: why to keep. ``candidates``: all that was tried,
+    finalists first. ``dropped``: candidates that could not be trained or valued, each
+    with the keys ``name`` and ``reason``. ``parts``: rows and units of each part of the
+    log. ``groups``: values of the policy by ``by``.
+    """
+
+    recommended: bool
+    name: str | None
+    value: float | None
+    behavior_value: float | None
+    uplift: float | None
+    interval: Interval | None
+    verdict: Verdict
+    reason: KeepReason | None
+    level: float
+    candidates: tuple[Candidate, ...]
+    dropped: tuple[dict[str, str], ...] = ()
+    parts: dict[str, dict[str, int]] = field(default_factory=dict)
+    by: str | None = None
+    groups: tuple[dict[str, Any], ...] = ()
+    constraint: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    policy: Policy | None = field(default=None, repr=False)
+    evidence: Any = field(default=None, repr=False)
+
+    @property
+    def finalists(self) -> tuple[Candidate, ...]:
+        """The candidates that the certify part was asked about."""
+        return tuple(item for item in self.candidates if item.stage == CERTIFY)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The answer in a sentence, and what it rests on."""
+        sure = percent(self.level)
+        certify = self.parts.get(CERTIFY, {})
+        rests = (
+            f"Certified on {certify.get('units', 0)} of the log's units"
+            f" ({certify.get('rows', 0)} rows) that took no part in learning or"
+            " choosing."
+        )
+        if self.recommended:
+            assert self.interval is not None
+            answer = (
+                f"Use {self.name}: it is worth {self.uplift:.4g} more than the policy"
+                f" that wrote the log, at least {self.interval.low:.4g} more with"
+                f" {sure} certainty."
+            )
+            return (answer, rests)
+        return (f"Keep the present policy. {_capital(str(self.reason))}.", rests)
+
+    def __str__(self) -> str:
+        lines = [" ".join(self.sentences)]
+        if self.value is not None:
+            about = f"value {self.value:.4g}"
+            if self.uplift is not None:
+                about = f"{about}, uplift {with_ends(self.uplift, self.interval)}"
+            if self.behavior_value is not None:
+                about = f"{about} over {self.behavior_value:.4g}"
+            lines.append(
+                f"{self.verdict.answer}; {about} (γ = {self.gamma:.10g},"
+                f" {self.n_transitions} transitions)"
+            )
+        lines += [f"  {candidate}" for candidate in self.finalists]
+        for entry in self.dropped:
+            lines.append(f"not tried: {entry['name']}: {entry['reason']}")
+        lines += warning_lines(self.warnings, self.verdict)
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        if self.recommended:
+            answer = f"{self.name}, uplift {with_ends(self.uplift or 0, self.interval)}"
+        else:
+            kind = "nothing" if self.reason is None else self.reason.kind
+            answer = f"keep: {kind}"
+        return printable(
+            f"Improvement({answer}; {len(self.finalists)} of {len(self.candidates)}"
+            " candidates certified on)"
+        )
+
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """A row for each candidate, finalists first."""
+        rows: list[dict[str, Any]] = []
+        for candidate in self.candidates:
+            rows.append(
+                {
+                    "policy": candidate.name,
+                    "share": candidate.share,
+                    "stage": candidate.stage,
+                    "value": candidate.value,
+                    "uplift": candidate.uplift,
+                    **interval_cells(candidate.interval),
+                    "certified": candidate.certified,
+                    "note": candidate.note or None,
+                }
+            )
+        return rows
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
