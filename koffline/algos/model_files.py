@@ -15,7 +15,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -289,8 +289,6 @@ def _copy_on_cpu(algo: QLearningAlgoBase) -> QLearningAlgoBase:
 def _exported(algo: QLearningAlgoBase, is_onnx: bool) -> tuple[bytes, bool]:
     """Content of the file, and whether the policy's answers to the same observations
     vary.
-
-    torch itself would write to no path whose name is not UTF-8.
     """
     shape = algo.observation_shape
     if isinstance(shape[0], (tuple, list)):
@@ -310,17 +308,30 @@ def _exported(algo: QLearningAlgoBase, is_onnx: bool) -> tuple[bytes, bool]:
             return action
         return algo.action_scaler.reverse_transform(action)
 
-    script = torch.jit.trace(act, examples, check_trace=False)
     # the best of the drawn actions may be the same twice
     answers = [act(*examples) for _ in range(1 + _COMPARED)]
     draws = not all(
         torch.allclose(answers[0], answer, rtol=0, atol=1e-6, equal_nan=True)
         for answer in answers[1:]
     )
+    return traced(act, examples, is_onnx), draws
+
+
+def traced(
+    act: Callable[..., torch.Tensor],
+    examples: tuple[torch.Tensor, ...],
+    is_onnx: bool,
+) -> bytes:
+    """Content of a TorchScript or ONNX file of a function of batches of any size.
+
+    examples: inputs (2, …) to trace it with. torch itself would write to no path whose
+    name is not UTF-8.
+    """
+    script = torch.jit.trace(act, examples, check_trace=False)
     if not is_onnx:
         content = io.BytesIO()
         torch.jit.save(script, content)
-        return content.getvalue(), draws
+        return content.getvalue()
     names = [f"input_{i}" for i in range(len(examples))]
     target = ["output_0"]
     with TemporaryDirectory(prefix="koffline-") as folder:
@@ -335,7 +346,7 @@ def _exported(algo: QLearningAlgoBase, is_onnx: bool) -> tuple[bytes, bool]:
             opset_version=_OPSET,
             dynamo=False,
         )
-        return place.read_bytes(), draws
+        return place.read_bytes()
 
 
 def _batch_size(x: TorchObservation) -> int:

@@ -108,10 +108,11 @@ def _read_out(algo: Any, kind: str) -> TrainedLayers:
     return TrainedLayers(layers, "argmax")
 
 
-def _layers(encoder: nn.Module, last: nn.Module) -> Layers:
+def _layers(encoder: Any, last: Any) -> Layers:
     """Weights and biases of an encoder's layers and of the last one."""
     linear = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
     pairs = []
+    assert isinstance(last, nn.Linear)
     for module in (*linear, last):
         weight = module.weight.detach().cpu().numpy().T.astype(np.float64)
         bias = module.bias.detach().cpu().numpy().astype(np.float64)

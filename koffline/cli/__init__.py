@@ -39,6 +39,10 @@ class KofflineGroup(click.Group):
         "diagnose": ("diagnose", "Test a value function, and show where it is wrong."),
         "evaluate": ("evaluate", "Estimate what a policy is worth, from a log."),
         "export": ("models", "Write a trained policy as a TorchScript or ONNX file."),
+        "improve": (
+            "improve",
+            "Find a policy that is certified to be better, from a log.",
+        ),
         "online": ("learn", "Train a policy by playing in a Gymnasium environment."),
         "reproduce": (
             "learn",
@@ -170,6 +174,7 @@ def _ended(error: click.ClickException | click.Abort) -> SystemExit:
 _SETTINGS = {"online": ("koffline.online.config", "OnlineConfig")} | dict.fromkeys(
     ("evaluate", "select", "diagnose"), ("koffline.config", "EvaluationSettings")
 )
+_SETTINGS["improve"] = ("koffline.improvement.settings", "ImproveSettings")
 # Commands of groups, which are not imported to be suggested.
 _INSIDE = (
     "data info",

@@ -13,14 +13,15 @@ High Confidence Policy Improvement, have the words for the rest.)
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from koffline.config import EvaluationSettings
 from koffline.data.disk.log import AnyLog
 from koffline.fitting import Progress
 from koffline.ope.evaluation import evaluate_one_of_several
-from koffline.ope.groups import By
+from koffline.ope.groups import By, GroupValue
 from koffline.ope.results import (
     NOT_ANSWERABLE,
     Estimate,
@@ -48,10 +49,22 @@ OF_STRUCTURE = frozenset(
         "values",
     )
 )
+_ROUNDED_LEVEL = 10_000
+_LEAST_LEVEL = 0.1  # of an interval, where level is low and finalists are few
 _ASSUMPTIONS = (
     "The lower ends of all {count} finalists hold together with {level:.10g}%. They"
     " cover the sampling of {units}, not what the log lacks or no network can express."
 )
+
+
+@dataclass(frozen=True)
+class Cost(Record):
+    """A second return: its value, and its upper end; None where the log does not
+    answer.
+    """
+
+    value: float
+    high: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +73,9 @@ class Certificate(Record):
 
     ``uplift``, ``interval``: over the behavior policy, the interval with a lower end
     that holds for all finalists together; None where the log does not answer.
-    ``moved``: by how much the doubly robust estimate moved it down, ≤ 0.
+    ``moved``: by how much the doubly robust estimate moved it down, ≤ 0. ``cost``: the
+    second return, whose upper end is to be at most ``cost_limit``. ``groups``: values of
+    groups of start states.
     """
 
     value: float
@@ -73,7 +88,20 @@ class Certificate(Record):
     scale: float = 1.0
     units: int = 0
     warnings: tuple[str, ...] = ()
-    groups: tuple[dict[str, Any], ...] = field(default=())
+    groups: tuple[GroupValue, ...] = ()
+    cost: Cost | None = None
+    cost_limit: float | None = None
+
+    @property
+    def keeps_limit(self) -> bool:
+        """Whether the cost is certified to be at most its limit; True without one."""
+        if self.cost_limit is None:
+            return True
+        return (
+            self.cost is not None
+            and self.cost.high is not None
+            and self.cost.high <= self.cost_limit
+        )
 
     @property
     def passes(self) -> bool:
@@ -82,8 +110,8 @@ class Certificate(Record):
 
     @property
     def why_not(self) -> str | None:
-        """Which kind of reason speaks against it: support, log, size or noise; None if
-        it is certified.
+        """Which kind of reason speaks against it: support, log, size, noise or
+        constraint; None if it is certified.
         """
         if self.verdict.because(*OF_STRUCTURE):
             return "log"
@@ -95,10 +123,24 @@ class Certificate(Record):
         if self.interval is None or self.uplift is None:
             return "size"
         if self.interval.low > 0.0:
-            return None
+            if self.keeps_limit:
+                return None
+            return "constraint"
         if self.uplift > 0.0:
             return "size"
         return "noise"
+
+
+def level_of_one(settings: EvaluationSettings, finalists: int) -> float:
+    """The level of each two-sided interval, rounded up, so that all lower ends hold
+    together with the settings' level (Bonferroni).
+    """
+    alpha = 1.0 - settings.level
+    level = 1.0 - 2.0 * alpha / finalists
+    rounded = math.ceil(level * _ROUNDED_LEVEL - 1e-9) / _ROUNDED_LEVEL
+    if rounded < 1.0:
+        return max(rounded, _LEAST_LEVEL)
+    return level
 
 
 def certify(
@@ -117,12 +159,33 @@ def certify(
     settings: as for `koffline.evaluate`; its level is that of all lower ends together.
     shared: of the finalists. Raises KofflineError where the policy cannot be evaluated.
     """
-    alpha = 1.0 - settings.level
-    of_one = settings.model_copy(update={"level": 1.0 - 2.0 * alpha / finalists})
+    of_one = settings.model_copy(update={"level": level_of_one(settings, finalists)})
     estimate = evaluate_one_of_several(
         log, policy, of_one, shared, stream=stream, progress=progress, by=by
     )
     return _certificate(estimate, finalists, settings.level)
+
+
+def certify_cost(
+    log: AnyLog, policy: Policy, finalists: int, settings: EvaluationSettings
+) -> Cost:
+    """The second return of one of ``finalists`` policies, with an upper end that holds
+    for all of them together.
+
+    log: the certify part, with costs in place of rewards. Recommended is what is both
+    better and within the limit, so that the two bounds need no correction for each
+    other: a wrong recommendation takes an error of at least one of them, and neither
+    alone leads to one with more than 1 − level. Raises KofflineError.
+    """
+    of_one = settings.model_copy(update={"level": level_of_one(settings, finalists)})
+    estimate = evaluate_one_of_several(log, policy, of_one, SharedByPolicies())
+    if estimate.verdict.answer == NOT_ANSWERABLE or estimate.interval is None:
+        return Cost(estimate.value, None)
+    robust = estimate.diagnostics.get("doubly_robust_value")
+    moved = 0.0
+    if robust is not None:
+        moved = max(0.0, robust - estimate.value)
+    return Cost(estimate.value, estimate.interval.as_measured.high + moved)
 
 
 def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificate:
@@ -160,7 +223,7 @@ def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificat
         scale=estimate.diagnostics["reward_scale"],
         units=units,
         warnings=estimate.warnings,
-        groups=tuple(group.as_dict() for group in estimate.groups),
+        groups=tuple(estimate.groups),
     )
 
 
@@ -168,7 +231,7 @@ def certificate_from(content: dict[str, Any]) -> Certificate:
     """A certificate from its JSON."""
     verdict = content["verdict"]
     reasons = tuple(Reason(**reason) for reason in verdict["reasons"])
-    intervals = {}
+    intervals: dict[str, Interval | None] = {}
     for name in ("value_interval", "interval"):
         intervals[name] = None
         if content[name] is not None:
@@ -179,6 +242,14 @@ def certificate_from(content: dict[str, Any]) -> Certificate:
             **intervals,
             "verdict": Verdict(verdict["answer"], reasons, verdict["sentence"]),
             "warnings": tuple(content["warnings"]),
-            "groups": tuple(content["groups"]),
+            "groups": tuple(map(_group_from, content["groups"])),
+            "cost": None if content["cost"] is None else Cost(**content["cost"]),
         }
     )
+
+
+def _group_from(content: dict[str, Any]) -> GroupValue:
+    interval = content["interval"]
+    if interval is not None:
+        interval = Interval(**interval)
+    return GroupValue(**{**content, "interval": interval})

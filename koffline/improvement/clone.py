@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,7 +112,11 @@ def _stop_rows(log: Transitions, seed: int) -> np.ndarray:
 
 
 def _train(
-    network: nn.Sequential, losses, weights: Tensor, is_stop: np.ndarray, seed: int
+    network: nn.Sequential,
+    losses: Callable[[Tensor], Tensor],
+    weights: Tensor,
+    is_stop: np.ndarray,
+    seed: int,
 ) -> None:
     """Train until the loss on the stop rows no longer falls, and keep the best
     network.

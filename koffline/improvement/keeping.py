@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from koffline.errors import counted
 from koffline.improvement.certificate import OF_STRUCTURE, Certificate
-from koffline.improvement.results import CERTIFY, Candidate, KeepReason
+from koffline.improvement.results import Candidate, KeepReason
+from koffline.improvement.splitting import CERTIFY
 
 _MEND = (
     "mend the log first (koffline data validate LOG, koffline evaluate shows the signs)"
@@ -41,6 +42,18 @@ def why_keep(
     if "log" in by_kind:
         verdict = certificates[by_kind["log"][0].name].verdict
         return KeepReason("log", verdict.because(*OF_STRUCTURE)[0], _MEND)
+    if "constraint" in by_kind:
+        best = by_kind["constraint"][0]
+        certificate = certificates[best.name]
+        high = "unknown"
+        if certificate.cost is not None and certificate.cost.high is not None:
+            high = f"{certificate.cost.high:.4g}"
+        return KeepReason(
+            "constraint",
+            f"{best.name} is better, but the upper end of its cost is {high}, above"
+            f" {certificate.cost_limit:.4g}",
+            "loosen the constraint, or log more episodes",
+        )
     if "size" in by_kind:
         return _of_size(by_kind["size"], units)
     if "support" in by_kind:

@@ -21,6 +21,7 @@ from koffline.ope.log.problem import prepare_problem
 from koffline.ope.networks.fitted_q import fit_value_functions
 from koffline.ope.networks.resampling import Resampling
 from koffline.policies import DiscretePolicy, MixturePart
+from koffline.replicas import StackedMLP
 
 _NETWORKS = 2  # whose mean is the value function
 
@@ -102,7 +103,7 @@ def _value_layers(
     return [first, *layers[1:]], max(deviation, 1e-12)
 
 
-def _mean_layers(network: object) -> list[tuple[np.ndarray, np.ndarray]]:
+def _mean_layers(network: StackedMLP) -> list[tuple[np.ndarray, np.ndarray]]:
     """Layers of one network whose output is the mean over a stack of networks: their
     hidden layers side by side.
     """

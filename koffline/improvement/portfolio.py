@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.config import EvaluationSettings
+from koffline.config import make_settings
 from koffline.data.transitions import Discrete, Transitions
 from koffline.improvement.clone import Clone
 from koffline.improvement.scaling import Scaling
@@ -141,7 +141,7 @@ def train_candidate(
     if spec.kind == ITERATION:
         from koffline.improvement.kernel_iteration import kernel_policy_iteration
 
-        settings = EvaluationSettings(gamma=part.gamma, seed=seed, steps=steps)
+        settings = make_settings({"gamma": part.gamma, "seed": seed, "steps": steps})
         return kernel_policy_iteration(
             part.scaled, part.clone, part.scaling, settings, **spec.params
         )

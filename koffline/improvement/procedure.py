@@ -14,10 +14,9 @@ import dataclasses
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from koffline.config import EvaluationSettings
@@ -27,9 +26,17 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units
 from koffline.errors import ConfigError, KofflineError
-from koffline.improvement.certificate import Certificate, certificate_from, certify
+from koffline.improvement.certificate import (
+    Certificate,
+    certificate_from,
+    certify,
+    certify_cost,
+)
 from koffline.improvement.clone import Clone, fit_clone
+from koffline.improvement.constraint import Constraint, CostLogs, parse_constraint
+from koffline.improvement.differences import Differences, differences
 from koffline.improvement.keeping import why_keep
+from koffline.improvement.large_logs import parts_of
 from koffline.improvement.mixtures import mixture_of, name_of, policy_of
 from koffline.improvement.portfolio import (
     CandidateSpec,
@@ -38,7 +45,7 @@ from koffline.improvement.portfolio import (
     steps_for,
     train_candidate,
 )
-from koffline.improvement.results import CERTIFY, CHOOSE, Candidate, Improvement
+from koffline.improvement.results import MARKER, Candidate, Improvement
 from koffline.improvement.scaling import Scaling
 from koffline.improvement.screening import LEVEL, ShareScore, screen
 from koffline.improvement.settings import (
@@ -46,10 +53,11 @@ from koffline.improvement.settings import (
     make_improve_settings,
     seconds_of,
 )
-from koffline.improvement.splitting import LogParts, n_units, split_in_three
+from koffline.improvement.splitting import CERTIFY, CHOOSE, TRAIN, LogParts, n_units
+from koffline.improvement.work import check_same_search, work_folder
 from koffline.jobs import Job, run_jobs
 from koffline.ope.evaluation import merge_settings
-from koffline.ope.groups import By
+from koffline.ope.groups import By, GroupValue, GroupValues
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.results import Interval, Verdict, describe_log
 from koffline.ope.stream_settings import StreamSettings
@@ -62,10 +70,13 @@ from koffline.policies import (
     save_mixture_policy,
 )
 from koffline.store.files import write_text
+from koffline.store.run_record import check_results
 from koffline.untrusted.limits import read_json
 
 Tell = Callable[..., Any]
 _CLONE = "clone"
+# of a budget; the rest is for choosing and certifying
+_OF_BUDGET = 0.4
 _MOST_OF_ONE = 2  # finalists that are mixtures of the same candidate
 
 
@@ -79,46 +90,134 @@ def improve(  # noqa: PLR0913
     level: float = 0.95,
     budget: str | float | None = None,
     cores: int | None = None,
+    ray: str | None = None,
     by: By | None = None,
-    constraint: str | None = None,
+    constraint: str | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    force: bool = False,
     progress: Tell | None = None,
-    settings: ImproveSettings | dict[str, Any] | None = None,
+    settings: ImproveSettings | Mapping[str, Any] | None = None,
     stream: StreamSettings | None = None,
 ) -> Improvement:
     """Find a policy that is certified to be worth more than the one that wrote the
     log, or say why to keep that one.
 
-    The probability that a policy is recommended and truly worse is at most 1 − level,
-    as far as intervals have their level. log, gamma, mapping, action_space, by: as in
-    `koffline.evaluate`. level: of the lower ends of all finalists together. budget: of
-    time, as in "10m" or "1h". settings: an `ImproveSettings`, or a mapping with some of
-    its fields. Raises KofflineError in one line.
+    A policy that is truly worse is recommended with a probability of at most 1 −
+    level, as far as intervals have their level. log, gamma, mapping, action_space, by,
+    stream: as in `koffline.evaluate`. level: of the lower ends of all finalists
+    together. budget: time for the search, as in "10m" or "1h"; candidates that it does
+    not reach are left out. cores, ray: where candidates are trained, side by side.
+    constraint: "COLUMN <= X", for a table with a mapping: the discounted sum of that
+    column is certified to be at most X; or a mapping with the keys name, costs (one
+    for each row) and at_most. out: a folder that gets the policy, the report and a
+    model card; what is done before an interrupt stays beside it, and ``resume`` goes on
+    there. force: replace earlier results in ``out``. progress: called with the number
+    done, all, and a note. settings: an `ImproveSettings`, or a mapping with some of its
+    fields. Raises KofflineError in one line.
+    """
+    if out is not None:
+        check_results(Path(out), force, MARKER)
+    with work_folder(out, resume) as folder:
+        result = search_better(
+            log,
+            folder,
+            gamma=gamma,
+            mapping=mapping,
+            action_space=action_space,
+            seed=seed,
+            level=level,
+            budget=budget,
+            cores=cores,
+            ray=ray,
+            by=by,
+            constraint=constraint,
+            progress=progress,
+            settings=settings,
+            stream=stream,
+        )
+        if out is not None:
+            result.report(out, force)
+    return result
+
+
+def search_better(  # noqa: PLR0913
+    log: LogSource,
+    folder: Path,
+    *,
+    gamma: float | None = None,
+    mapping: LogMapping = None,
+    action_space: SpaceRequest | None = None,
+    seed: int = 0,
+    level: float = 0.95,
+    budget: str | float | None = None,
+    cores: int | None = None,
+    ray: str | None = None,
+    by: By | None = None,
+    constraint: str | Mapping[str, Any] | None = None,
+    progress: Tell | None = None,
+    settings: ImproveSettings | Mapping[str, Any] | None = None,
+    stream: StreamSettings | None = None,
+) -> Improvement:
+    """`improve` that keeps what is done in ``folder``, and goes on with what is
+    there.
     """
     started = time.perf_counter()
     chosen = make_improve_settings(settings)
     seconds = seconds_of(budget)
+    limit = parse_constraint(constraint)
     opened, by = open_log_by(log, action_space, mapping, by)
     evaluation = merge_settings(
         opened, None, {"gamma": gamma, "level": level, "seed": seed, "cores": cores}
     )
-    parts = split_in_three(opened, seed)
-    with _work_folder(out) as folder:
-        search = Search(
-            parts=parts,
-            settings=chosen,
-            evaluation=evaluation,
-            folder=folder,
-            deadline=None if seconds is None else time.time() + seconds,
-            stream=stream,
-            tell=progress or (lambda *_: None),
-        )
-        trained = search.train()
-        scored = search.choose(trained)
-        finalists = choose_finalists(scored, chosen.finalists)
-        certificates = search.certify(finalists, trained, by)
-        return _result(search, trained, scored, certificates, opened, started, by=by)
+    check_same_search(
+        folder,
+        {
+            "data": opened.sha256,
+            "gamma": evaluation.gamma,
+            "level": level,
+            "seed": seed,
+            "constraint": None if limit is None else limit.text,
+            "by": _name_of_groups(by),
+            "settings": chosen.model_dump(mode="json"),
+        },
+    )
+    parts = parts_of(opened, seed, folder)
+    cost_logs = None
+    if limit is not None:
+        costs = limit.costs_of(opened, log, action_space, mapping)
+        cost_logs = CostLogs.of(parts, opened, costs)
+    search = Search(
+        log=opened,
+        parts=parts,
+        settings=chosen,
+        evaluation=evaluation,
+        folder=folder,
+        deadline=None if seconds is None else time.time() + _OF_BUDGET * seconds,
+        stream=stream,
+        tell=progress or _tell_nobody,
+        place=(cores or 1, ray),
+        by=_labels_of_part(by, parts),
+        limit=limit,
+        cost_logs=cost_logs,
+    )
+    trained = search.train()
+    scored = search.choose(trained)
+    at_most = None if limit is None else limit.at_most
+    finalists = choose_finalists(scored, chosen.finalists, at_most)
+    certificates = search.certify(finalists, trained)
+    return _result(search, trained, scored, certificates, started)
+
+
+def _tell_nobody(*_: Any) -> None:
+    """Progress that nobody follows."""
+
+
+def _labels_of_part(by: By | None, parts: LogParts) -> By | None:
+    """Groups of the certify part: labels are of all episodes of the log."""
+    if not isinstance(by, Mapping):
+        return by
+    return {name: parts.of_certified(labels) for name, labels in by.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +246,13 @@ class Scored:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """One search: parts of a log, settings, and the folder that keeps what is done."""
+    """One search: parts of a log, settings, and the folder that keeps what is done.
 
+    ``place``: workers and Ray address of the trainings. ``by``: groups of the certify
+    part. ``cost_logs``: with what ``limit`` limits in place of rewards.
+    """
+
+    log: AnyLog
     parts: LogParts
     settings: ImproveSettings
     evaluation: EvaluationSettings
@@ -156,6 +260,10 @@ class Search:
     deadline: float | None
     stream: StreamSettings | None
     tell: Tell
+    place: tuple[int, str | None] = (1, None)
+    by: By | None = None
+    limit: Constraint | None = None
+    cost_logs: CostLogs | None = None
 
     def train(self) -> Trained:
         """The clone, and every candidate of the portfolio that can be trained.
@@ -182,7 +290,7 @@ class Search:
             )
             for spec in specs
         ]
-        failures = run_jobs(jobs, progress=self._report("training"), keep_going=True)
+        failures = self._run(jobs, "training")
         candidates = {
             job.name: read_mixture(job.path).parts[0] for job in jobs if job.done
         }
@@ -205,12 +313,19 @@ class Search:
                 Job(
                     name=name,
                     call=_choose_job,
-                    arguments=(log, policy, clone, self.evaluation, self.settings),
+                    arguments=(
+                        log,
+                        policy,
+                        clone,
+                        self.evaluation,
+                        self.settings,
+                        None if self.cost_logs is None else self.cost_logs.choose,
+                    ),
                     path=self.folder / "choose" / f"{name}.json",
                     is_valid=_is_json,
                 )
             )
-        failures = run_jobs(jobs, progress=self._report("choosing"), keep_going=True)
+        failures = self._run(jobs, "choosing")
         trained.dropped.update({name: str(why) for name, why in failures.items()})
         scored = []
         for job in jobs:
@@ -220,7 +335,7 @@ class Search:
         return scored
 
     def certify(
-        self, finalists: Sequence[Scored], trained: Trained, by: By | None
+        self, finalists: Sequence[Scored], trained: Trained
     ) -> dict[str, Certificate]:
         """Certificates of the finalists by the names of their mixtures."""
         shared = SharedByPolicies()
@@ -237,13 +352,8 @@ class Search:
             if not _is_json(path):
                 self.tell(number, len(finalists), f"certifying {finalist.name}")
                 try:
-                    certificate = certify(
-                        self.parts.certify,
-                        self.policy(finalist, trained),
-                        len(finalists),
-                        settings,
-                        shared,
-                        stream=self.stream,
+                    certificate = self._certificate(
+                        finalist, trained, len(finalists), settings, shared
                     )
                 except ConfigError:
                     raise
@@ -255,12 +365,52 @@ class Search:
             certificates[finalist.name] = certificate_from(read_json(path))
         return certificates
 
-    def policy(self, scored: Scored, trained: Trained) -> Policy:
-        """The mixture as a policy for the log."""
-        mixture = mixture_of(
+    def _certificate(
+        self,
+        finalist: Scored,
+        trained: Trained,
+        count: int,
+        settings: EvaluationSettings,
+        shared: SharedByPolicies,
+    ) -> Certificate:
+        """The certificate of one of ``count`` finalists, with its constraint."""
+        policy = self.policy(finalist, trained)
+        certificate = certify(
+            self.parts.certify,
+            policy,
+            count,
+            settings,
+            shared,
+            stream=self.stream,
+            by=self.by,
+        )
+        if self.cost_logs is None or self.limit is None:
+            return certificate
+        cost = certify_cost(self.cost_logs.certify, policy, count, settings)
+        return dataclasses.replace(
+            certificate, cost=cost, cost_limit=self.limit.at_most
+        )
+
+    def mixture(self, scored: Scored, trained: Trained) -> Mixture:
+        """The mixture of a candidate at a share."""
+        return mixture_of(
             trained.clone, trained.candidates[scored.candidate], scored.score.share
         )
-        return policy_of(mixture, scored.name, self.parts.certify)
+
+    def policy(self, scored: Scored, trained: Trained) -> Policy:
+        """The mixture as a policy for the log."""
+        mixture = self.mixture(scored, trained)
+        return policy_of(mixture, scored.name, self.parts.choose)
+
+    def differences(self, policy: Policy | None, trained: Trained) -> Differences:
+        """Where a policy acts differently from the clone, in states of the log."""
+        assert policy is not None
+        rows = self.parts.choose
+        if isinstance(self.parts.certify, Transitions):
+            rows = self.parts.certify
+        present = policy_of(Mixture((trained.clone.part,), (1.0,)), _CLONE, rows)
+        scaling = Scaling.of(self.parts.train, self.evaluation.gamma)
+        return differences(policy, present, rows, scaling, self.evaluation.seed)
 
     def _clone(self, rows: Transitions, scaling: Scaling) -> Clone:
         path = self.folder / f"{_CLONE}.npz"
@@ -276,6 +426,13 @@ class Search:
         """A seed that depends on the search's and on the candidate's name alone."""
         return (zlib.crc32(name.encode()) ^ self.evaluation.seed) % 2**31
 
+    def _run(self, jobs: Sequence[Job], what: str) -> dict[str, KofflineError]:
+        """Run the jobs that have no result yet; the errors by name."""
+        workers, ray = self.place
+        return run_jobs(
+            jobs, workers, ray, progress=self._report(what), keep_going=True
+        )
+
     def _report(self, what: str) -> Tell:
         def report(done: int, total: int, running: str = "") -> None:
             self.tell(done, total, f"{what} {running}".rstrip())
@@ -283,15 +440,21 @@ class Search:
         return report
 
 
-def choose_finalists(scored: Sequence[Scored], count: int) -> list[Scored]:
+def choose_finalists(
+    scored: Sequence[Scored], count: int, at_most: float | None = None
+) -> list[Scored]:
     """The ``count`` mixtures of the largest lower ends, among those that seem better
     than the behavior policy and that the log supports; at most two of one candidate.
+
+    at_most: bound of the costs, which finalists seem to keep.
     """
     ranked = sorted(scored, key=lambda item: -item.score.low)
     finalists: list[Scored] = []
     for item in ranked:
         of_same = [other for other in finalists if other.candidate == item.candidate]
         is_better = item.score.uplift > 0.0 and not item.score.refused
+        if at_most is not None and item.score.cost is not None:
+            is_better = is_better and item.score.cost <= at_most
         if is_better and len(of_same) < _MOST_OF_ONE and len(finalists) < count:
             finalists.append(item)
     return finalists
@@ -302,9 +465,7 @@ def _result(
     trained: Trained,
     scored: Sequence[Scored],
     certificates: dict[str, Certificate],
-    log: AnyLog,
     started: float,
-    by: By | None,
 ) -> Improvement:
     """The result, from what every part of the log has said."""
     candidates = _candidates(search, trained, scored, certificates)
@@ -340,11 +501,31 @@ def _result(
             "verdict": certificate.verdict,
             "warnings": certificate.warnings,
         }
-    about = describe_log(log, search.evaluation.seed, started)
+    about = describe_log(search.log, search.evaluation.seed, started)
     about["notes"] = (*about["notes"], *search.parts.notes)
+    policy = None
+    mixture = None
+    name = None
+    changes = None
+    groups: tuple[GroupValue, ...] = ()
+    if leading is not None and recommended:
+        name = leading.name
+        policy = leading.policy
+        by_name = {item.name: item for item in scored}
+        mixture = search.mixture(by_name[name], trained)
+        groups = certificates[name].groups
+        changes = search.differences(policy, trained)
+    cost: dict[str, Any] | None = None
+    if search.limit is not None:
+        cost = {"constraint": search.limit.text, "value": None, "high": None}
+        of_leading = None
+        if leading is not None:
+            of_leading = certificates[leading.name].cost
+        if of_leading is not None:
+            cost |= {"value": of_leading.value, "high": of_leading.high}
     return Improvement(
         recommended=recommended,
-        name=leading.name if leading is not None and recommended else None,
+        name=name,
         reason=reason,
         level=search.evaluation.level,
         candidates=tuple(candidates),
@@ -352,12 +533,26 @@ def _result(
             {"name": name, "reason": why} for name, why in trained.dropped.items()
         ),
         parts=_sizes(search.parts),
-        policy=leading.policy if leading is not None and recommended else None,
+        policy=policy,
+        mixture=mixture,
+        differences=changes,
+        by=_name_of_groups(search.by),
+        groups=GroupValues(groups),
+        constraint=cost,
         gamma=search.evaluation.gamma,
         settings=search.settings.model_dump(mode="json"),
         **fields,
         **about,
     )
+
+
+def _name_of_groups(by: By | None) -> str | None:
+    """The name of a grouping."""
+    if by is None:
+        return None
+    if isinstance(by, Mapping):
+        return str(next(iter(by)))
+    return str(by)
 
 
 def _low_of(candidate: Candidate) -> float:
@@ -415,7 +610,7 @@ def _candidates(
 
 def _sizes(parts: LogParts) -> dict[str, dict[str, int]]:
     """Rows and units of each part."""
-    named = {"train": parts.train, CHOOSE: parts.choose, CERTIFY: parts.certify}
+    named = {TRAIN: parts.train, CHOOSE: parts.choose, CERTIFY: parts.certify}
     return {
         name: {"rows": len(part), "units": n_units(part)}
         for name, part in named.items()
@@ -436,16 +631,6 @@ def _wanted(
             known = ", ".join(spec.name for spec in specs)
             raise ConfigError(f"there is no candidate '{name}'; known are {known}")
     return [spec for spec in specs if spec.name.startswith(tuple(names))]
-
-
-@contextlib.contextmanager
-def _work_folder(out: str | Path | None) -> Iterator[Path]:
-    """The folder that keeps what is done; a temporary one without ``out``."""
-    if out is not None:
-        yield Path(out)
-        return
-    with TemporaryDirectory(prefix="koffline-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
 
 
 def _train_job(
@@ -470,9 +655,10 @@ def _choose_job(
     clone: Policy,
     evaluation: EvaluationSettings,
     settings: ImproveSettings,
+    cost_log: Transitions | None,
 ) -> None:
     """Score a candidate at every share and write the scores. Raises KofflineError."""
-    scores = screen(log, policy, clone, evaluation, settings)
+    scores = screen(log, policy, clone, evaluation, settings, cost_log)
     content = [dataclasses.asdict(score) for score in scores]
     write_text(path, json.dumps(content, indent=1))
 

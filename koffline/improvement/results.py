@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from koffline.errors import percent, printable
+from koffline.improvement.differences import Differences
+from koffline.improvement.splitting import CERTIFY
 from koffline.ope.results import (
     NOT_ANSWERABLE,
     Interval,
@@ -19,10 +21,9 @@ from koffline.ope.results import (
     warning_lines,
     with_ends,
 )
-from koffline.policies import Policy
+from koffline.policies import Mixture, Policy
 
-CHOOSE = "choose"
-CERTIFY = "certify"
+MARKER = "improvement.json"
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class KeepReason(Record):
     """Why to keep the present policy.
 
     ``kind``: "support" (the log does not hold what the candidates would do), "size" (it
-    holds too few episodes for what they seem to gain), "noise" (none seems better), or
-    "log" (its rows are not what they say they are). ``remedy``: what log would answer.
+    holds too few episodes for what they seem to gain), "noise" (none seems better),
+    "constraint" (none that is better keeps it), or "log" (its rows are not what they
+    say they are). ``remedy``: what log would answer.
     """
 
     kind: str
@@ -94,7 +96,9 @@ class Improvement(LogResult):
     with ``level``. ``reason``: why to keep. ``candidates``: all that was tried,
     finalists first. ``dropped``: candidates that could not be trained or valued, each
     with the keys ``name`` and ``reason``. ``parts``: rows and units of each part of the
-    log. ``groups``: values of the policy by ``by``.
+    log. ``groups``: values of the policy by ``by``. ``constraint``: the second return,
+    with its upper end. ``differences``: where the policy acts differently from the
+    present one.
     """
 
     recommended: bool
@@ -110,11 +114,12 @@ class Improvement(LogResult):
     dropped: tuple[dict[str, str], ...] = ()
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
     by: str | None = None
-    groups: tuple[dict[str, Any], ...] = ()
+    groups: tuple[Any, ...] = ()
     constraint: dict[str, Any] | None = None
+    differences: Differences | None = None
     warnings: tuple[str, ...] = ()
     policy: Policy | None = field(default=None, repr=False)
-    evidence: Any = field(default=None, repr=False)
+    mixture: Mixture | None = field(default=None, repr=False)
 
     @property
     def finalists(self) -> tuple[Candidate, ...]:

@@ -41,7 +41,8 @@ class ShareScore:
     """A candidate at one share, on the part to choose on.
 
     ``uplift``, ``low``, ``high``: over the behavior policy, with the interval of
-    `LEVEL`; ``refused``: why the log does not answer, or empty.
+    `LEVEL`; ``refused``: why the log does not answer, or empty; ``cost``: the second
+    return, None without a constraint.
     """
 
     share: float
@@ -50,6 +51,7 @@ class ShareScore:
     low: float
     high: float
     refused: str = ""
+    cost: float | None = None
 
 
 def screen(
@@ -58,11 +60,12 @@ def screen(
     clone: Policy,
     evaluation: EvaluationSettings,
     settings: ImproveSettings,
+    cost_log: Transitions | None = None,
 ) -> tuple[ShareScore, ...]:
     """Score a candidate at every share of the settings, on the part to choose on.
 
     candidate, clone: the policies that are mixed. evaluation: gamma, seed and device.
-    Raises KofflineError if the networks diverge.
+    cost_log: the same rows with costs in place of rewards. Raises KofflineError if the networks diverge.
     """
     screening = evaluation.model_copy(
         update={
@@ -73,7 +76,15 @@ def screen(
         }
     )
     with open_workspace(log, candidate, screening) as workspace:
-        return tuple(_scores(workspace, clone, settings.shares))
+        scores = _scores(workspace, clone, settings.shares)
+    if cost_log is None:
+        return tuple(scores)
+    with open_workspace(cost_log, candidate, screening) as workspace:
+        of_cost = _scores(workspace, clone, settings.shares)
+    return tuple(
+        dataclasses.replace(score, cost=cost.value)
+        for score, cost in zip(scores, of_cost, strict=True)
+    )
 
 
 def _scores(

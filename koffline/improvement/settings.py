@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -55,14 +56,12 @@ class ImproveSettings(Section):
 
 
 def make_improve_settings(
-    settings: ImproveSettings | dict[str, Any] | None,
+    settings: ImproveSettings | Mapping[str, Any] | None,
 ) -> ImproveSettings:
     """Settings from a record or a mapping; None: the defaults. Raises ConfigError."""
     if isinstance(settings, ImproveSettings):
         return settings
-    if settings is None:
-        return ImproveSettings()
-    return read_section(ImproveSettings, settings)
+    return read_section(ImproveSettings, dict(settings or {}))
 
 
 def seconds_of(budget: str | float | None) -> float | None:

@@ -44,7 +44,7 @@ class Report:
     draw them, by name. show: prints the part before warnings and notes. top_figure: the
     name of the figure that notebooks show; drawing: makes it for any axes. context:
     further values for the template. call: how the result was made in Python; None: by
-    the running command.
+    the running command. further: writes further files into the folder.
     """
 
     marker: str
@@ -55,6 +55,7 @@ class Report:
     drawing: Callable[[], Drawing]
     context: Context = field(default_factory=dict)
     call: str | None = None
+    further: Callable[[Path], None] | None = None
 
     def write(self, out: Path, force: bool, run: JsonObject) -> Path:
         """Write ``marker``, ``plots/*.png``, ``report.html`` and run.json to ``out``;
@@ -84,6 +85,8 @@ class Report:
                 (folder / "plots" / f"{name}.png").write_bytes(images.png)
                 shown[name] = images.svg
             (folder / "report.html").write_text(self.render(shown), encoding="utf-8")
+            if self.further is not None:
+                self.further(folder)
 
     def write_page(self, page: Path, force: bool) -> Path:
         """Write the page alone, which needs no other file; return its path.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from koffline import display
 from koffline.figures import drawing
+from koffline.improvement.results import Improvement
 from koffline.ope.diagnosis import Diagnosis
 from koffline.ope.groups import GroupValues
 from koffline.ope.ranking import PolicyRanking
@@ -21,6 +22,7 @@ from koffline.report.estimates import (
     report_estimates,
     report_ranking,
 )
+from koffline.report.improvement import report_improvement
 from koffline.store.run_record import now, start_run
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ def report_of(result: Result) -> Report:
     elif isinstance(result, PolicyRanking):
         report = report_ranking(result)
         call = "koffline.select_policies(log, policies, …)"
+    elif isinstance(result, Improvement):
+        report = report_improvement(result)
+        call = "koffline.improve(log, …)"
     else:
         assert isinstance(result, Diagnosis), type(result)
         report = report_diagnosis(result)

@@ -45,6 +45,8 @@ PACKAGES = (
     "matplotlib",
 )
 _ESTIMATES = ("estimate.json", "estimates.json")  # of one command
+# of `koffline improve`, besides those of every command
+_OF_IMPROVEMENT = ("policy.npz", "policy.pt", "policy.onnx", "model_card.md")
 FORMAT = 1
 # options on where a result goes, which do not change it
 _WHERE = ("--out", "--resume", "--force")
@@ -233,4 +235,6 @@ def result_files(marker: str) -> tuple[str, ...]:
     results: tuple[str, ...] = (marker,)
     if marker in _ESTIMATES:
         results = _ESTIMATES
+    if marker == "improvement.json":
+        results = (marker, *_OF_IMPROVEMENT)
     return (*results, FILE, "report.html", "plots/*.png")

@@ -1,0 +1,114 @@
+"""Parts of a log that stays on disk: samples to learn from and to choose on, and all
+rows of the certify part as shards.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units, joined
+from koffline.data.disk.writer import ShardWriter, open_lazy
+from koffline.data.hashing import unit_hash
+from koffline.data.late_ends import without_late_ends
+from koffline.data.transitions import Transitions
+from koffline.errors import DataError
+from koffline.improvement.splitting import (
+    CERTIFY_SHARE,
+    CHOOSE_SHARE,
+    LogParts,
+    split_in_three,
+)
+
+HELD_BYTES = 500_000_000  # of rows of a log that is simply read into memory
+_HELD_ROWS = 200_000  # of each sample
+_SHARD_ROWS = 100_000
+_CERTIFY = "certify_shards"
+_PART_STREAM = 0x70617274
+_SAMPLE_STREAM = 0x73616D70
+
+
+def parts_of(
+    log: AnyLog, seed: int, folder: Path, held_bytes: float = HELD_BYTES
+) -> LogParts:
+    """The parts of a log; of a large one on disk, samples and shards in ``folder``.
+
+    held_bytes: up to which a log is read into memory. Raises DataError.
+    """
+    if isinstance(log, Transitions):
+        return split_in_three(log, seed)
+    if len(log) * log.row_bytes <= held_bytes:
+        return split_in_three(log.load(), seed)
+    return _stream(log, seed, folder)
+
+
+def _stream(log: LazyTransitions, seed: int, folder: Path) -> LogParts:
+    """One pass over the shards: units go to a part by their hash."""
+    place = folder / _CERTIFY
+    if place.exists():
+        shutil.rmtree(place)
+    train_share = 1.0 - CERTIFY_SHARE - CHOOSE_SHARE
+    kept = {
+        0: _HELD_ROWS / (train_share * len(log)),
+        1: _HELD_ROWS / (CHOOSE_SHARE * len(log)),
+    }
+    held: dict[int, list[Transitions]] = {0: [], 1: []}
+    first_unit = 0
+    folder.mkdir(parents=True, exist_ok=True)
+    with ShardWriter(place, _SHARD_ROWS) as writer:
+        for shard in range(len(log.shards)):
+            for block in in_whole_units(log.shard_blocks(shard)):
+                units = block.units - int(block.units[0])
+                numbers = units + first_unit
+                first_unit += int(units.max()) + 1
+                if block.clusters is not None:
+                    numbers = np.asarray(block.clusters)
+                part_of_row = _part_by_hash(numbers, seed)
+                for part, share in kept.items():
+                    uniform = unit_hash(seed ^ _SAMPLE_STREAM, part, numbers) * 2.0**-64
+                    rows = (part_of_row == part) & (uniform < share)
+                    if rows.any():
+                        held[part].append(_whole(block, rows))
+                rows = part_of_row == 2
+                if rows.any():
+                    writer.append(_whole(block, rows))
+    if not held[0] or not held[1]:
+        raise DataError(
+            "the log has too few episodes for parts to learn from and to choose on;"
+            " write it with more episodes"
+        )
+    return LogParts(
+        train=without_late_ends(_joined(held[0], log)),
+        choose=_joined(held[1], log),
+        certify=open_lazy(place),
+        part_of=np.zeros(0, dtype=np.int64),
+        notes=(
+            f"{len(log)} rows stay on disk: candidates learn from a sample of whole"
+            " episodes and are chosen on another; the certificate uses all rows of its"
+            " part.",
+        ),
+    )
+
+
+def _part_by_hash(numbers: np.ndarray, seed: int) -> np.ndarray:
+    """The part (N,) of rows by the number of their unit."""
+    uniform = unit_hash(seed ^ _PART_STREAM, 0, numbers) * 2.0**-64
+    parts = np.zeros(len(numbers), dtype=np.int64)
+    parts[uniform < CERTIFY_SHARE + CHOOSE_SHARE] = 1
+    parts[uniform < CERTIFY_SHARE] = 2
+    return parts
+
+
+def _whole(block: Transitions, rows: np.ndarray) -> Transitions:
+    """The given rows of a block, whole episodes with ids of their own."""
+    columns = {name: column[rows] for name, column in block.columns.items()}
+    columns.pop("episode_ids", None)
+    return Transitions.of_whole_units(columns, block.action_space, block.metadata)
+
+
+def _joined(blocks: list[Transitions], log: LazyTransitions) -> Transitions:
+    columns = dict(joined(blocks).columns)
+    columns.pop("episode_ids", None)
+    return Transitions.of_whole_units(columns, log.action_space, log.metadata)

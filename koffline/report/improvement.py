@@ -1,0 +1,241 @@
+"""The report of `koffline improve`: the answer, what was tried, where the new policy
+acts differently; its files and its model card.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from koffline.errors import counted, percent
+from koffline.improvement.results import MARKER, Candidate, Improvement
+from koffline.improvement.splitting import CERTIFY
+from koffline.policies import save_mixture_policy
+from koffline.report import Report, plots, print_table, words
+from koffline.store.run_record import shown_command
+
+CARD = "model_card.md"
+POLICY = "policy.npz"
+_MOST_ROWS = 20  # of candidates on a terminal and in the figure
+_FURTHER = "further ones"
+
+
+def report_improvement(result: Improvement) -> Report:
+    """The report of an improvement."""
+    rows = [_cells(candidate, result) for candidate in result.candidates]
+    context = {
+        "columns": list(_HEADINGS),
+        "rows": rows,
+        "sentences": result.sentences,
+        "changes": _change_rows(result),
+        "regions": _region_rows(result),
+        "examples": _example_rows(result),
+        "difference": _difference_words(result),
+    }
+    drawing = partial(_draw, result)
+    return Report(
+        marker=MARKER,
+        result=result,
+        figures={"improvement": partial(plots.figure_of, drawing)},
+        show=partial(_show, result),
+        top_figure="improvement",
+        drawing=drawing,
+        context=context,
+        further=partial(_write_policy, result),
+    )
+
+
+_HEADINGS = ("policy", "part", "uplift", "interval", "certified")
+
+
+def _cells(candidate: Candidate, result: Improvement) -> list[str]:
+    """Cells of a candidate's line."""
+    answer = candidate.note
+    if candidate.certified:
+        answer = "yes"
+    elif candidate.stage == CERTIFY:
+        answer = f"no: {candidate.note}"
+    uplift = "–"
+    if candidate.uplift is not None:
+        uplift = f"{candidate.uplift:+.4g}"
+    ends = "–"
+    if candidate.interval is not None:
+        ends = words.ends(candidate.interval)
+    return [candidate.name, candidate.stage, uplift, ends, answer]
+
+
+def _draw(result: Improvement) -> plots.Drawing:
+    """One line for each of the first candidates, finalists on top."""
+    lines = []
+    for candidate in result.candidates[:_MOST_ROWS]:
+        color = plots.SOFT
+        if candidate.certified:
+            color = plots.ACCENT
+        name = f"{candidate.name}\n({candidate.stage})"
+        is_value = candidate.stage == CERTIFY
+        lines.append(
+            plots.Line(name, candidate.uplift, candidate.interval, color, is_value)
+        )
+    if not lines:
+        lines.append(plots.Line("nothing was tried", None, None))
+    xlabel = "uplift over the policy that wrote the log"
+    return plots.draw_intervals(lines, xlabel, [("no change", 0.0)])
+
+
+def _show(result: Improvement, console: Any) -> None:
+    """Print the answer, the finalists and the first of the others."""
+    rows = [_cells(candidate, result) for candidate in result.candidates[:_MOST_ROWS]]
+    left = len(result.candidates) - len(rows)
+    if left > 0:
+        rows.append([f"… {left} {_FURTHER}", "", "", "", ""])
+    print_table(console, "What was tried", _HEADINGS, rows, right=("uplift",))
+    for line in result.sentences:
+        console.print(line, soft_wrap=True)
+    for entry in result.dropped:
+        console.print(
+            f"not tried: {entry['name']}: {entry['reason']}",
+            soft_wrap=True,
+            style="dim",
+        )
+
+
+def _difference_words(result: Improvement) -> str:
+    changes = result.differences
+    if changes is None:
+        return ""
+    if changes.is_discrete:
+        return (
+            f"In a state of the log, it takes another action than the present policy"
+            f" with probability {changes.mean:.0%} on average."
+        )
+    return (
+        f"Its mean action is {changes.mean:.0%} of the half range away from the"
+        " present one, on average."
+    )
+
+
+def _change_rows(result: Improvement) -> list[list[str]]:
+    if result.differences is None:
+        return []
+    return [
+        [item.action, f"{item.logged:.1%}", f"{item.new:.1%}", str(item.rows)]
+        for item in result.differences.actions
+    ]
+
+
+def _region_rows(result: Improvement) -> list[list[str]]:
+    if result.differences is None:
+        return []
+    return [
+        [
+            f"{item.feature} from {item.low:.4g} to {item.high:.4g}",
+            str(item.rows),
+            f"{item.difference:.0%}",
+            f"{item.supported:.0%}",
+        ]
+        for item in result.differences.regions
+    ]
+
+
+def _example_rows(result: Improvement) -> list[list[str]]:
+    if result.differences is None:
+        return []
+    return [
+        [
+            ", ".join(f"{name} {value:g}" for name, value in item.state.items()),
+            item.present,
+            item.new,
+            f"{item.like} of {item.near}",
+        ]
+        for item in result.differences.examples
+    ]
+
+
+def _write_policy(result: Improvement, folder: Path) -> None:
+    """Write the policy in every format, and the model card; nothing if none is
+    recommended.
+    """
+    if result.mixture is None:
+        return
+    from koffline.improvement.exports import export_mixture
+
+    save_mixture_policy(folder / POLICY, result.mixture)
+    paths = [folder / POLICY, *export_mixture(result.mixture, folder)]
+    card = model_card(result, [path.name for path in paths])
+    (folder / CARD).write_text(card, encoding="utf-8")
+
+
+def model_card(result: Improvement, files: list[str]) -> str:
+    """A page on the policy for whoever will use it, in Markdown."""
+    assert result.mixture is not None
+    assert result.interval is not None
+    parts = result.parts
+    kind = "probabilities of the actions"
+    if not result.mixture.is_discrete:
+        kind = "actions"
+    draws = ""
+    if not result.mixture.is_discrete and len(result.mixture.acting) > 1:
+        draws = (
+            " It draws its actions: `policy.pt` and `policy.onnx` give other ones in"
+            " every call, and `koffline evaluate` reads `policy.npz`."
+        )
+    lines = [
+        f"# Policy {result.name}",
+        "",
+        *result.sentences,
+        "",
+        f"- verdict: {result.verdict}",
+        f"- value {words.number(result.value)}, of the policy that wrote the log"
+        f" {words.number(result.behavior_value)}"
+        f" (discounted return, γ = {result.gamma:.10g})",
+        f"- uplift {words.number(result.uplift)}, lower end"
+        f" {words.number(result.interval.low)}: holds for all finalists together with"
+        f" {percent(result.level)}",
+    ]
+    if result.constraint is not None:
+        lines.append(
+            f"- constraint {result.constraint['constraint']}: certified upper end"
+            f" {words.number(result.constraint['high'])}"
+        )
+    lines += [
+        "",
+        "## What it is",
+        "",
+        f"In every step, {_shares(result)}. It takes observations as the log has them"
+        f" and gives {kind}.{draws}",
+        "",
+        f"Files: {', '.join(files)}.",
+        "",
+        "## What it was learnt from",
+        "",
+        f"- log {result.source or 'in memory'}, sha256 `{result.data_sha256}`",
+    ]
+    for name, size in parts.items():
+        lines.append(
+            f"- to {name}: {size['rows']} rows of {counted(size['units'], 'unit')}"
+        )
+    lines += [
+        "",
+        "## What to watch",
+        "",
+        f"- {_difference_words(result)}",
+        "- The certificate covers the sampling of the log. It does not cover a world"
+        " that has changed since, or states that the log does not hold.",
+        "- Start with a part of the decisions, log them, and evaluate again.",
+    ]
+    lines += [f"- {warning}" for warning in result.warnings]
+    lines += ["", "## How to get it again", "", f"    {shown_command()}", ""]
+    return "\n".join(lines)
+
+
+def _shares(result: Improvement) -> str:
+    assert result.mixture is not None
+    acting = result.mixture.acting
+    if len(acting) == 1:
+        return "the trained network acts"
+    share = acting[-1][0]
+    return (
+        f"the trained network acts with probability {share:g}, otherwise the learnt"
+        " copy of the present policy"
+    )
