@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from koffline.data.table.inspection import Inspection, inspect
     from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
+    from koffline.improvement.outcome import Improvement
     from koffline.improvement.procedure import improve
-    from koffline.improvement.results import Improvement
     from koffline.ope.bellman_test import BellmanTest, bellman_test
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnosis import diagnose
@@ -53,7 +53,7 @@ _NAMES_IN = {
     "koffline.data.transitions": ["Continuous", "Discrete", "Transitions"],
     "koffline.data.splitting": ["split_transitions"],
     "koffline.improvement.procedure": ["improve"],
-    "koffline.improvement.results": ["Improvement"],
+    "koffline.improvement.outcome": ["Improvement"],
     "koffline.ope.bellman_test": ["BellmanTest", "bellman_test"],
     "koffline.ope.cross_fit": ["cross_fit"],
     "koffline.ope.diagnosis": ["diagnose"],

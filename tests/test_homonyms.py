@@ -18,6 +18,7 @@ SHARED_MODULES = {
     "diagnosis": "the procedure, and its page",
     "files": "files: of policies; written and read by all rooms",
     "importance": "importance ratios of episodes, and the estimators that use them",
+    "improvement": "the room, and its page",
     "labels": "columns of labels, and the test that finds them",
     "log": "the log on disk, and the room that holds it for an evaluation",
     "networks": "the networks of online runs, and those of estimators",

@@ -203,7 +203,9 @@ def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificat
         if robust is not None:
             moved = min(0.0, robust - estimate.value)
         if of_log.interval is not None:
-            kind = "episodes" if estimate.n_episodes else "rows"
+            kind = "rows"
+            if estimate.n_episodes:
+                kind = "episodes"
             interval = dataclasses.replace(
                 of_log.interval.as_measured,
                 low=of_log.interval.as_measured.low + moved,
@@ -231,6 +233,9 @@ def certificate_from(content: dict[str, Any]) -> Certificate:
     """A certificate from its JSON."""
     verdict = content["verdict"]
     reasons = tuple(Reason(**reason) for reason in verdict["reasons"])
+    cost = None
+    if content["cost"] is not None:
+        cost = Cost(**content["cost"])
     intervals: dict[str, Interval | None] = {}
     for name in ("value_interval", "interval"):
         intervals[name] = None
@@ -243,7 +248,7 @@ def certificate_from(content: dict[str, Any]) -> Certificate:
             "verdict": Verdict(verdict["answer"], reasons, verdict["sentence"]),
             "warnings": tuple(content["warnings"]),
             "groups": tuple(map(_group_from, content["groups"])),
-            "cost": None if content["cost"] is None else Cost(**content["cost"]),
+            "cost": cost,
         }
     )
 

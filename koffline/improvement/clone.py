@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from koffline.data.hashing import unit_hash
 from koffline.data.transitions import Discrete, Transitions
-from koffline.improvement.scaling import Scaling
+from koffline.improvement.scaling import LogScaling
 from koffline.policies import MixturePart
 
 _HIDDEN = (64, 64)
@@ -38,7 +38,7 @@ class Clone:
     layers: list[tuple[np.ndarray, np.ndarray]]
 
 
-def fit_clone(log: Transitions, scaling: Scaling, seed: int) -> Clone:
+def fit_clone(log: Transitions, scaling: LogScaling, seed: int) -> Clone:
     """Fit the clone by the likelihood of logged actions: a softmax of discrete ones, a
     Gaussian of constant deviation of continuous ones.
 

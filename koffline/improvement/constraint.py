@@ -15,7 +15,7 @@ from koffline.data.sources import LogMapping, LogSource, open_transitions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.improvement.splitting import LogParts
+from koffline.improvement.parts import LogParts
 
 _FORM = re.compile(r"\s*(?P<name>.+?)\s*<=\s*(?P<bound>[-+0-9.eE]+)\s*")
 _HOW = "write it as \"COLUMN <= X\", as in --constraint 'cost <= 2.5'"

@@ -11,7 +11,7 @@ import numpy as np
 
 from koffline.data.spaces import ACTIONS
 from koffline.data.transitions import Transitions
-from koffline.improvement.scaling import Scaling
+from koffline.improvement.scaling import LogScaling
 from koffline.ope.results import Record
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 
@@ -38,7 +38,7 @@ class ActionShare(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Region(Record):
+class FeatureRange(Record):
     """A range of a feature of the state, with ``rows`` of the log: how differently the
     policies act there (as `Differences`), and the share ``supported`` of the nearest
     rows whose logged action is one that the new policy takes.
@@ -78,12 +78,12 @@ class Differences(Record):
     mean: float
     is_discrete: bool
     actions: tuple[ActionShare, ...] = ()
-    regions: tuple[Region, ...] = ()
+    regions: tuple[FeatureRange, ...] = ()
     examples: tuple[Example, ...] = ()
 
 
 def differences(
-    new: Policy, present: Policy, log: Transitions, scaling: Scaling, seed: int
+    new: Policy, present: Policy, log: Transitions, scaling: LogScaling, seed: int
 ) -> Differences:
     """Compare policies in states of a log. log: in memory. seed: of the sample."""
     generator = np.random.default_rng([seed, 3])
@@ -113,7 +113,7 @@ class _Compared:
 
 
 def _compared(
-    new: Policy, present: Policy, states: np.ndarray, scaling: Scaling
+    new: Policy, present: Policy, states: np.ndarray, scaling: LogScaling
 ) -> _Compared:
     if isinstance(new, DiscretePolicy) and isinstance(present, DiscretePolicy):
         first = new.probabilities(states)
@@ -132,7 +132,7 @@ def _support(
     new: Policy,
     log: Transitions,
     states: np.ndarray,
-    scaling: Scaling,
+    scaling: LogScaling,
     generator: np.random.Generator,
 ) -> np.ndarray:
     """How many (M,) of the nearest logged rows took an action that the new policy draws
@@ -180,10 +180,10 @@ def _action_shares(
 
 def _regions(
     gaps: np.ndarray, support: np.ndarray, log: Transitions, rows: np.ndarray
-) -> tuple[Region, ...]:
+) -> tuple[FeatureRange, ...]:
     """Quarters of the feature along which the difference varies most."""
     flat = _flat(log.observations)[rows]
-    best: tuple[Region, ...] = ()
+    best: tuple[FeatureRange, ...] = ()
     most = -1.0
     names = _feature_names(log, flat.shape[1])
     for column, name in enumerate(names):
@@ -199,7 +199,7 @@ def _regions(
             if not inside.any():
                 continue
             regions.append(
-                Region(
+                FeatureRange(
                     feature=name,
                     low=float(edges[number]),
                     high=float(edges[number + 1]),

@@ -17,6 +17,7 @@ from koffline.policies.builtin import Mlp
 from koffline.store.files import atomic_file
 
 _EXAMPLE_ROWS = 2
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 class MixtureModule(nn.Module):
@@ -65,8 +66,8 @@ class _Network(nn.Module):
         layers: list[nn.Module] = []
         for weight, bias in zip(mlp.weights, mlp.biases, strict=True):
             if layers:
-                layers.append(nn.ReLU() if mlp.activation == "relu" else nn.Tanh())
-            linear = nn.Linear(*weight.shape)
+                layers.append(_ACTIVATIONS[mlp.activation]())
+            linear = nn.Linear(weight.shape[0], weight.shape[1])
             linear.weight.data = torch.as_tensor(weight.T).float()
             linear.bias.data = torch.as_tensor(bias).float()
             layers.append(linear)

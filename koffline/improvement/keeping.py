@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from koffline.errors import counted
 from koffline.improvement.certificate import OF_STRUCTURE, Certificate
-from koffline.improvement.results import Candidate, KeepReason
-from koffline.improvement.splitting import CERTIFY
+from koffline.improvement.outcome import CandidatePolicy, KeepReason
+from koffline.improvement.parts import CERTIFY
 
 _MEND = (
     "mend the log first (koffline data validate LOG, koffline evaluate shows the signs)"
@@ -22,7 +22,7 @@ _MOST_TIMES = 1000.0  # as long a log; beyond, nothing is said
 
 
 def why_keep(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[CandidatePolicy],
     certificates: Mapping[str, Certificate],
     units: int,
     tried: int,
@@ -35,7 +35,7 @@ def why_keep(
         return KeepReason(
             "support", "no candidate could be valued on this log", _EXPLORE
         )
-    by_kind: dict[str, list[Candidate]] = {}
+    by_kind: dict[str, list[CandidatePolicy]] = {}
     for candidate in candidates:
         if candidate.stage == CERTIFY:
             by_kind.setdefault(candidate.note, []).append(candidate)
@@ -76,7 +76,7 @@ def why_keep(
     )
 
 
-def _of_size(finalists: Sequence[Candidate], units: int) -> KeepReason:
+def _of_size(finalists: Sequence[CandidatePolicy], units: int) -> KeepReason:
     """The reason of finalists that seem better, with lower ends below 0."""
     best = max(finalists, key=lambda item: _signal(item))
     if best.interval is None or best.uplift is None or best.uplift <= 0.0:
@@ -100,7 +100,7 @@ def _of_size(finalists: Sequence[Candidate], units: int) -> KeepReason:
     return KeepReason("size", text, remedy)
 
 
-def _signal(candidate: Candidate) -> float:
+def _signal(candidate: CandidatePolicy) -> float:
     """Uplift in units of its distance from the lower end."""
     if candidate.interval is None or candidate.uplift is None:
         return -math.inf

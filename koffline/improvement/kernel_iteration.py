@@ -15,7 +15,7 @@ from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.fitting import threads
 from koffline.improvement.clone import Clone
-from koffline.improvement.scaling import Layers, Scaling
+from koffline.improvement.scaling import Layers, LogScaling
 from koffline.jobs.cores import cores
 from koffline.ope.log.problem import prepare_problem
 from koffline.ope.networks.fitted_q import fit_value_functions
@@ -29,7 +29,7 @@ _NETWORKS = 2  # whose mean is the value function
 def kernel_policy_iteration(
     log: Transitions,
     clone: Clone,
-    scaling: Scaling,
+    scaling: LogScaling,
     settings: EvaluationSettings,
     temperature: float,
     rounds: int,
@@ -37,7 +37,7 @@ def kernel_policy_iteration(
     """The policy after ``rounds`` of evaluation and improvement, the first evaluating
     the clone.
 
-    log: the training part, in the units of `Scaling.scaled_log`. temperature: T, in
+    log: the training part, in the units of `LogScaling.scaled_log`. temperature: T, in
     deviations of the advantage over states and actions of the log. settings: of the
     value networks. Raises KofflineError if they diverge.
     """

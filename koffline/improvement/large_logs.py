@@ -15,7 +15,7 @@ from koffline.data.hashing import unit_hash
 from koffline.data.late_ends import without_late_ends
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.improvement.splitting import (
+from koffline.improvement.parts import (
     CERTIFY_SHARE,
     CHOOSE_SHARE,
     LogParts,

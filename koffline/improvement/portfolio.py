@@ -13,7 +13,7 @@ import numpy as np
 from koffline.config import make_settings
 from koffline.data.transitions import Discrete, Transitions
 from koffline.improvement.clone import Clone
-from koffline.improvement.scaling import Scaling
+from koffline.improvement.scaling import LogScaling
 from koffline.policies import MixturePart
 
 MODE = "clone_mode"  # the clone's likeliest action
@@ -115,7 +115,7 @@ class TrainingPart:
 
     rows: Transitions
     scaled: Transitions
-    scaling: Scaling
+    scaling: LogScaling
     clone: Clone
     gamma: float
 

@@ -22,7 +22,7 @@ Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
-class Scaling:
+class LogScaling:
     """``location``, ``scale`` (d,): of flat observations; ``centre``, ``half`` (k,):
     middle and half width of the range of continuous actions; ``reward_scale``: what
     rewards are divided by.
@@ -35,7 +35,7 @@ class Scaling:
     reward_scale: float
 
     @classmethod
-    def of(cls, log: Transitions, gamma: float) -> Scaling:
+    def of(cls, log: Transitions, gamma: float) -> LogScaling:
         """The scaling of a log."""
         flat = _flat(log.observations)
         share = log.row_weights / log.row_weights.sum()

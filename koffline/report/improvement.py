@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import counted, percent
-from koffline.improvement.results import MARKER, Candidate, Improvement
-from koffline.improvement.splitting import CERTIFY
+from koffline.improvement.outcome import MARKER, CandidatePolicy, Improvement
+from koffline.improvement.parts import CERTIFY
 from koffline.policies import save_mixture_policy
 from koffline.report import Report, plots, print_table, words
 from koffline.store.run_record import shown_command
@@ -49,7 +49,7 @@ def report_improvement(result: Improvement) -> Report:
 _HEADINGS = ("policy", "part", "uplift", "interval", "certified")
 
 
-def _cells(candidate: Candidate, result: Improvement) -> list[str]:
+def _cells(candidate: CandidatePolicy, result: Improvement) -> list[str]:
     """Cells of a candidate's line."""
     answer = candidate.note
     if candidate.certified:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from koffline import display
 from koffline.figures import drawing
-from koffline.improvement.results import Improvement
+from koffline.improvement.outcome import Improvement
 from koffline.ope.diagnosis import Diagnosis
 from koffline.ope.groups import GroupValues
 from koffline.ope.ranking import PolicyRanking

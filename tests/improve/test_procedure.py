@@ -7,7 +7,7 @@ import pytest
 
 import koffline
 from koffline.data.hashing import hash_rows
-from koffline.improvement.splitting import n_units, split_in_three
+from koffline.improvement.parts import n_units, split_in_three
 from tests.improve.worlds import GAMMA, QUICK, chain_log
 
 

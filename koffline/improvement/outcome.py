@@ -9,7 +9,7 @@ from typing import Any
 
 from koffline.errors import percent, printable
 from koffline.improvement.differences import Differences
-from koffline.improvement.splitting import CERTIFY
+from koffline.improvement.parts import CERTIFY
 from koffline.ope.results import (
     NOT_ANSWERABLE,
     Interval,
@@ -53,7 +53,7 @@ class KeepReason(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate(Record):
+class CandidatePolicy(Record):
     """A policy that was tried: ``share`` of a trained one, the rest of the clone.
 
     ``stage``: "choose", or "certify" for a finalist; ``value``, ``uplift`` and
@@ -110,7 +110,7 @@ class Improvement(LogResult):
     verdict: Verdict
     reason: KeepReason | None
     level: float
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[CandidatePolicy, ...]
     dropped: tuple[dict[str, str], ...] = ()
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
     by: str | None = None
@@ -122,7 +122,7 @@ class Improvement(LogResult):
     mixture: Mixture | None = field(default=None, repr=False)
 
     @property
-    def finalists(self) -> tuple[Candidate, ...]:
+    def finalists(self) -> tuple[CandidatePolicy, ...]:
         """The candidates that the certify part was asked about."""
         return tuple(item for item in self.candidates if item.stage == CERTIFY)
 
@@ -168,8 +168,8 @@ class Improvement(LogResult):
         if self.recommended:
             answer = f"{self.name}, uplift {with_ends(self.uplift or 0, self.interval)}"
         else:
-            kind = "nothing" if self.reason is None else self.reason.kind
-            answer = f"keep: {kind}"
+            assert self.reason is not None
+            answer = f"keep: {self.reason.kind}"
         return printable(
             f"Improvement({answer}; {len(self.finalists)} of {len(self.candidates)}"
             " candidates certified on)"
