@@ -34,7 +34,7 @@ from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.workspace import SharedByPolicies
 from koffline.policies import Policy
 
-# Reasons that question the log itself, or the state that both policies see: nothing is
+# Kinds of reasons that question the log itself, or the state that both policies see: nothing is
 # recommended from such a log.
 OF_STRUCTURE = frozenset(
     (
@@ -104,6 +104,14 @@ class Certificate(Record):
         )
 
     @property
+    def doubt_of_log(self) -> str | None:
+        """The first reason that questions the log itself; None if there is none."""
+        for reason in self.verdict.reasons:
+            if reason.kind in OF_STRUCTURE:
+                return str(reason)
+        return None
+
+    @property
     def passes(self) -> bool:
         """Whether the policy is certified to be better than the behavior policy."""
         return self.why_not is None
@@ -113,7 +121,7 @@ class Certificate(Record):
         """Which kind of reason speaks against it: support, log, size, noise or
         constraint; None if it is certified.
         """
-        if self.verdict.because(*OF_STRUCTURE):
+        if self.doubt_of_log is not None:
             return "log"
         if self.verdict.answer == NOT_ANSWERABLE:
             reason = self.verdict.reasons[0].kind

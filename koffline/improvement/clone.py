@@ -94,13 +94,14 @@ def fit_clone(log: Transitions, scaling: LogScaling, seed: int) -> Clone:
 def _network(inputs: int, outputs: int, seed: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        modules: list[nn.Module] = []
+        network = nn.Sequential()
         width = inputs
         for hidden in _HIDDEN:
-            modules += [nn.Linear(width, hidden), nn.ReLU()]
+            network.append(nn.Linear(width, hidden))
+            network.append(nn.ReLU())
             width = hidden
-        modules.append(nn.Linear(width, outputs))
-    return nn.Sequential(*modules)
+        network.append(nn.Linear(width, outputs))
+    return network
 
 
 def _stop_rows(log: Transitions, seed: int) -> np.ndarray:

@@ -63,15 +63,15 @@ class _Network(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.as_tensor(mlp.observation_mean).float())
         self.register_buffer("scale", torch.as_tensor(mlp.observation_std).float())
-        layers: list[nn.Module] = []
+        layers = nn.Sequential()
         for weight, bias in zip(mlp.weights, mlp.biases, strict=True):
-            if layers:
+            if len(layers):
                 layers.append(_ACTIVATIONS[mlp.activation]())
             linear = nn.Linear(weight.shape[0], weight.shape[1])
             linear.weight.data = torch.as_tensor(weight.T).float()
             linear.bias.data = torch.as_tensor(bias).float()
             layers.append(linear)
-        self.layers = nn.Sequential(*layers).requires_grad_(False)
+        self.layers = layers.requires_grad_(False)
 
     def forward(self, rows: Tensor) -> Tensor:
         values: Tensor = self.layers((rows - self.mean) / self.scale)

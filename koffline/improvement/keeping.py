@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from koffline.errors import counted
-from koffline.improvement.certificate import OF_STRUCTURE, Certificate
+from koffline.improvement.certificate import Certificate
 from koffline.improvement.outcome import CandidatePolicy, KeepReason
 from koffline.improvement.parts import CERTIFY
 
@@ -40,8 +40,8 @@ def why_keep(
         if candidate.stage == CERTIFY:
             by_kind.setdefault(candidate.note, []).append(candidate)
     if "log" in by_kind:
-        verdict = certificates[by_kind["log"][0].name].verdict
-        return KeepReason("log", verdict.because(*OF_STRUCTURE)[0], _MEND)
+        doubt = certificates[by_kind["log"][0].name].doubt_of_log
+        return KeepReason("log", doubt or "", _MEND)
     if "constraint" in by_kind:
         best = by_kind["constraint"][0]
         certificate = certificates[best.name]

@@ -286,16 +286,16 @@ class Search:
         """A seed that depends on the search's and on the candidate's name alone."""
         return (zlib.crc32(name.encode()) ^ self.evaluation.seed) % 2**31
 
-    def _run(self, jobs: Sequence[Job], what: str) -> dict[str, KofflineError]:
+    def _run(self, jobs: Sequence[Job], stage: str) -> dict[str, KofflineError]:
         """Run the jobs that have no result yet; the errors by name."""
         workers, ray = self.place
         return run_jobs(
-            jobs, workers, ray, progress=self._report(what), keep_going=True
+            jobs, workers, ray, progress=self._report(stage), keep_going=True
         )
 
-    def _report(self, what: str) -> Tell:
+    def _report(self, stage: str) -> Tell:
         def report(done: int, total: int, running: str = "") -> None:
-            self.tell(done, total, f"{what} {running}".rstrip())
+            self.tell(done, total, f"{stage} {running}".rstrip())
 
         return report
 
