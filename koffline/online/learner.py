@@ -206,7 +206,7 @@ class Learner:
         actions = actions * self._actions_in_kernel[rows][..., None, None]
         return torch.cat((states, actions), dim=3).flatten(1, 2)
 
-    def _column(self, numbers: Sequence[float | None]) -> Tensor:
+    def _column(self, numbers: Sequence[float | bool | None]) -> Tensor:
         """A number of each run (K, 1); NaN for None."""
         return torch.as_tensor(
             np.asarray(numbers, dtype=float), dtype=self._dtype

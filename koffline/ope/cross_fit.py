@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -24,6 +23,7 @@ from koffline.data.transitions import Transitions, check_in_memory
 from koffline.errors import ConfigError, DataError, counted
 from koffline.ope.value_functions import (
     ValueFunction,
+    ValueSource,
     as_value_function,
     counted_rows,
     row_fingerprints,
@@ -75,7 +75,7 @@ class CrossFitted:
 
 def cross_fit(
     transitions: LogSource,
-    fit: Callable[[Transitions], Any],
+    fit: Callable[[Transitions], ValueSource],
     folds: int = 2,
     seed: int = 0,
     *,

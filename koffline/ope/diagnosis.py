@@ -18,6 +18,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.structure import symptoms_of
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import printable
+from koffline.json_types import JsonObject
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import (
     Region,
@@ -28,12 +29,14 @@ from koffline.ope.bellman_test.witness import (
 from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.log.coverage import Coverage, describe_coverage, measure_coverage
 from koffline.ope.log.problem import prepare_problem
-from koffline.ope.results import LogResult, describe_log, plain
+from koffline.ope.results import Cells, LogResult, describe_log, plain
 from koffline.ope.value_functions import (
     ValueFunction,
+    ValueSource,
     as_value_function,
     log_to_test,
 )
+from koffline.policies.base import PolicySource
 from koffline.policy_specs import as_policy
 
 _MOST_NUMBERS = 6  # numbers shown of a state
@@ -72,7 +75,7 @@ class Diagnosis(LogResult):
     findings: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The record as plain JSON types, without maps and rows."""
         test = self.test
         content = {
@@ -100,17 +103,17 @@ class Diagnosis(LogResult):
             f" {test.policy})"
         )
 
-    def frame_rows(self) -> list[dict[str, Any]]:
+    def frame_rows(self) -> list[Cells]:
         """A row for each place where residuals of one sign gather, the strongest first;
         one row without a place if there is none.
         """
-        about = {
+        about: Cells = {
             "model": self.test.value_function,
             "policy": self.test.policy,
             "rejects": self.test.rejects,
             "p_value": self.test.p_value,
         }
-        rows = []
+        rows: list[Cells] = []
         for region in self.regions:
             rows.append(
                 {
@@ -128,9 +131,9 @@ class Diagnosis(LogResult):
 
 
 def diagnose(  # noqa: PLR0913
-    q: Any,
+    q: ValueSource,
     transitions: LogSource,
-    policy: Any,
+    policy: PolicySource,
     gamma: float | None = None,
     *,
     mapping: LogMapping = None,
@@ -288,7 +291,7 @@ def describe_place(center: np.ndarray) -> str:
     return f"({', '.join(parts)})"
 
 
-def describe_action(action: Any) -> str:
+def describe_action(action: int | np.ndarray) -> str:
     """Short text of an action."""
     if isinstance(action, np.ndarray):
         return describe_place(action)

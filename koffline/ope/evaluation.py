@@ -19,6 +19,7 @@ from koffline.data.spaces import ACTIONS, SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError, chance
 from koffline.fitting import Progress
+from koffline.json_types import JsonObject
 from koffline.ope import names as known
 from koffline.ope.assumptions.markov import Shift
 from koffline.ope.estimators.contract import Estimator
@@ -37,6 +38,7 @@ from koffline.ope.log.facts import usual_gamma
 from koffline.ope.networks.resampling import start_values
 from koffline.ope.results import (
     BoundRow,
+    Diagnostics,
     Estimate,
     EstimateRow,
     EstimateTable,
@@ -46,13 +48,14 @@ from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import verdict_on, without_guess, without_guesswork
 from koffline.ope.workspace import SharedByPolicies, Workspace, open_workspace
 from koffline.policies import DiscretePolicy, Policy
+from koffline.policies.base import PolicySource
 
 _FEW_ACTIONS = 8
 
 
 def evaluate(  # noqa: PLR0913
     transitions: LogSource,
-    policy: Any,
+    policy: PolicySource,
     gamma: float | None = None,
     *,
     mapping: LogMapping = None,
@@ -104,7 +107,7 @@ def evaluate(  # noqa: PLR0913
 
 def evaluate_one_of_several(
     log: AnyLog,
-    policy: Any,
+    policy: PolicySource,
     settings: EvaluationSettings,
     shared: SharedByPolicies,
     *,
@@ -217,14 +220,14 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
     return result, shift
 
 
-def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
+def common_diagnostics(workspace: Workspace) -> Diagnostics:
     """Diagnostics of log and policy that do not depend on the estimator; units of the
     reward or return.
     """
     facts = workspace.facts
     problem = workspace.problem
     log = workspace.transitions
-    diagnostics: dict[str, Any] = {
+    diagnostics: Diagnostics = {
         "coverage": workspace.coverage.fraction,
         "coverage_of_starts": workspace.coverage.of_starts,
         "n_terminated": facts.terminated,
@@ -250,7 +253,7 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
     return diagnostics | _action_overlap(log, workspace.policy)
 
 
-def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
+def _action_overlap(log: Transitions, policy: Policy) -> Diagnostics:
     """For discrete actions: the mean probability that the policy gives to the logged
     actions.
 
@@ -263,9 +266,7 @@ def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
     probabilities = policy.probabilities(log.observations)
     count = policy.n
     taken = probabilities[np.arange(len(log)), log.actions]
-    overlap: dict[str, Any] = {
-        "mean_probability_of_logged_actions": float(taken.mean())
-    }
+    overlap: Diagnostics = {"mean_probability_of_logged_actions": float(taken.mean())}
     # the space may have been declared anew
     named = list(log.metadata.extra.get(ACTIONS) or ())[:count]
     names = list(map(str, [*named, *range(len(named), count)]))
@@ -309,7 +310,7 @@ def merge_settings(
     """
     if arguments.get("estimator") is not None:
         arguments = {**arguments, "estimator": name_of(arguments["estimator"])}
-    base: dict[str, Any] = {}
+    base: JsonObject = {}
     if settings is not None:
         base = settings.model_dump(exclude_unset=True)
     gamma = usual_gamma(transitions, arguments.get("gamma") or base.get("gamma"))
@@ -319,7 +320,7 @@ def merge_settings(
 
 def estimate_all(  # noqa: PLR0913
     transitions: LogSource,
-    policy: Any,
+    policy: PolicySource,
     gamma: float | None = None,
     *,
     mapping: LogMapping = None,

@@ -23,6 +23,7 @@ from koffline.errors import (
     nearest_name,
     printable,
 )
+from koffline.json_types import JsonObject
 from koffline.ope import thresholds
 from koffline.ope.assumptions.markov import group_shift
 from koffline.ope.log.coverage import clause_on_holes, visited_holes
@@ -96,7 +97,7 @@ class GroupValues(tuple[GroupValue, ...]):
     def _repr_html_(self) -> str:
         return views().html(self)
 
-    def to_dict(self) -> list[dict[str, Any]]:
+    def to_dict(self) -> list[JsonObject]:
         """The groups as plain JSON types."""
         return [row.as_dict() for row in self]
 
@@ -319,7 +320,7 @@ def groups_of(workspace: Workspace, by: By) -> Groups:
     log = workspace.log.log
     starts = workspace.initial_observations
     column: str | int | None = None
-    labels: list[Any] | None = None
+    labels: list[object] | None = None
     if isinstance(by, Mapping):
         name, of_units = next(iter(by.items()))
         labels = list(of_units)
@@ -371,7 +372,7 @@ def groups_of(workspace: Workspace, by: By) -> Groups:
 
 
 def _labels_of_units(
-    working: WorkingLog, name: str, labels: list[Any], units: np.ndarray
+    working: WorkingLog, name: str, labels: list[object], units: np.ndarray
 ) -> np.ndarray:
     """Texts of the labels of these units (U,), from labels of all of the log's.
 
@@ -432,7 +433,7 @@ def _values_of_feature(
     starts: Shaped[np.ndarray, "start number"],
     column: str | int,
     features: Features | None,
-) -> list[Any]:
+) -> list[object]:
     """Values of a feature in flat start states, by its name or number. Raises
     DataError.
     """

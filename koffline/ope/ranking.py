@@ -29,6 +29,7 @@ from koffline.ope.evaluation import (
 from koffline.ope.names import AUTO, default_head
 from koffline.ope.results import (
     NO_ANSWER_IN,
+    Cells,
     Estimate,
     Interval,
     LogResult,
@@ -41,7 +42,7 @@ from koffline.ope.results import (
 )
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.workspace import SharedByPolicies
-from koffline.policies.base import Policy
+from koffline.policies.base import Policy, PolicySource
 from koffline.policy_specs import as_policy
 
 _PAIRED = (
@@ -153,11 +154,11 @@ class PolicyRanking(LogResult):
             f" be the best; by {self.estimator})"
         )
 
-    def frame_rows(self) -> list[dict[str, Any]]:
+    def frame_rows(self) -> list[Cells]:
         """A row for each policy, the best first; those that could not be evaluated
         follow without a rank.
         """
-        rows: list[dict[str, Any]] = []
+        rows: list[Cells] = []
         for policy in self.policies:
             rows.append(
                 {
@@ -172,7 +173,7 @@ class PolicyRanking(LogResult):
                 }
             )
         for entry in self.unranked:
-            cells = dict.fromkeys(rows[0])
+            cells: Cells = dict.fromkeys(rows[0])
             cells |= {"policy": entry["name"], "reason": entry["reason"]}
             rows.append(cells)
         return rows
@@ -196,7 +197,7 @@ def _described(policy: RankedPolicy) -> str:
 
 def select_policies(  # noqa: PLR0913
     transitions: LogSource,
-    policies: Sequence[Any] | Mapping[str, Any],
+    policies: Sequence[PolicySource] | Mapping[str, PolicySource],
     gamma: float | None = None,
     *,
     mapping: LogMapping = None,
@@ -398,7 +399,7 @@ def _warnings(estimates: dict[str, Estimate], failed: dict[str, str]) -> list[st
 
 
 def _named_policies(
-    policies: Sequence[Any] | Mapping[str, Any], log: AnyLog
+    policies: Sequence[PolicySource] | Mapping[str, PolicySource], log: AnyLog
 ) -> dict[str, Policy]:
     """Policies by unique names, checked against the log before anything is fitted."""
     if isinstance(policies, (str, bytes)) or not isinstance(policies, Iterable):

@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from koffline.data.disk.log import AnyLog
 from koffline.errors import ConfigError, escaped_json, percent, printable
+from koffline.json_types import JsonObject
 from koffline.shown_results import views
 from koffline.store.run_record import versions
 
@@ -27,13 +28,20 @@ if TYPE_CHECKING:
     from koffline.ope.value_functions import ValueFunction
 
 
+# Evidence beside an estimate, by name: numbers, texts, flags, intervals, None, and
+# lists or mappings of these. `plain` makes JSON of it.
+Diagnostics: TypeAlias = dict[str, Any]
+# A row of a result's frame, by column; None where something is missing.
+Cells: TypeAlias = dict[str, str | float | int | bool | list[float] | None]
+
+
 class Record:
     """Base of dataclasses with JSON output.
 
     ``repr=False`` omits a field; metadata ``key`` renames it.
     """
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The record as plain JSON types, in the order of its fields."""
         assert dataclasses.is_dataclass(self)
         shown = [field for field in dataclasses.fields(self) if field.repr]
@@ -42,7 +50,7 @@ class Record:
             for field in shown
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The record as plain JSON types, as the commands print it with ``--json``."""
         return self.as_dict()
 
@@ -59,7 +67,7 @@ class Record:
         )
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Records, numpy scalars, arrays and nested containers as JSON types."""
     if isinstance(value, Record):
         value = value.as_dict()
@@ -74,7 +82,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def without_seconds(content: Any) -> Any:
+def without_seconds(content: object) -> Any:
     """Copy of ``content`` without the entries named ``seconds``, at any depth."""
     if isinstance(content, Mapping):
         return {
@@ -101,7 +109,7 @@ _NUMBERS = (
 )
 
 
-def as_frame(rows: Sequence[Mapping[str, Any]], library: str) -> Any:
+def as_frame(rows: Sequence[Cells], library: str) -> Any:
     """Rows with the same keys as a frame of polars or pandas; missing is null.
 
     Raises ConfigError for another library, or if pandas is not installed.
@@ -127,7 +135,7 @@ def as_frame(rows: Sequence[Mapping[str, Any]], library: str) -> Any:
             "pandas is not installed; `pip install pandas`, or take to_frame() of"
             " polars"
         ) from None
-    columns_of: dict[str, Any] = {}
+    columns_of: dict[str, np.ndarray | list[object]] = {}
     for column in frame:
         if column.dtype == pl.Float64:
             columns_of[column.name] = column.to_numpy()  # NaN where it is missing
@@ -136,7 +144,7 @@ def as_frame(rows: Sequence[Mapping[str, Any]], library: str) -> Any:
     return pandas.DataFrame(columns_of)
 
 
-def interval_cells(interval: Interval | None) -> dict[str, Any]:
+def interval_cells(interval: Interval | None) -> Cells:
     """The columns of a frame that hold an interval."""
     if interval is None:
         return {"low": None, "high": None, "level": None, "kind": None}
@@ -148,7 +156,7 @@ def interval_cells(interval: Interval | None) -> dict[str, Any]:
     }
 
 
-def uplift_cells(uplift: Uplift | None) -> dict[str, Any]:
+def uplift_cells(uplift: Uplift | None) -> Cells:
     """The columns of a frame that hold the uplift over the behavior policy."""
     if uplift is None:
         return {"uplift": None, "uplift_low": None, "uplift_high": None}
@@ -251,7 +259,7 @@ class PointEstimate(Record):
     effective_sample_size: float | None = None
     warnings: tuple[str, ...] = ()
     why_no_interval: str | None = field(default=None, repr=False)
-    diagnostics: dict[str, Any] = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -325,20 +333,20 @@ class LogResult(Record):
     n_episodes: int
     source: str | None
     notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
     data_sha256: str
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Plain JSON types."""
         content = super().as_dict()
         for about in dataclasses.fields(LogResult):
             content[about.name] = content.pop(about.name)  # moves it to the end
         return content
 
-    def frame_rows(self) -> list[dict[str, Any]]:
+    def frame_rows(self) -> list[Cells]:
         """The rows of `to_frame`, at least one."""
         raise NotImplementedError
 
@@ -438,7 +446,7 @@ class Estimate(LogResult):
     groups: tuple[Any, ...] = ()
     estimator: str
     policy: str
-    diagnostics: dict[str, Any] = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     evidence: Evidence | None = field(default=None, repr=False)
     value_function: ValueFunction | None = field(default=None, repr=False)
@@ -480,7 +488,7 @@ class Estimate(LogResult):
             answer = f"{with_ends(self.value, self.interval)}, {self.verdict.answer}"
         return printable(f"Estimate({answer}; {self.policy} by {self.estimator})")
 
-    def frame_rows(self) -> list[dict[str, Any]]:
+    def frame_rows(self) -> list[Cells]:
         """One row; the values by group are ``estimate.groups.to_frame()``."""
         return [
             {
@@ -508,9 +516,9 @@ class EstimateRow(Record):
     reason: str | None
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Plain JSON types."""
-        entry: dict[str, Any] = {"estimator": self.name, "family": self.family}
+        entry: JsonObject = {"estimator": self.name, "family": self.family}
         if self.estimate is None:
             return {**entry, "value": None, "reason": self.reason}
         entry |= self.estimate.as_dict()
@@ -554,7 +562,7 @@ class EstimateTable(LogResult):
     bounds: tuple[BoundRow, ...]
     level: float
     policy: str
-    diagnostics: dict[str, Any] = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> EstimateRow:
@@ -582,11 +590,11 @@ class EstimateTable(LogResult):
             f" {', '.join(answered)})"
         )
 
-    def frame_rows(self) -> list[dict[str, Any]]:
+    def frame_rows(self) -> list[Cells]:
         """A row for each estimator, then one for each bound, whose estimator is
         missing.
         """
-        rows = []
+        rows: list[Cells] = []
         for row in self.rows:
             value = None
             interval = None
@@ -609,7 +617,7 @@ class EstimateTable(LogResult):
                 }
             )
         for bound in self.bounds:
-            cells = dict.fromkeys(rows[0])
+            cells: Cells = dict.fromkeys(rows[0])
             cells |= interval_cells(bound.interval)
             cells |= {"kind": bound.kind, "reason": bound.reason}
             rows.append(cells)

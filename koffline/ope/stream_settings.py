@@ -15,12 +15,16 @@ import pickle
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
 from koffline.jobs import PassSettings
 from koffline.store.files import atomic_file
 from koffline.untrusted.limits import check_regular
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
 
 DEFAULT_MEMORY = "2GB"
 SAVED = ".sums"  # suffix of files of saved passes
@@ -76,7 +80,7 @@ def parse_memory(size: int | str) -> int:
         ) from None
 
 
-def pickled(value: Any) -> bytes:
+def pickled(value: object) -> bytes:
     """Pickle to bytes that are equal in every process: tensors as arrays, whose pickles
     hold no addresses.
     """
@@ -84,7 +88,7 @@ def pickled(value: Any) -> bytes:
     import torch
 
     class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: object) -> Any:
             if isinstance(obj, torch.Tensor):
                 return torch_tensor, (obj.detach().cpu().numpy(),)
             return super().reducer_override(obj)
@@ -94,7 +98,7 @@ def pickled(value: Any) -> bytes:
     return content.getvalue()
 
 
-def torch_tensor(array: Any) -> Any:
+def torch_tensor(array: numpy.ndarray) -> torch.Tensor:
     """Rebuild a tensor that was pickled as an array."""
     import torch
 
@@ -127,7 +131,7 @@ def read_sums(path: Path) -> tuple[int, Any]:
     return done, total
 
 
-def write_sums(path: Path, sums: tuple[int, Any]) -> None:
+def write_sums(path: Path, sums: tuple[int, object]) -> None:
     """Save the sums; if writing fails, the next run just starts from the beginning."""
     content = pickled(sums)
     with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Shaped, UInt64
@@ -37,6 +37,9 @@ from koffline.policies.base import (
 )
 from koffline.policy_specs import ModuleFunction, import_object, training_rows
 
+# What `as_value_function` takes: a model of d3rlpy or the path of one, a function, a
+# torch module, a `ValueFunction` or what holds one. It refuses others.
+ValueSource: TypeAlias = object
 Fingerprints = UInt64[np.ndarray, " row"]
 _ACCEPTED = (
     "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a"
@@ -64,7 +67,7 @@ class ValueFunction:
     """
 
     name: str
-    function: Callable[..., Any] = field(repr=False)
+    function: Callable[..., object] = field(repr=False)
     action_space: ActionSpace
     observation_shape: tuple[int, ...]
     trained_on: Fingerprints | None = field(default=None, repr=False)
@@ -169,7 +172,7 @@ def counted_rows(transitions: Transitions) -> Fingerprints:
 
 
 def log_to_test(
-    q: Any,
+    q: ValueSource,
     transitions: LogSource,
     action_space: SpaceRequest | None,
     mapping: LogMapping,
@@ -188,7 +191,7 @@ def log_to_test(
 
 
 def as_value_function(
-    q: Any,
+    q: ValueSource,
     action_space: ActionSpace,
     observation_shape: Sequence[int],
     *,
@@ -237,7 +240,7 @@ def _read(
         raise DataError(f"the class {name} is no value function; give {_ACCEPTED}")
     if not callable(q):
         raise DataError(f"a {type(q).__name__} is no value function; give {_ACCEPTED}")
-    function: Callable[..., Any] = q
+    function: Callable[..., object] = q
     is_table = _is_table(q)
     if is_instance_of_loaded("torch.nn", "Module", q):
         function = ModuleFunction(q)
@@ -362,7 +365,7 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
 
 
 def _taken(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     name: str,
     space: ActionSpace,
     observations: np.ndarray,
@@ -381,7 +384,7 @@ def _taken(
     return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
 
 
-def _is_table(function: Callable[..., Any]) -> bool:
+def _is_table(function: Callable[..., object]) -> bool:
     """Whether a function can be called with observations alone."""
     try:
         inspect.signature(function).bind(None)

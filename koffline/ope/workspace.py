@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -51,6 +51,7 @@ from koffline.ope.networks.reward_regression import RewardModel, fit_reward_mode
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import DiscretePolicy, Policy
+from koffline.policies.base import PolicySource
 from koffline.policy_specs import as_policy
 
 _STATES_TO_ANSWER = 1000  # in which a policy is asked twice
@@ -106,9 +107,10 @@ class Workspace:
         """The policy, restricted to the known actions and renormalised if some are
         unknown.
         """
-        if self.known_actions is None:
+        known = self.known_actions
+        if known is None or not isinstance(self.policy, DiscretePolicy):
             return self.policy
-        return among(self.policy, self.known_actions)
+        return among(self.policy, known)
 
     @cached_property
     def problem(self) -> EvaluationProblem:
@@ -453,7 +455,7 @@ class Workspace:
 @contextlib.contextmanager
 def open_workspace(
     transitions: AnyLog,
-    policy: Any,
+    policy: PolicySource,
     settings: EvaluationSettings,
     initial_observations: np.ndarray | None = None,
     stream: StreamSettings | None = None,
@@ -518,7 +520,7 @@ def _checked_answers(policy: Policy, states: np.ndarray) -> np.ndarray:
     """
     answers = _answers(policy, states)
     # Draws depend on the place of a state in its batch: then the batch stays the same.
-    rows: Any = slice(None)
+    rows: slice | np.ndarray = slice(None)
     if getattr(policy, "deterministic", True):
         # half of the states, in another order, those with the smallest sums first
         sums = states.reshape(len(states), -1).sum(axis=1)
@@ -580,7 +582,9 @@ def _checked_starts(transitions: Transitions, initial_observations: Any) -> np.n
     return starts
 
 
-def _weigh(reader: Any, problem: EvaluationProblem) -> RowSums:
+def _weigh(
+    reader: Callable[[EvaluationProblem], PassOverRows], problem: EvaluationProblem
+) -> RowSums:
     """Doubly robust sums of a part of the log."""
     return RowSums.of(problem, reader(problem).values)
 

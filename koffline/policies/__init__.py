@@ -131,7 +131,7 @@ def save_mlp_policy(
     else as float64. output and settings: as in `Mlp`; `log_std` may replace `std`.
     Raises PolicyError for content that `Mlp` refuses, and for unknown settings.
     """
-    columns: dict[str, ArrayLike] = {}
+    columns: dict[str, object] = {}
     for layer, (weight, bias) in enumerate(layers):
         columns[f"W{layer}"] = weight
         columns[f"b{layer}"] = bias
@@ -220,7 +220,7 @@ def load_policy_file(
     return DiscretePolicy(content.n, content, str(path), (2,))
 
 
-def write_arrays(path: Path, kind: str, arrays: Mapping[str, ArrayLike]) -> None:
+def write_arrays(path: Path, kind: str, arrays: Mapping[str, object]) -> None:
     """Write a file atomically; the same arrays give the same bytes.
 
     Raises DataError.
@@ -328,7 +328,7 @@ def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
     return GridPolicy(**fields)
 
 
-def _stored(value: ArrayLike) -> np.ndarray:
+def _stored(value: object) -> np.ndarray:
     """The array as it is written: text, float32, or float64 for all other numbers."""
     array = np.asarray(value)
     if array.dtype.kind != "U" and array.dtype != np.float32:

@@ -14,6 +14,7 @@ from koffline.config import make_bellman_settings
 from koffline.data.sources import LogMapping, LogSource, open_transitions
 from koffline.data.spaces import SpaceRequest
 from koffline.errors import printable
+from koffline.json_types import JsonObject
 from koffline.ope.bellman_test.bandwidths import BandwidthDraws, draw_bandwidths
 from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import SignDraws, count_features, draw_signs
@@ -23,9 +24,11 @@ from koffline.ope.log.facts import usual_gamma
 from koffline.ope.results import Record
 from koffline.ope.value_functions import (
     ValueFunction,
+    ValueSource,
     as_value_function,
     log_to_test,
 )
+from koffline.policies.base import PolicySource
 from koffline.policy_specs import as_policy
 
 _SHOWN = {"level", "gamma", "draws", "seed"}
@@ -133,7 +136,7 @@ class BellmanTest(Record):
             f" {self.value_function} for {self.policy})"
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The record as plain JSON types, without arrays; numbers that are not finite
         become None.
         """
@@ -145,9 +148,9 @@ class BellmanTest(Record):
 
 
 def bellman_test(  # noqa: PLR0913
-    q: Any,
+    q: ValueSource,
     transitions: LogSource,
-    policy: Any,
+    policy: PolicySource,
     gamma: float | None = None,
     *,
     mapping: LogMapping = None,

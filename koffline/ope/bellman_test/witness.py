@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ class WitnessMap:
 
     axes: tuple[np.ndarray, np.ndarray]
     values: WitnessValues
-    action: Any
+    action: int | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Region(Record):
     """
 
     center: np.ndarray
-    action: Any
+    action: int | np.ndarray
     size: int
     mean_residual: float
     standard_error: float
@@ -123,7 +123,7 @@ class Witness:
             witness, total[:, 0] / mass, np.sqrt(spread[:, 0]) / mass, effective
         )
 
-    def map(self, action: Any, resolution: int = 50) -> WitnessMap:
+    def map(self, action: int | np.ndarray, resolution: int = 50) -> WitnessMap:
         """Evaluate for one action over a grid of two-number states.
 
         Raises ConfigError for other states.
@@ -237,7 +237,7 @@ class Witness:
             center, action, len(rows), mean, error, score, threshold, clear, rows
         )
 
-    def _flat(self, rows: Any) -> np.ndarray:
+    def _flat(self, rows: slice | np.ndarray) -> np.ndarray:
         """Observations (Q, d) of some rows."""
         observations = np.asarray(
             self.case.transitions.observations[rows], dtype=np.float64

@@ -5,7 +5,7 @@ DualDICE.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from koffline.ope.estimators.of_networks import (
 )
 from koffline.ope.networks.fitted_values import FittedValues
 from koffline.ope.networks.systems import critic_moments
+from koffline.ope.results import Diagnostics
 
 if TYPE_CHECKING:
     from koffline.ope.workspace import Workspace
@@ -68,7 +69,7 @@ def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(root, system, upper=False)
 
 
-def _of_weights(workspace: Workspace) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _of_weights(workspace: Workspace) -> tuple[Diagnostics, tuple[str, ...]]:
     """Diagnostics and warnings of the rows' weights, which are those of ``mql``."""
     return workspace.row_sums.diagnostics(), workspace.row_sums.warnings()
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from koffline.ope.estimators.contract import ListedEstimator
 from koffline.ope.networks.fitted_values import FittedValues, uplift_of
 from koffline.ope.networks.last_layer import least_squares, mean_values
-from koffline.ope.results import PointEstimate
+from koffline.ope.results import Diagnostics, PointEstimate
 
 if TYPE_CHECKING:
     from koffline.ope.workspace import Workspace
@@ -68,14 +68,12 @@ class ClosedForm(ListedEstimator):
 
     name: str
     values: Callable[[FittedValues], Float[np.ndarray, "replica 2"]]
-    describe: Callable[[Workspace], tuple[dict[str, Any], tuple[str, ...]]] | None = (
-        None
-    )
+    describe: Callable[[Workspace], tuple[Diagnostics, tuple[str, ...]]] | None = None
 
     def estimate(self, workspace: Workspace) -> PointEstimate:
         """The estimate with its bootstrap interval. Raises KofflineError."""
         values = self.values(workspace.fitted)
-        diagnostics: dict[str, Any] = {}
+        diagnostics: Diagnostics = {}
         warnings: tuple[str, ...] = ()
         if self.describe is not None:
             diagnostics, warnings = self.describe(workspace)
@@ -88,7 +86,7 @@ def mean_of_networks(
     name: str,
     fitted: FittedValues,
     values: Float[np.ndarray, "replica 2"],
-    diagnostics: dict[str, Any],
+    diagnostics: Diagnostics,
     warnings: tuple[str, ...],
 ) -> PointEstimate:
     """The mean over networks, its interval, and the uplift over the behavior policy.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from koffline.ope.importance.episode_means import (
 )
 from koffline.ope.importance.episodes import EpisodeProblem
 from koffline.ope.log.row_values import RowValues
-from koffline.ope.results import Interval, PointEstimate, Uplift
+from koffline.ope.results import Diagnostics, Interval, PointEstimate, Uplift
 
 if TYPE_CHECKING:
     from koffline.ope.workspace import Workspace
@@ -126,7 +126,7 @@ class EpisodeEstimator(ListedEstimator):
         whole = self.statistic(episodes, of_episodes)
         value = whole.value
         error = standard_error(whole.deviations)
-        blend: dict[str, Any] = {}
+        blend: Diagnostics = {}
         if self.blends:
             assert isinstance(whole, StepwiseMean)
             value, blend = _blend(whole, draws, seed)
@@ -253,7 +253,7 @@ class EpisodeEstimator(ListedEstimator):
         return (*problem.ratios.warnings, *sentences)
 
 
-def _blend(whole: StepwiseMean, draws: int, seed: int) -> tuple[float, dict[str, Any]]:
+def _blend(whole: StepwiseMean, draws: int, seed: int) -> tuple[float, Diagnostics]:
     """The blended value of partial sums, and its steps and shares as diagnostics."""
     clusters = whole.clusters
     if clusters is None:

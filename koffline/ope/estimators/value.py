@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from koffline.ope.estimators.of_networks import (
     solve_closed_form,
 )
 from koffline.ope.networks.fitted_values import FittedValues
-from koffline.ope.results import Interval, PointEstimate, plain
+from koffline.ope.results import Diagnostics, Interval, PointEstimate, plain
 
 if TYPE_CHECKING:
     from koffline.ope.workspace import Workspace
@@ -72,7 +72,7 @@ class Head(ListedEstimator):
         )
 
 
-def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
+def _diagnostics_of_networks(workspace: Workspace, head: str) -> Diagnostics:
     """Diagnostics of the trained networks as plain numbers."""
     fitted = workspace.fitted
     by_head = fitted.estimate_by_head(head)
@@ -98,7 +98,7 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
 
 
 def _doubts(
-    workspace: Workspace, diagnostics: dict[str, Any], interval: Interval
+    workspace: Workspace, diagnostics: Diagnostics, interval: Interval
 ) -> Iterator[str]:
     """Yield warnings about the trained networks."""
     fitted = workspace.fitted

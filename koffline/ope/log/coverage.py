@@ -5,10 +5,9 @@ weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -115,7 +114,7 @@ def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
     return is_known
 
 
-def among(policy: Policy, known: np.ndarray) -> DiscretePolicy:
+def among(policy: DiscretePolicy, known: np.ndarray) -> DiscretePolicy:
     """Restrict the policy to the known actions and renormalise its probabilities.
 
     States where the policy takes no known action get equal probabilities of all known
@@ -129,7 +128,9 @@ def among(policy: Policy, known: np.ndarray) -> DiscretePolicy:
     )
 
 
-def _among(policy: Any, known: np.ndarray, observations: np.ndarray) -> np.ndarray:
+def _among(
+    policy: DiscretePolicy, known: np.ndarray, observations: np.ndarray
+) -> np.ndarray:
     """Probabilities (N, n) restricted to known actions; equal ones where the policy
     takes none of them.
     """
@@ -250,7 +251,9 @@ def clause_on_holes(share: float) -> str:
     )
 
 
-def visited_holes(problem: EvaluationProblem, visits: Any, seed: int) -> float:
+def visited_holes(
+    problem: EvaluationProblem, visits: np.ndarray | None, seed: int
+) -> float:
     """Share of the policy's visits to states near which the log has rows, but none with
     the policy's action.
 
@@ -310,7 +313,9 @@ class _Visited:
 
 
 def _visited_places(
-    problem: EvaluationProblem, visits: Any, generator: np.random.Generator
+    problem: EvaluationProblem,
+    visits: np.ndarray | None,
+    generator: np.random.Generator,
 ) -> _Visited:
     """Places drawn by the policy's visits: next states by ``visits`` (N,) of their
     rows, None if unknown, and start states.
@@ -478,7 +483,7 @@ def describe_coverage(fraction: float) -> str:
     )
 
 
-def doubts_of_weights(weights: dict[str, Any]) -> Iterator[Reason]:
+def doubts_of_weights(weights: Mapping[str, float]) -> Iterator[Reason]:
     """Yield reasons to doubt marginal importance weights, from their diagnostics."""
     units = weights["effective_units"]
     mass = weights["mass"]

@@ -592,12 +592,12 @@ def _robust_moments(
 
 
 def _without_outliers(
-    share: np.ndarray, values: np.ndarray, mean: Any, deviation: Any
-) -> tuple[Any, Any]:
+    share: np.ndarray, values: np.ndarray, mean: float, deviation: float
+) -> tuple[float, float]:
     """Mean and standard deviation of values (N,), again and again without those beyond
     `_FAR` deviations, until the latter make up a small share of the variance.
 
-    mean, deviation: of all values.
+    share (N,): of the rows in the weight, with sum one. mean, deviation: of all values.
     """
     share = share.copy()
     while True:
@@ -609,8 +609,8 @@ def _without_outliers(
             return mean, deviation
         share[is_far] = 0.0
         share /= share.sum()
-        mean = share @ values
-        deviation = np.sqrt(share @ (values - mean) ** 2)
+        mean = float(share @ values)
+        deviation = float(np.sqrt(share @ (values - mean) ** 2))
 
 
 def _flat(observations: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -61,12 +61,15 @@ class LogPart:
     units: Int[np.ndarray, " unit"]
 
 
+RecordOfSums = TypeVar("RecordOfSums", bound="Sums")
+
+
 class Sums:
     """Base of dataclasses of additive sums over rows: ``+`` adds field by field; None
     stays None.
     """
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self: RecordOfSums, other: RecordOfSums) -> RecordOfSums:
         sums = {}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -76,7 +79,14 @@ class Sums:
         return type(self)(**sums)
 
 
-S = TypeVar("S")
+class Additive(Protocol):
+    """What can be summed over the parts of a log: records, arrays, numbers."""
+
+    def __add__(self, other: Any, /) -> Any:
+        """The sum of both."""
+
+
+S = TypeVar("S", bound=Additive)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +170,11 @@ class WorkingLog:
         )
         if isinstance(self.log, Transitions):
             return _sum_of_shards(plan, (0,))
-        return self._fold_shards(self.log, plan)
+        total = self._fold_shards(self.log, plan)
+        assert total is not None, "a log has at least one shard"
+        return total
 
-    def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
+    def _fold_shards(self, log: LazyTransitions, plan: _Pass[S]) -> S | None:
         """Sum over shards; resume from saved sums of the same pass, and save the sums
         from time to time.
         """
@@ -175,7 +187,7 @@ class WorkingLog:
         items = _items(log)
         saved = self._saved(log, plan, items)
         already_summed = 0
-        total = None
+        total: S | None = None
         if saved is not None:
             already_summed, total = read_sums(saved)
         sums_of_items = self.stream.map(
@@ -198,7 +210,7 @@ class WorkingLog:
         return total
 
     def _saved(
-        self, log: LazyTransitions, plan: _Pass, items: list[Any]
+        self, log: LazyTransitions, plan: _Pass[S], items: list[tuple[int, ...]]
     ) -> Path | None:
         """File of this pass's saved sums; its name is a digest of everything that
         determines them.
@@ -362,7 +374,7 @@ def hold(
 
 
 @dataclass(frozen=True, eq=False)
-class _Pass:
+class _Pass(Generic[S]):
     """Input of every worker: the log (or its paths) and the summary of its parts.
 
     ``rows``: of a part. ``threads``: of torch in the worker. ``stops``: as in
@@ -370,7 +382,7 @@ class _Pass:
     """
 
     log: AnyLog
-    summarise: Callable[[LogPart], Any]
+    summarise: Callable[[LogPart], S]
     rows: int
     threads: int
     stops: np.ndarray | None
@@ -401,7 +413,7 @@ class _Pass:
 
 
 @torch.no_grad()
-def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
+def _sum_of_shards(plan: _Pass[S], shards: tuple[int, ...]) -> S:
     with threads(plan.threads):
         return functools.reduce(operator.add, map(plan.summarise, plan.parts(shards)))
 
