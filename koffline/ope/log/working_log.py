@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -79,6 +79,7 @@ class Sums:
         return type(self)(**sums)
 
 
+@runtime_checkable
 class Additive(Protocol):
     """What can be summed over the parts of a log: records, arrays, numbers."""
 
