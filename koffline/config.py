@@ -8,6 +8,7 @@ import contextlib
 import copy
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    field_serializer,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -39,6 +41,7 @@ MOST_DRAWS = 100_000
 # per parameter: weight, target, gradient, Adam's two averages and its scratch
 _KEPT_NUMBERS = 6
 _FLOAT = 4  # bytes
+_OBJECT = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 
 
 class Section(BaseModel):
@@ -169,6 +172,13 @@ class EvaluationSettings(Section):
         "auto",
         description="behaviour probabilities: the log's (log), estimated, or auto",
     )
+    behavior_model: Any = Field(
+        None,
+        description=(
+            "classifier that estimates behavior probabilities of discrete actions, as"
+            " in sklearn.linear_model:LogisticRegression; our own by default"
+        ),
+    )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N"
     )
@@ -191,6 +201,40 @@ class EvaluationSettings(Section):
         if value == AUTOMATIC:
             return None
         return value
+
+    @field_validator("behavior_model")
+    @classmethod
+    def _classifier(cls, value: Any) -> Any:
+        """Refuse what names no classifier and is none; what a name stands for is seen
+        when it is imported.
+        """
+        is_classifier = callable(value) or hasattr(value, "predict_proba")
+        if isinstance(value, str):
+            is_classifier = _OBJECT.fullmatch(value) is not None
+        if value is not None and not is_classifier:
+            raise PydanticCustomError(
+                "no_classifier", "write it as package.module:name"
+            )
+        return value
+
+    @field_serializer("behavior_model", when_used="json")
+    def _name_of_classifier(self, value: Any) -> str | None:
+        return self.behavior_model_name
+
+    @property
+    def behavior_model_name(self) -> str | None:
+        """The classifier in one line, with its own settings; None without one."""
+        if self.behavior_model is None or isinstance(self.behavior_model, str):
+            return self.behavior_model
+        return " ".join(repr(self.behavior_model).split())
+
+    @property
+    def estimates_behavior(self) -> bool:
+        """Whether behavior probabilities are estimated though the log may have them."""
+        is_left_open = self.behavior == "auto"
+        return self.behavior == "estimate" or (
+            is_left_open and self.behavior_model is not None
+        )
 
     @property
     def chosen_cores(self) -> int | None:
@@ -242,6 +286,11 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
         if value is not None
     }
     settings = read_section(EvaluationSettings, merged)
+    if settings.behavior == "log" and settings.behavior_model is not None:
+        raise ConfigError(
+            "behavior is log, so that nothing is estimated, and behavior_model says by"
+            " what; leave one of them out"
+        )
     check_networks_fit(settings)
     if settings.device != "cpu":
         import torch

@@ -382,12 +382,16 @@ class Workspace:
         episodes in memory are used.
         """
         settings = self.settings
+        behavior: str = settings.behavior
+        if settings.estimates_behavior:
+            behavior = ESTIMATED
         rows, log_probabilities = self._rows_of_episodes
         return prepare_episodes(
             rows,
             self.policy,
             settings.gamma,
-            behavior=settings.behavior,
+            behavior=behavior,
+            behavior_model=settings.behavior_model,
             clip=settings.weight_clip,
             seed=settings.seed,
             target=log_probabilities,
@@ -407,7 +411,7 @@ class Workspace:
         """Whether estimators over episodes use more episodes than those in memory."""
         logged = self.transitions.behavior_log_probabilities is not None
         whole = self.log.is_whole or not self.transitions.has_episodes
-        return not whole and logged and self.settings.behavior != ESTIMATED
+        return not whole and logged and not self.settings.estimates_behavior
 
     @cached_property
     def row_values_of_episodes(self) -> RowValues:
@@ -445,10 +449,13 @@ class Workspace:
             "notes": (*self.log.log.metadata.notes, *self.policy.notes),
             "n_transitions": n_transitions,
             "n_episodes": n_episodes,
-            "settings": self.settings.model_dump(
-                # cores change no result
-                exclude={"gamma", "estimator", "seed", "cores"}
-            ),
+            "settings": {
+                **self.settings.model_dump(
+                    # cores change no result
+                    exclude={"gamma", "estimator", "seed", "cores"}
+                ),
+                "behavior_model": self.settings.behavior_model_name,
+            },
         }
 
 

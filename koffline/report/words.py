@@ -49,6 +49,15 @@ _WORDS = {  # words for diagnostics; others are shown by their key
     "drift_p_value": (
         "p-value of a change of the world along the log (small: it changes)"
     ),
+    "behavior_model": "what estimated the chances of the behavior policy's actions",
+    "behavior_log_likelihood": "held-out log-likelihood of a logged action under it",
+    "behavior_log_likelihood_constant": "the same without looking at the state",
+    "behavior_calibration_error": (
+        "mean distance of estimated chances from how often such actions were taken"
+    ),
+    "behavior_calibration": (
+        "estimated chance of an action: share taken, of so many pairs of row and action"
+    ),
     "correction": (
         "what the residuals of logged rows, weighted as the policy acts, add to the"
         " value"
@@ -190,6 +199,11 @@ def described(record: JsonObject) -> list[tuple[str, list[str]]]:
     small.
     """
     shown = {**record, "actions": action_shares(record.get("actions", {})) or None}
+    if "behavior_calibration" in record:
+        shown["behavior_calibration"] = {
+            f"{chance['predicted']:.3f}:": f"{chance['taken']:.3f} of {chance['pairs']}"
+            for chance in record["behavior_calibration"]
+        }
     shown["action_names"] = ", ".join(record.get("action_names", ())) or None
     for name in record:
         if name.endswith("_p_value") and (record[name] or 0.0) > _CHANCE:

@@ -12,7 +12,6 @@ from koffline.ope.estimators.contract import Estimator
 from koffline.ope.estimators.importance import WIS
 from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.estimators.system_intervals import state_guesses, system_interval
-from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.log.facts import contradiction
 from koffline.ope.results import PointEstimate
 from koffline.ope.workspace import Workspace
@@ -35,7 +34,7 @@ def choose_estimator(workspace: Workspace) -> str:
         log.has_episodes and facts.longest == 1 and facts.terminated == facts.rows
     )
     has_probabilities = (
-        log.behavior_log_probabilities is not None and settings.behavior != ESTIMATED
+        log.behavior_log_probabilities is not None and not settings.estimates_behavior
     )
     if is_one_step and has_probabilities and settings.interval == names.DEFAULT:
         with contextlib.suppress(DataError, PolicyError):

@@ -245,13 +245,15 @@ def prepare_episodes(
     gamma: float,
     *,
     behavior: str = AUTO,
+    behavior_model: Any = None,
     clip: float | None = None,
     seed: int = 0,
     target: Float[np.ndarray, " row"] | None = None,
 ) -> EpisodeProblem:
     """Weights of the log's episodes under the policy; ``clip`` caps them.
 
-    ``behavior``: source of the behavior probabilities, see `importance_ratios`.
+    ``behavior``, ``behavior_model``: source of the behavior probabilities, see
+    `importance_ratios`.
     ``target``: the policy's log-probabilities of the logged actions, if known. Raises
     DataError (no episodes, no probabilities, weights all zero or changing inside an
     episode) and PolicyError (no density).
@@ -270,7 +272,7 @@ def prepare_episodes(
         log = transitions.select_episodes(has_weight)
     if target is not None:
         target = target[rows]
-    ratios = importance_ratios(log, policy, behavior, seed, target)
+    ratios = importance_ratios(log, policy, behavior, seed, target, behavior_model)
     episodes = weigh_episodes(log, ratios, gamma, clip)
     return replace(episodes, counted=(rows, has_weight))
 

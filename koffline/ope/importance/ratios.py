@@ -1,7 +1,8 @@
 """Ratios π(a|s) / β(a|s) of logged actions, as logarithms; β is estimated for logs that
 do not store it.
 
-The model is multinomial logistic regression, or a Gaussian with linear mean and log
+The model is one of scikit-learn's (`koffline.ope.importance.classifiers`), or
+multinomial logistic regression, or a Gaussian with linear mean and log
 deviation, on standardised observations and their random Fourier features. The penalty
 with the highest held-out likelihood is chosen. Models are cross-fitted: no episode's
 probabilities come from a model that was fitted to it.
@@ -19,11 +20,17 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import minimize
+from scipy.special import softmax
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import DataError, PolicyError
+from koffline.ope.importance.classifiers import (
+    as_classifier,
+    calibration,
+    held_out_chances,
+)
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.policies.builtin import at_bounds
 
@@ -60,6 +67,10 @@ _WARNING = (
     " {behavior_log_likelihood_constant:.3g} without the observation): intervals leave"
     " that error out."
 )
+_CALIBRATED = (
+    " Chances of actions are off by {behavior_calibration_error:.1%} on average"
+    " (calibration, {folds})."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,12 +93,15 @@ def importance_ratios(
     behavior: str = AUTO,
     seed: int = 0,
     target: Float[np.ndarray, " row"] | None = None,
+    behavior_model: Any = None,
 ) -> Ratios:
     """Ratios of the log's actions, with β from the log (``"log"``) or estimated
     (``"estimate"``).
 
     ``"auto"`` uses the log's probabilities if it has them. target: log π(a|s), if
-    known. Raises DataError if the log's probabilities are missing, PolicyError for a
+    known. behavior_model: a classifier that estimates chances of discrete actions
+    (`koffline.ope.importance.classifiers.as_classifier`); None: our own. Raises
+    DataError if the log's probabilities are missing, PolicyError for a
     policy without probabilities of actions.
     """
     if target is None:
@@ -111,11 +125,15 @@ def importance_ratios(
     cut_to = None
     if isinstance(policy, ContinuousPolicy):
         cut_to = policy.cut_to
-    logs, diagnostics = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
+    logs, diagnostics = estimate_behavior(
+        transitions, seed=seed, cut_to=cut_to, classifier=behavior_model
+    )
     folds = "on its only episode"
     if transitions.n_episodes > 1:
         folds = "2-fold cross-fitted by episode"
     warning = _WARNING.format(folds=folds, **diagnostics)
+    if "behavior_calibration_error" in diagnostics:
+        warning += _CALIBRATED.format(folds=folds, **diagnostics)
     return Ratios(
         target - logs,
         True,
@@ -199,14 +217,18 @@ def _warnings_at_bounds(
 
 
 def estimate_behavior(
-    transitions: Transitions, seed: int = 0, cut_to: Any = None
+    transitions: Transitions,
+    seed: int = 0,
+    cut_to: Any = None,
+    classifier: Any = None,
 ) -> tuple[Float[np.ndarray, " row"], dict[str, Any]]:
     """Cross-fitted log-probabilities (log densities if continuous) of logged actions,
     and their diagnostics.
 
     ``cut_to``: bounds at which actions are cut off (see `koffline.policies.builtin`),
-    as for the policy they are compared with. Raises DataError for logs without episodes
-    and for images.
+    as for the policy they are compared with. ``classifier``: as in
+    `koffline.ope.importance.classifiers.as_classifier`, in place of our own model.
+    Raises DataError for logs without episodes and, without a classifier, for images.
     """
     if not transitions.has_episodes:
         raise DataError(
@@ -214,17 +236,23 @@ def estimate_behavior(
             " episode_ids"
         )
     generator = np.random.default_rng([seed, 11])
+    if classifier is not None:
+        return _estimated_by_classifier(transitions, classifier, seed, generator)
     model = _model(transitions, cut_to, _features(transitions, generator), generator)
     if transitions.n_episodes < 2:
         penalty = _DEFAULT_PENALTY
         parameters = model.fit(np.arange(len(transitions)), penalty)
         logs = model.evaluate(parameters)
         constant = logs
+        fold = np.zeros(len(transitions), dtype=int)
+        parameters_of = {0: parameters}
     else:
-        halves = generator.permutation(transitions.n_episodes) % 2
-        logs, constant, penalty = _cross_fitted(
-            model, np.repeat(halves, transitions.episode_lengths)
-        )
+        fold = _halves(transitions, generator)
+        logs, constant, penalty, parameters_of = _cross_fitted(model, fold)
+    calibrated: dict[str, Any] = {}
+    if isinstance(transitions.action_space, Discrete):
+        chances = model.chances(parameters_of, fold)
+        calibrated = calibration(chances, np.asarray(transitions.actions))
     finite_penalty = None
     if math.isfinite(penalty):  # an infinite one leaves the constant alone
         finite_penalty = penalty
@@ -233,6 +261,42 @@ def estimate_behavior(
         "behavior_penalty": finite_penalty,
         "behavior_log_likelihood": float(logs.mean()),
         "behavior_log_likelihood_constant": float(constant.mean()),
+        **calibrated,
+    }
+
+
+def _halves(
+    transitions: Transitions, generator: np.random.Generator
+) -> Int[np.ndarray, " row"]:
+    """The fold of each row, 0 or 1; the rows of an episode share it."""
+    halves = generator.permutation(transitions.n_episodes) % 2
+    return np.repeat(halves, transitions.episode_lengths)
+
+
+def _estimated_by_classifier(
+    transitions: Transitions,
+    model: Any,
+    seed: int,
+    generator: np.random.Generator,
+) -> tuple[Float[np.ndarray, " row"], dict[str, Any]]:
+    """As `estimate_behavior`, by a classifier (`as_classifier`); the constant model
+    has the actions' shares in the other fold, each action counted once more.
+    """
+    classifier = as_classifier(model, seed)
+    fold = None
+    if transitions.n_episodes > 1:
+        fold = _halves(transitions, generator)
+    chances = held_out_chances(classifier, transitions, fold)
+    shares = held_out_chances(None, transitions, fold)
+    actions = np.asarray(transitions.actions, dtype=np.int64)
+    rows = np.arange(len(actions))
+    logs = np.log(chances[rows, actions])
+    constant = np.log(shares[rows, actions])
+    return logs, {
+        "behavior_model": " ".join(repr(classifier).split()),
+        "behavior_log_likelihood": float(logs.mean()),
+        "behavior_log_likelihood_constant": float(constant.mean()),
+        **calibration(chances, actions),
     }
 
 
@@ -259,6 +323,18 @@ class _Model:
                 torch.from_numpy(parameters), features, self.actions
             )
         return logs.numpy() + self.log_unit
+
+    def chances(
+        self, parameters: dict[int, np.ndarray], fold: Int[np.ndarray, " row"]
+    ) -> Float[np.ndarray, "row action"]:
+        """Chances of all discrete actions in each row, by the parameters of its
+        fold.
+        """
+        chances = np.empty((len(fold), self.outputs))
+        for held_out, of_fold in parameters.items():
+            rows = fold == held_out
+            chances[rows] = softmax(self.features[rows] @ of_fold, axis=1)
+        return chances
 
     def fit(
         self,
@@ -305,9 +381,9 @@ class _Model:
 
 def _cross_fitted(
     model: _Model, fold: Int[np.ndarray, " row"]
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Held-out log likelihoods (N,) of the best penalty and of the constant model, and
-    the best penalty.
+) -> tuple[np.ndarray, np.ndarray, float, dict[int, np.ndarray]]:
+    """Held-out log likelihoods (N,) of the best penalty and of the constant model, the
+    best penalty, and its parameters by fold.
 
     Penalties are tried from the strongest down, each fit starting from the one before,
     until two in a row are worse.
@@ -316,6 +392,7 @@ def _cross_fitted(
     best_penalty = math.inf
     failures = 0
     parameters: dict[int, np.ndarray] = {}
+    best_parameters: dict[int, np.ndarray] = {}
     for penalty in _PENALTIES:
         logs = np.empty(len(fold))
         for held_out in np.unique(fold).tolist():
@@ -330,10 +407,11 @@ def _cross_fitted(
         if logs.mean() > best.mean():
             best = logs
             best_penalty = penalty
+            best_parameters = dict(parameters)
             failures = 0
         if failures == _PATIENCE:
             break
-    return best, constant, best_penalty
+    return best, constant, best_penalty, best_parameters
 
 
 def _features(
