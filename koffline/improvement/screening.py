@@ -29,7 +29,7 @@ from koffline.ope.networks.last_layer import (
 )
 from koffline.ope.networks.systems import LinearSystems, systems_of_part
 from koffline.ope.workspace import Workspace, open_workspace
-from koffline.policies import Policy
+from koffline.policies import DiscretePolicy, Policy
 
 _REPLICAS = {"full_replicas": 2, "resampled_replicas": 12}
 LEVEL = 0.9  # two-sided: its lower end holds with 95 %
@@ -92,10 +92,10 @@ def _scores(
 ) -> list[ShareScore]:
     fitted = workspace.fitted
     settings = workspace.settings
+    clone_policy = clone
     if workspace.known_actions is not None:
-        clone_policy: Policy = among(clone, workspace.known_actions)
-    else:
-        clone_policy = clone
+        assert isinstance(clone, DiscretePolicy), "only choices can be known or not"
+        clone_policy = among(clone, workspace.known_actions)
     clone_problem = workspace.problem_of(clone_policy)
     of_clone = systems_of_part(
         fitted.record.network,

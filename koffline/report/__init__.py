@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
+    from koffline.improvement.results import Improvement
     from koffline.ope.diagnosis import Diagnosis
     from koffline.ope.ranking import PolicyRanking
     from koffline.ope.results import Estimate, EstimateTable
@@ -48,7 +49,7 @@ class Report:
     """
 
     marker: str
-    result: Estimate | EstimateTable | PolicyRanking | Diagnosis
+    result: Estimate | EstimateTable | PolicyRanking | Diagnosis | Improvement
     figures: Mapping[str, Callable[[], Figure]]
     show: Callable[[Console], None]
     top_figure: str
