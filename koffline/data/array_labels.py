@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ OF_ARRAYS = frozenset({"one_step", "encode"})
 _ALL = ("", "observations")
 
 
-def with_labels(log: RawLog, encode: Mapping[str, Any], source: str) -> RawLog:
+def with_labels(log: RawLog, encode: Mapping[str, object], source: str) -> RawLog:
     """The log with columns of its observations encoded as labels.
 
     encode: by column one-hot, or ``one-hot:1,2,3`` with all labels. A column is a
@@ -74,7 +73,7 @@ def with_labels(log: RawLog, encode: Mapping[str, Any], source: str) -> RawLog:
     return replace(log, columns=columns, metadata=metadata.with_notes(layout.note))
 
 
-def _declared_labels(column: str, value: Any) -> tuple[str, ...]:
+def _declared_labels(column: str, value: object) -> tuple[str, ...]:
     """All labels of a column as texts, none if they are to be found; value: as in
     `with_labels`.
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from koffline.data.columns import natural_key
 from koffline.errors import DataError, listed
+from koffline.untrusted.arrays import ArrayHeader, OpenArrays
+from koffline.untrusted.hdf5 import CheckedFile
 
 GROUPS = "groups"
 ENVIRONMENTS = "stable-baselines3"
@@ -70,7 +71,10 @@ def environments_of(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
 
 
 def joined_groups(
-    file: Any, headers: Mapping[str, Any], groups: Sequence[str], name: str
+    file: OpenArrays,
+    headers: Mapping[str, ArrayHeader],
+    groups: Sequence[str],
+    name: str,
 ) -> dict[str, np.ndarray]:
     """Columns of a file with a group of arrays for each episode, and their
     ``episode_ids``.
@@ -104,7 +108,7 @@ def joined_groups(
 
 
 def _shapes_by_group(
-    headers: Mapping[str, Any], groups: Sequence[str]
+    headers: Mapping[str, ArrayHeader], groups: Sequence[str]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """Shapes of the arrays of numbers with at least one row, by group and by the name
     in it. headers: of all arrays, by path.
@@ -163,7 +167,7 @@ def _as_columns(key: str, array: np.ndarray) -> dict[str, np.ndarray]:
     return {f"{key}_{i}": array[:, i] for i in range(array.shape[1])}
 
 
-def unrolled_ring(file: Any, name: str) -> dict[str, np.ndarray]:
+def unrolled_ring(file: CheckedFile, name: str) -> dict[str, np.ndarray]:
     """Columns of a Tianshou buffer, the oldest row first, without rows that were never
     filled.
 
@@ -198,7 +202,7 @@ def unrolled_ring(file: Any, name: str) -> dict[str, np.ndarray]:
     return columns
 
 
-def _whole_attribute(file: Any, name: str) -> int | None:
+def _whole_attribute(file: CheckedFile, name: str) -> int | None:
     """A whole number among the attributes of a file; None if there is none."""
     if name not in file.raw.attrs:
         return None

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ def blocks(n_rows: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
         yield slice(start, min(start + size, n_rows))
 
 
-def as_array(name: str, values: Any) -> np.ndarray:
+def as_array(name: str, values: object) -> np.ndarray:
     """``values`` as an array in the machine's byte order, without a copy if possible.
 
     Raises DataError.
@@ -76,7 +75,7 @@ def as_float(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def _vector(name: str, values: Any) -> np.ndarray:
+def _vector(name: str, values: object) -> np.ndarray:
     """A column with one number per row, (N,). Raises DataError."""
     array = as_array(name, values)
     if array.ndim != 1:
@@ -114,7 +113,7 @@ def _refuse(fault: ValueFault, array: np.ndarray, first_row: int) -> None:
         )
 
 
-def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
+def integer_column(name: str, values: object, first_row: int = 0) -> np.ndarray:
     """Cast a column to int64 (N,); floats must be whole numbers.
 
     ``first_row``: row number for messages. Raises DataError.
@@ -205,7 +204,7 @@ def check_some_weight(weights: np.ndarray) -> None:
 
 
 def row_columns(
-    columns: Mapping[str, Any], space: ActionSpace, first_row: int = 0
+    columns: Mapping[str, object], space: ActionSpace, first_row: int = 0
 ) -> dict[str, np.ndarray]:
     """Checked columns of some rows, named as in ``Transitions``, without
     ``episode_ids`` and ``steps``.
@@ -259,7 +258,7 @@ def _check_shape(name: str, array: np.ndarray, space: ActionSpace) -> None:
         )
 
 
-def log_columns(columns: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
+def log_columns(columns: Mapping[str, object], space: object) -> dict[str, np.ndarray]:
     """Checked columns of a whole log, which fit together. Raises DataError."""
     if not isinstance(space, (Discrete, Continuous)):
         raise DataError(
@@ -306,7 +305,7 @@ def _check_clusters(clusters: np.ndarray, steps: np.ndarray) -> None:
         )
 
 
-def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
+def order_rows(episode_ids: object, steps: object = None) -> np.ndarray:
     """Row order (N,) that makes episodes contiguous, in order of first appearance, each
     in time order.
 
@@ -321,7 +320,7 @@ def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
     return np.lexsort((times, first[label.reshape(-1)]))
 
 
-def episode_columns(episode_ids: Any, steps: Any) -> dict[str, np.ndarray]:
+def episode_columns(episode_ids: object, steps: object) -> dict[str, np.ndarray]:
     """Checked ``episode_ids`` and ``steps`` (N,); if one of them is None, it is derived
     from the other.
 
@@ -397,7 +396,7 @@ class DigestedColumn:
 
     name: str
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: np.dtype
     parts: Iterable[np.ndarray]
 
 
@@ -417,7 +416,7 @@ def digest_columns(columns: Iterable[DigestedColumn]) -> str:
     return digest.hexdigest()
 
 
-def row_indices(rows: Any, size: int) -> np.ndarray:
+def row_indices(rows: object, size: int) -> np.ndarray:
     """Indices within 0 … size − 1 from indices or a mask.
 
     Raises DataError if nothing is selected.
@@ -434,12 +433,12 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
     return chosen
 
 
-def natural_key(name: str) -> list[Any]:
+def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sort key of natural order: x_2 before x_10.
 
     Different names have different keys: a01 and a1 too.
     """
-    key: list[Any] = []
+    key: list[tuple[int, int, str]] = []
     for part in re.split(r"(\d+)", name):
         if part.isdecimal() and len(part) < _LONGEST_NUMBER:
             key.append((0, int(part), ""))

@@ -16,7 +16,6 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -67,7 +66,7 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
         )
 
 
-def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
+def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, np.ndarray | bool]]:
     """Episodes as d3rlpy stores them, with one added step for each episode that did not
     terminate.
 
@@ -77,7 +76,7 @@ def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
         yield steps_of(log, rows)
 
 
-def steps_of(log: Transitions, rows: slice) -> dict[str, Any]:
+def steps_of(log: Transitions, rows: slice) -> dict[str, np.ndarray | bool]:
     """The arrays of one d3rlpy Episode."""
     terminated = bool(log.terminated[rows.stop - 1])
     if terminated:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ _EXAMPLE = (
 
 
 def read_episode_list(
-    episodes: Sequence[Any], action_space: SpaceRequest | None = None
+    episodes: Sequence[object], action_space: SpaceRequest | None = None
 ) -> RawLog:
     """A log from a list of episodes: dicts, or records with the same attributes
     (Minari's EpisodeData).
@@ -53,7 +52,7 @@ def read_episode_list(
     return raw_log(columns, FileDescription(), action_space, SOURCE, notes, has_lost)
 
 
-def is_episode_list(source: Any) -> bool:
+def is_episode_list(source: object) -> bool:
     """Whether an object is a list or tuple whose first item may be an episode."""
     if not isinstance(source, (list, tuple)) or not source:
         return False
@@ -61,7 +60,7 @@ def is_episode_list(source: Any) -> bool:
     return isinstance(first, Mapping) or hasattr(first, "observations")
 
 
-def _columns_of_episodes(episodes: Sequence[Any]) -> Iterator[dict[str, np.ndarray]]:
+def _columns_of_episodes(episodes: Sequence[object]) -> Iterator[dict[str, np.ndarray]]:
     """Columns (T, …) of each episode, with the same names in all of them."""
     expected: tuple[str, ...] | None = None
     for number, episode in enumerate(episodes):
@@ -79,7 +78,7 @@ def _columns_of_episodes(episodes: Sequence[Any]) -> Iterator[dict[str, np.ndarr
         yield columns
 
 
-def _columns_of(episode: Any, number: int) -> dict[str, np.ndarray]:
+def _columns_of(episode: object, number: int) -> dict[str, np.ndarray]:
     """Columns (T, …) of one episode, in the order of `KEYS`. Raises DataError."""
     where = f"{SOURCE}: episode {number}"
     columns: dict[str, np.ndarray] = {}
@@ -113,7 +112,7 @@ def _columns_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     return columns
 
 
-def _entry(episode: Any, keys: Sequence[str]) -> Any:
+def _entry(episode: object, keys: Sequence[str]) -> object:
     """The first of the keys that a dict or record has; None if it has none of them."""
     for key in keys:
         if isinstance(episode, Mapping):

@@ -14,6 +14,7 @@ influence, and the row's own observation is used. In files of others, rows flagg
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, counted, listed
 from koffline.store.files import atomic_file, reading
-from koffline.untrusted.arrays import open_npz
+from koffline.untrusted.arrays import ArrayHeader, OpenArrays, open_npz
 from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text
 
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where
@@ -86,13 +87,18 @@ def read_flat(
     one_step: make every row an episode that ends, whatever the file says about
     episodes. Raises DataError.
     """
-    opening: Any = open_hdf5 if kind == "HDF5" else open_npz
-    with reading(path, kind), opening(path) as file:
+    with reading(path, kind), _opened(path, kind) as file:
         return _read_file(file, str(path), action_space, one_step)
 
 
+def _opened(path: Path, kind: str) -> AbstractContextManager[OpenArrays]:
+    if kind == "HDF5":
+        return open_hdf5(path)
+    return open_npz(path)
+
+
 def read_arrays(
-    arrays: Mapping[Any, Any],
+    arrays: Mapping[object, object],
     source: str,
     action_space: SpaceRequest | None = None,
     one_step: bool = False,
@@ -107,7 +113,7 @@ def read_arrays(
 class _HeldFile:
     """A dict of arrays, read like an open file; no array is copied."""
 
-    def __init__(self, arrays: Mapping[Any, Any]) -> None:
+    def __init__(self, arrays: Mapping[object, object]) -> None:
         self._held = {str(key): values for key, values in arrays.items()}
         self.datasets = list(self._held)
 
@@ -132,7 +138,7 @@ class _HeldFile:
 
 
 def _read_file(
-    file: Any, source: str, action_space: SpaceRequest | None, one_step: bool
+    file: OpenArrays, source: str, action_space: SpaceRequest | None, one_step: bool
 ) -> RawLog:
     """The log in an open flat file, or in a dict of arrays. Arguments and errors as of
     `read_flat`.
@@ -180,7 +186,7 @@ def log_of_arrays(
     return _aligned(arrays, None, source, action_space, one_step=False, notes=[])
 
 
-def _apply_masks(file: Any, arrays: dict[str, Any]) -> list[str]:
+def _apply_masks(file: OpenArrays, arrays: dict[str, np.ndarray]) -> list[str]:
     """Take ends where JaxRL's ``masks`` say that the world went on for cuts, in place;
     return notes. arrays: of the file, by key.
     """
@@ -210,7 +216,7 @@ def _apply_masks(file: Any, arrays: dict[str, Any]) -> list[str]:
     ]
 
 
-def _apply_final_states(file: Any, arrays: dict[str, Any]) -> list[str]:
+def _apply_final_states(file: OpenArrays, arrays: dict[str, np.ndarray]) -> list[str]:
     """Take the rows that RLDS marks as last for final states, whose observation is the
     next one of the row above, in place; return notes. arrays: of the file, by key.
 
@@ -280,7 +286,10 @@ def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
 
 
 def _check_layout(
-    file: Any, datasets: Mapping[str, Any], source: str, one_step: bool
+    file: OpenArrays,
+    datasets: Mapping[str, ArrayHeader],
+    source: str,
+    one_step: bool,
 ) -> None:
     """Raise DataError if a required key is missing, there are no rows, or columns
     differ in length.
@@ -313,7 +322,7 @@ def _check_layout(
 
 
 def _refuse_missing_keys(
-    file: Any, missing: list[tuple[str, ...]], source: str
+    file: OpenArrays, missing: list[tuple[str, ...]], source: str
 ) -> None:
     """Raise DataError for columns that a file lacks. missing: the keys that each of
     them may have.
@@ -381,14 +390,13 @@ def _aligned(
         notes += _gather_episodes(columns)
     elif not is_ours and "steps" not in columns:
         notes += _mark_episodes(columns, has_timeouts="truncated" in keys)
-    metadata = raw.metadata.with_notes(*notes)
+    has_lost = raw.metadata.lost_last_rows
     if "next_observations" not in columns:
-        notes_on_rows, has_lost = follow(columns, source)
-        metadata = metadata.with_notes(
-            "next observations were derived from the rows below", *notes_on_rows
-        )
-        has_lost = has_lost or metadata.lost_last_rows
-        metadata = replace(metadata, lost_last_rows=has_lost)
+        notes_on_rows, has_left_out = follow(columns, source)
+        notes += ["next observations were derived from the rows below", *notes_on_rows]
+        has_lost = has_lost or has_left_out
+    noted = (*raw.metadata.notes, *notes)
+    metadata = replace(raw.metadata, notes=noted, lost_last_rows=has_lost)
     return RawLog(columns, raw.action_space, metadata)
 
 

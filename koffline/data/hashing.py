@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -20,10 +20,11 @@ _MASK = (1 << 64) - 1
 # Distribution of a Poisson number of mean one, which is larger than 19 once in 10^19
 # draws.
 _POISSON = np.cumsum([math.exp(-1.0) / math.factorial(count) for count in range(20)])
+Words = TypeVar("Words", np.uint64, np.ndarray)  # one, or an array (B,)
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
 
-def unit_hash(seed: int, shard: int, units: Any) -> np.ndarray:
+def unit_hash(seed: int, shard: int, units: np.ndarray) -> np.ndarray:
     """Hash (B,) uint64 of units: uniform, independent between units, and a function of
     its arguments alone.
 
@@ -38,7 +39,7 @@ def unit_hash(seed: int, shard: int, units: Any) -> np.ndarray:
         return _mix(_mix(counted + key) ^ key)
 
 
-def _mix(state: Any) -> Any:
+def _mix(state: Words) -> Words:
     """SplitMix64's output function: a bijection of 64-bit words."""
     with np.errstate(over="ignore"):
         state = (state ^ (state >> np.uint64(30))) * _FIRST
@@ -47,7 +48,7 @@ def _mix(state: Any) -> Any:
 
 
 def poisson_counts(
-    seed: int, streams: Iterable[int], units: Any
+    seed: int, streams: Iterable[int], units: np.ndarray
 ) -> Int[np.ndarray, "stream unit"]:
     """How often each resampled log counts each unit: independent Poisson numbers of
     mean one.

@@ -16,12 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from koffline.errors import DataError, counted, listed
+from koffline.json_types import JsonObject
 
+FloatType: TypeAlias = np.dtype | type[np.floating]
 LAYOUT = "observation_layout"  # key in the ``extra`` of metadata
 # columns of all labels together; with more, labels of large parts are coded
 MOST_ONE_HOT = 1000
@@ -92,7 +94,7 @@ class ObservationPart:
         """Places (n,) of the labels in the order of their codes."""
         return np.argsort(self._codes)
 
-    def encode(self, column: np.ndarray, kind: Any) -> np.ndarray:
+    def encode(self, column: np.ndarray, kind: FloatType) -> np.ndarray:
         """Encoded labels (N, width) of a column (N,), as numbers of the type ``kind``.
 
         Raises DataError for a value that is no label.
@@ -172,7 +174,7 @@ class Layout:
         policy = "a policy gets them as the file holds them"
         return f"observations hold labels, which have no order ({labels}); {policy}"
 
-    def encode(self, logged: np.ndarray, kind: Any = np.float32) -> np.ndarray:
+    def encode(self, logged: np.ndarray, kind: FloatType = np.float32) -> np.ndarray:
         """Observations (N, width) of a float type from those of the file (N, *shape).
 
         Raises DataError.
@@ -207,7 +209,7 @@ class Layout:
             columns = [column.astype(observations.dtype) for column in columns]
         return np.concatenate(columns, axis=1).reshape(len(observations), *self.shape)
 
-    def encode_if_logged(self, observations: np.ndarray, kind: Any) -> np.ndarray:
+    def encode_if_logged(self, observations: np.ndarray, kind: FloatType) -> np.ndarray:
         """Encode observations as the file holds them, (N, *shape), of one label also
         (N,); others stay.
 
@@ -219,7 +221,7 @@ class Layout:
             return self.encode(observations, kind)
         return observations
 
-    def to_extra(self) -> dict[str, Any]:
+    def to_extra(self) -> JsonObject:
         """Plain values for the ``extra`` of metadata."""
         return {
             LAYOUT: {
@@ -242,11 +244,11 @@ class Layout:
         return None
 
 
-def _described(part: ObservationPart) -> dict[str, Any]:
+def _described(part: ObservationPart) -> JsonObject:
     """A part as plain values; consecutive labels by the first and their number."""
     if part.labels is None:
         return {"name": part.name, "size": part.size}
-    described: dict[str, Any] = {"name": part.name}
+    described: JsonObject = {"name": part.name}
     if isinstance(part.labels, range):
         described["first"] = part.labels[0]
         described["count"] = len(part.labels)
@@ -280,12 +282,13 @@ def _part(described: Mapping[str, Any]) -> ObservationPart:
     return ObservationPart(name, labels=labels, is_coded=is_coded)
 
 
-def _number(value: Any, least: int) -> int:
+def _number(value: object, least: int) -> int:
     """A whole number from ``least`` up to 2⁵³. Raises ValueError for anything else."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or not least <= value <= 2**53:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is no whole number")
+    if not least <= value <= 2**53:
         raise ValueError(f"{value!r} is no number of this kind")
-    return int(value)
+    return value
 
 
 def make_layout(

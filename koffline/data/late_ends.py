@@ -5,7 +5,6 @@ the last rows of cut episodes were left out.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,7 @@ def stop_shares(log: Transitions) -> np.ndarray | None:
 
 
 def without_late_ends(
-    log: Transitions, units: Any = None, stops: Any = None
+    log: Transitions, units: np.ndarray | None = None, stops: np.ndarray | None = None
 ) -> Transitions:
     """Remove some last rows of terminated episodes, which would be too frequent; the
     row before is then cut.

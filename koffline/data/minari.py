@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from koffline.data.spaces import (
 )
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.json_types import JsonObject
 from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.hdf5 import CheckedFile, h5py_that_keeps_errors, open_hdf5
 from koffline.untrusted.limits import (
@@ -40,6 +41,14 @@ from koffline.untrusted.limits import (
     parse_json,
     read_json,
 )
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    Space: TypeAlias = spaces.Space[Any]
+else:  # Gymnasium is imported only when it is needed
+    Space: TypeAlias = object
+NamedSpace: TypeAlias = tuple[str, Space]
 
 # Our key in metadata.json, and in the infos of episodes.
 _DESCRIPTION = "koffline"
@@ -128,7 +137,7 @@ def read_minari(
         return raw.raw_log(columns, description, action_space, source, notes)
 
 
-def _read_fields(data: Path, source: str) -> dict[str, Any]:
+def _read_fields(data: Path, source: str) -> JsonObject:
     """The fields of Minari's metadata file. Raises DataError for other files and
     formats.
     """
@@ -147,7 +156,7 @@ def _read_fields(data: Path, source: str) -> dict[str, Any]:
 
 
 def _encode_labels(
-    columns: dict[str, np.ndarray], layout: Layout, parts: dict[str, tuple[str, Any]]
+    columns: dict[str, np.ndarray], layout: Layout, parts: dict[str, NamedSpace]
 ) -> None:
     """Encode the observations in place, as float32, or as the widest type of the parts
     that are boxes.
@@ -162,7 +171,7 @@ def _encode_labels(
         columns[name] = layout.encode(columns[name], kind)
 
 
-def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]:
+def _parts(space: Space, is_jpeg: bool, source: str) -> dict[str, NamedSpace]:
     """Names and spaces of the arrays that make up an observation, by their paths in an
     episode's group.
 
@@ -174,7 +183,7 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
     from minari.dataset.minari_storage import is_image_space
 
     numeric = (spaces.Box, spaces.MultiBinary, spaces.Discrete, spaces.MultiDiscrete)
-    parts = {}
+    parts: dict[str, NamedSpace] = {}
     for keys, leaf in _leaves(space):
         if not isinstance(leaf, numeric):
             if keys:
@@ -196,7 +205,7 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
     return parts
 
 
-def _columns_of(parts: dict[str, tuple[str, Any]]) -> Iterator[ObservationPart]:
+def _columns_of(parts: dict[str, NamedSpace]) -> Iterator[ObservationPart]:
     """The columns of an observation; those of Discrete and MultiDiscrete spaces hold
     labels.
 
@@ -220,6 +229,7 @@ def _columns_of(parts: dict[str, tuple[str, Any]]) -> Iterator[ObservationPart]:
                     f"{name}[{i}]", labels=_labels(name, start, count)
                 )
         else:
+            assert space.shape is not None, "a Box or MultiBinary has one"
             yield ObservationPart(name, size=math.prod(space.shape))
 
 
@@ -235,12 +245,12 @@ def _labels(name: str, start: int, count: int) -> range:
 
 
 def _leaves(
-    space: Any, above: tuple[Any, ...] = ()
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    space: Space, above: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Space]]:
     """The innermost spaces, with the keys that lead to them."""
     from gymnasium import spaces
 
-    parts: list[tuple[Any, Any]]
+    parts: list[tuple[str | int, Space]]
     if isinstance(space, spaces.Dict):
         parts = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
@@ -354,7 +364,7 @@ def _proper_identifier(identifier: str) -> str:
     return f"{proper}-v0"
 
 
-def _spaces_of(log: Transitions) -> tuple[Any, Any]:
+def _spaces_of(log: Transitions) -> tuple[Space, Space]:
     """Gymnasium's spaces of a log's observations and actions."""
     from gymnasium import spaces
 
@@ -374,7 +384,7 @@ def _spaces_of(log: Transitions) -> tuple[Any, Any]:
     return states, spaces.Box(lows, highs, (space.k,), action_type)
 
 
-def _stored_space(fields: dict[str, Any], name: str, source: str) -> Any:
+def _stored_space(fields: JsonObject, name: str, source: str) -> Space:
     """A space from Minari's metadata, without making an environment.
 
     Raises DataError.
@@ -393,7 +403,7 @@ def _stored_space(fields: dict[str, Any], name: str, source: str) -> Any:
         return deserialize_space(described)
 
 
-def _check_box_sizes(described: Any) -> None:
+def _check_box_sizes(described: object) -> None:
     """Raise Refused for boxes too large for the memory: Gymnasium allocates arrays of
     their bounds.
 
@@ -415,7 +425,7 @@ def _check_box_sizes(described: Any) -> None:
             _check_box_sizes(part)
 
 
-def _declared(space: Any) -> ActionSpace:
+def _declared(space: Space) -> ActionSpace:
     """Action space as koffline declares it. Raises DataError for unsupported kinds."""
     from gymnasium import spaces
 
@@ -428,7 +438,7 @@ def _declared(space: Any) -> ActionSpace:
     )
 
 
-def _metadata_of(fields: dict[str, Any]) -> Metadata:
+def _metadata_of(fields: JsonObject) -> Metadata:
     """Metadata from Minari's fields that are short texts."""
     kept = (
         "dataset_id",

@@ -86,7 +86,7 @@ def is_of_arrays(mapping: Any) -> bool:
     return OF_ARRAYS.issuperset(mapping) and mapping.get("one_step", True) is True
 
 
-def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
+def is_instance_of_loaded(module: str, name: str, value: object) -> bool:
     """isinstance with the class ``module.name`` of a heavy library, without importing
     it; False if it is not imported yet.
     """
@@ -98,7 +98,7 @@ def _is_one_step(mapping: Any) -> bool:
     return mapping is not None and "one_step" in mapping
 
 
-def _has_own_keys(arrays: Mapping[Any, Any], mapping: Any) -> bool:
+def _has_own_keys(arrays: Mapping[str, Any], mapping: Any) -> bool:
     """Whether the keys of a dict say what its arrays are, or some do and no mapping
     says more.
     """

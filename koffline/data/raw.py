@@ -19,6 +19,7 @@ from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, counted
+from koffline.json_types import JsonObject
 from koffline.untrusted.limits import parse_json
 
 UNFOLLOWED = (
@@ -72,7 +73,7 @@ def shaped_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
 
 
 def settle_space(
-    actions: Any,
+    actions: np.ndarray,
     requested: SpaceRequest | None,
     declared: ActionSpace | None,
     source: str,
@@ -109,7 +110,7 @@ def bounded(
     return requested
 
 
-def _assumed_space(actions: Any, source: str) -> ActionSpace:
+def _assumed_space(actions: np.ndarray, source: str) -> ActionSpace:
     """The space of actions (N, …) by their numbers. Raises DataError for whole numbers
     that cannot be choices.
     """
@@ -127,7 +128,7 @@ def _assumed_space(actions: Any, source: str) -> ActionSpace:
     return Discrete(greatest + 1)
 
 
-def space_to_json(space: ActionSpace) -> dict[str, Any]:
+def space_to_json(space: ActionSpace) -> JsonObject:
     """{"type": "discrete", "n"} or {"type": "continuous", "k", "low", "high"}; null: an
     infinite bound.
     """
@@ -186,7 +187,7 @@ def describe_columns(space: ActionSpace, has_episodes: bool, metadata: Metadata)
     )
 
 
-def metadata_to_json(metadata: Metadata) -> dict[str, Any]:
+def metadata_to_json(metadata: Metadata) -> JsonObject:
     """The metadata as plain values by field name."""
     return vars(metadata) | {
         "extra": dict(metadata.extra),

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from koffline.errors import DataError, install_command
 from koffline.store.files import remove_abandoned, temporary_beside
@@ -20,6 +20,7 @@ from koffline.untrusted.limits import check_regular, one_line_errors
 _COPIED_AT_ONCE = 2**23
 # Extras that hold what fsspec needs for these schemes.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+Answer = TypeVar("Answer")
 
 
 def is_url(name: str) -> bool:
@@ -70,11 +71,12 @@ def size(name: str) -> int:
     return int(_told(name, os.path.getsize, "size") or 0)
 
 
-def _told(name: str, here: Callable[[str], Any], there: str) -> Any:
+def _told(name: str, here: Callable[[str], Answer], there: str) -> Answer:
     """Ask ``here`` about a path, or the storage's method ``there`` about a URL."""
     if is_url(name):
         with storage(name) as (system, path):
-            return getattr(system, there)(path)
+            answer: Answer = getattr(system, there)(path)
+            return answer
     with storage_faults(name):
         return here(name)
 

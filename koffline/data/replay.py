@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import numpy as np
 
@@ -18,23 +18,25 @@ from koffline.data.raw import episodic_log
 from koffline.data.statistics import LogTally
 from koffline.data.transitions import Continuous, Discrete, Transitions, check_in_memory
 from koffline.errors import DataError
+from koffline.json_types import JsonObject
 
 d3rlpy = import_d3rlpy()
 _dataset = d3rlpy.dataset
 
+Item = TypeVar("Item")
 # rows that stand alone come in windows of as many, which is what evaluators batch by
 _WINDOW_ROWS = 1024
 # Evaluators count their batches by the length: the added step must not make an empty
 # one.
-_Episode: Any = type(
+_Episode = type(
     "Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget}
 )
 
 
-class _LazySequence(Sequence[Any]):
+class _LazySequence(Sequence[Item]):
     """``count`` items, each made anew whenever it is read."""
 
-    def __init__(self, count: int, make: Callable[[int], Any]) -> None:
+    def __init__(self, count: int, make: Callable[[int], Item]) -> None:
         self._count = count
         self._make = make
 
@@ -50,7 +52,7 @@ class _LazySequence(Sequence[Any]):
 def _refused(reason: str) -> Callable[..., NoReturn]:
     """Replacement for a method that a buffer cannot support; it raises DataError."""
 
-    def method(*_: Any) -> NoReturn:
+    def method(*_: object) -> NoReturn:
         raise DataError(reason)
 
     return method
@@ -102,7 +104,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
             seed = int(np.random.randint(2**31))  # noqa: NPY002
         self._generator = np.random.default_rng(seed)
 
-    def sample_transition_batch(self, batch_size: int) -> Any:
+    def sample_transition_batch(self, batch_size: int) -> _dataset.TransitionMiniBatch:
         """Draw a mini-batch of ``batch_size`` rows with replacement."""
         rows = self._draw(batch_size)
         columns = {
@@ -117,11 +119,11 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
             transition = _refuse_alone
         return mini_batch(columns, lambda i: transition(int(rows[i])))
 
-    def sample_transition(self) -> Any:
+    def sample_transition(self) -> _dataset.Transition:
         """Draw one transition."""
         return self._transition(int(self._draw(1)[0]))
 
-    def sample_trajectory(self, length: int) -> Any:
+    def sample_trajectory(self, length: int) -> _dataset.PartialTrajectory:
         """Draw a row and return the ``length`` steps up to it, padded in front if the
         episode is shorter.
         """
@@ -132,15 +134,17 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
         return self.trajectory_slicer(self._episode(row - step), step, length)
 
     @cached_property
-    def episodes(self) -> Sequence[Any]:
+    def episodes(self) -> Sequence[_dataset.Episode]:
         """Episodes as d3rlpy sees them, made when they are read."""
-        starts: Any = range(0, len(self.transitions), _WINDOW_ROWS)
+        starts: Sequence[int] | np.ndarray = range(
+            0, len(self.transitions), _WINDOW_ROWS
+        )
         if self.transitions.has_episodes:
             starts = self.transitions.episode_starts
         return _LazySequence(len(starts), lambda i: self._episode(int(starts[i])))
 
     @cached_property
-    def _dataset_info(self) -> Any:
+    def _dataset_info(self) -> _dataset.DatasetInfo:
         """Shapes, dtypes and the declared action space."""
         space = self.transitions.action_space
         if isinstance(space, Discrete):
@@ -174,7 +178,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
         return lambda window, i: self._transition(window.start + range(len(window))[i])
 
     @property
-    def _buffer(self) -> Any:
+    def _buffer(self) -> ColumnarReplayBuffer:
         """The buffer itself, as d3rlpy's BufferProtocol: a sequence of episodes that
         cannot grow.
         """
@@ -195,11 +199,11 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     load = _dataset.ReplayBuffer.load
     from_episode_generator = _dataset.ReplayBuffer.from_episode_generator
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """State of the random generator, as JSON values."""
         return dict(self._generator.bit_generator.state)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Restore a state, from which the draws continue."""
         self._generator.bit_generator.state = state
 
@@ -216,7 +220,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
             return row + 1
         return int(self.transitions.episode_ends[self.transitions.units[row]]) + 1
 
-    def _episode(self, start: int) -> Any:
+    def _episode(self, start: int) -> _dataset.Episode:
         if self.transitions.has_episodes:
             return _stock_episode(
                 steps_of(self.transitions, slice(start, self._episode_end(start)))
@@ -229,7 +233,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
         object.__setattr__(window, "start", start)  # for the picker
         return window
 
-    def _transition(self, row: int) -> Any:
+    def _transition(self, row: int) -> _dataset.Transition:
         """d3rlpy's Transition of one row; its rewards to go end with the episode."""
         log = self.transitions
         end = self._episode_end(row)
@@ -263,7 +267,7 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
         self._sampler = sampler
         self.statistics = statistics
 
-    def sample_transition_batch(self, batch_size: int) -> Any:
+    def sample_transition_batch(self, batch_size: int) -> _dataset.TransitionMiniBatch:
         """Draw a mini-batch of ``batch_size`` rows; each row is drawn once per
         epoch.
         """
@@ -271,11 +275,11 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
 
     sample_trajectory = sample_trajectory_batch = dump = _refuse_whole
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """Position of the draws."""
         return self._sampler.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Restore a position, from which the draws continue."""
         self._sampler.load_state_dict(state)
 
@@ -285,7 +289,7 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
         return self.statistics.rows
 
 
-def to_d3rlpy(transitions: Transitions) -> Any:
+def to_d3rlpy(transitions: Transitions) -> _dataset.ReplayBuffer:
     """d3rlpy's own, growable buffer with every transition of the log.
 
     An episode that did not terminate gets one more step, with reward 0, that holds its
@@ -298,7 +302,7 @@ def to_d3rlpy(transitions: Transitions) -> Any:
     return _dataset.ReplayBuffer(_dataset.InfiniteBuffer(), episodes=episodes, **info)
 
 
-def from_d3rlpy(buffer: Any) -> Transitions:
+def from_d3rlpy(buffer: _dataset.ReplayBufferBase) -> Transitions:
     """The transitions of any d3rlpy buffer, without the last step of cut episodes (no
     next observation).
     """
@@ -340,8 +344,8 @@ def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def mini_batch(
-    columns: dict[str, np.ndarray], transition_of: Callable[[int], Any]
-) -> Any:
+    columns: dict[str, np.ndarray], transition_of: Callable[[int], _dataset.Transition]
+) -> _dataset.TransitionMiniBatch:
     """d3rlpy's mini-batch of rows, as float32, the only dtype that it accepts."""
     held = {
         name: column.astype(np.float32, copy=False) for name, column in columns.items()
@@ -357,6 +361,6 @@ def mini_batch(
     )
 
 
-def _stock_episode(steps: dict[str, Any]) -> Any:
+def _stock_episode(steps: dict[str, Any]) -> _dataset.Episode:
     """d3rlpy's Episode from the result of ``steps_of``."""
     return _Episode(**steps | {"rewards": steps["rewards"].astype(np.float32)})

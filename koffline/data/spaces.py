@@ -11,6 +11,7 @@ import numpy as np
 
 from koffline.data.labels import Layout
 from koffline.errors import DataError, PolicyError, listed
+from koffline.json_types import JsonObject
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,7 +37,7 @@ class Discrete:
 
     n: int
 
-    def __init__(self, n: Any) -> None:
+    def __init__(self, n: object) -> None:
         object.__setattr__(self, "n", _positive_int("Discrete(n)", n))
 
     def __str__(self) -> str:
@@ -60,7 +61,9 @@ class Continuous:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
-    def __init__(self, k: Any, low: Any = -math.inf, high: Any = math.inf) -> None:
+    def __init__(
+        self, k: object, low: object = -math.inf, high: object = math.inf
+    ) -> None:
         object.__setattr__(self, "k", _positive_int("Continuous(k)", k))
         object.__setattr__(self, "low", _bounds("low", low, self.k))
         object.__setattr__(self, "high", _bounds("high", high, self.k))
@@ -202,9 +205,9 @@ class Features:
         }
         return cls(layout.names, encodings, layout=layout)
 
-    def to_extra(self) -> dict[str, Any]:
+    def to_extra(self) -> JsonObject:
         """Plain values for the ``extra`` of metadata."""
-        extra: dict[str, Any] = {NAMES: list(self.names)}
+        extra: JsonObject = {NAMES: list(self.names)}
         if self.encodings:
             extra[ENCODINGS] = {
                 column: {encoding.kind: list(encoding.categories)}
@@ -312,7 +315,9 @@ class Features:
                 )
         return np.array([numbers[text] for text in texts.flat]).reshape(texts.shape)
 
-    def _by_action(self, actions: Any, columns: list[Any], policy: str) -> np.ndarray:
+    def _by_action(
+        self, actions: Any, columns: list[object], policy: str
+    ) -> np.ndarray:
         """A policy's output (N, n), in the order of the log's actions, from one column
         per action. Raises PolicyError unless the columns are named as the actions.
         """

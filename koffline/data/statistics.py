@@ -17,6 +17,7 @@ from koffline.data.structure import Structure, is_small, symptoms_of_log
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.jobs import PassSettings
+from koffline.json_types import JsonObject
 
 
 class Tally:
@@ -290,7 +291,7 @@ def _tally_shard(shared: tuple[AnyLog, _Tally, Part | None], shard: int) -> _Tal
 
 def summarise(
     log: AnyLog, settings: PassSettings | None = None, progress: bool = False
-) -> dict[str, Any]:
+) -> JsonObject:
     """Summary as plain values: rows, episodes, spaces, returns, ends, coverage of
     actions, source.
 

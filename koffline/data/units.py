@@ -8,7 +8,6 @@ larger one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -47,7 +46,7 @@ class Part:
         return ~is_out
 
 
-def cluster_sums(clusters: Any, values: Any) -> np.ndarray:
+def cluster_sums(clusters: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Sums (C, …) of unit values (U, …) by cluster number (U,), in the order of the
     numbers.
     """

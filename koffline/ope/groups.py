@@ -462,7 +462,7 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _order(text: str) -> tuple[float, list[object]]:
+def _order(text: str) -> tuple[float, list[tuple[int, int, str]]]:
     """Sort key: numbers first, by size."""
     try:
         return float(text), []

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,42 @@ from koffline.untrusted.limits import (
 
 _LONGEST_HEADER = 65_536
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+@runtime_checkable
+class ArrayHeader(Protocol):
+    """Shape and type of an array, which may not be in memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sides."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of its numbers."""
+
+
+@runtime_checkable
+class OpenArrays(Protocol):
+    """An open file of arrays, or a dict of arrays that is read like one."""
+
+    @property
+    def datasets(self) -> list[str]:
+        """Names of all arrays."""
+
+    def __contains__(self, name: str, /) -> bool:
+        """Whether there is an array of this name."""
+
+    def dataset(self, name: str, /) -> ArrayHeader:
+        """Shape and type of an array."""
+
+    def arrays(
+        self, names: Collection[str], /, twice: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """Arrays by name. twice: names whose memory counts twice."""
+
+    def text(self, name: str, /) -> str | None:
+        """A text beside the arrays; None if it is not there."""
 
 
 @dataclass(frozen=True)

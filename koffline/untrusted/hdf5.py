@@ -94,7 +94,7 @@ class CheckedFile:
         return datasets
 
     def arrays(
-        self, names: Sequence[str], twice: Collection[str] = ()
+        self, names: Collection[str], twice: Collection[str] = ()
     ) -> dict[str, np.ndarray]:
         """All numbers of some arrays, whose memory is added up before the first is
         read. Raises Refused.

@@ -10,14 +10,14 @@ same batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from koffline.data.columns import last_rows
 from koffline.data.units import Part
 from koffline.errors import ConfigError
+from koffline.json_types import JsonObject
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions, OpenShard
@@ -113,13 +113,13 @@ class BlockSampler:
             for name in pieces[0]
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """State as plain values; after ``load_state_dict`` the batches continue
         identically.
         """
         return {"of": self._identity, "pool": self._pool, "drawn": self._drawn}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Restore the pool and position.
 
         Raises ConfigError for the state of another sampler.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -26,6 +26,9 @@ from koffline.errors import DataError
 from koffline.store.files import reading
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import COPIES, announce_large, check_memory
+
+if TYPE_CHECKING:
+    import h5py
 
 # A block of this size is read at the speed of the disk and fits a processor's cache.
 BLOCK_BYTES = 2**23
@@ -254,7 +257,7 @@ class OpenShard:
     """
 
     def __init__(
-        self, log: LazyTransitions, shard: int, arrays: Mapping[str, Any]
+        self, log: LazyTransitions, shard: int, arrays: Mapping[str, h5py.Dataset]
     ) -> None:
         self._log = log
         self._info = log.shards[shard]

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
@@ -33,6 +33,7 @@ from koffline.data.raw import (
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS, Metadata, Transitions
 from koffline.errors import DataError
+from koffline.json_types import JsonObject
 from koffline.store.files import Location, atomic_folder, digest_of
 from koffline.untrusted.hdf5 import new_hdf5, write_text
 from koffline.untrusted.limits import (
@@ -41,6 +42,9 @@ from koffline.untrusted.limits import (
     parse_json,
     shown_bytes,
 )
+
+if TYPE_CHECKING:
+    import h5py
 
 # Limit of the number of shards: at about 190 bytes each, the longest manifest that is
 # read.
@@ -80,7 +84,7 @@ class _Manifest(BaseModel):
     format: Literal["koffline-shards"]
     version: Literal[1]
     rows: PositiveInt
-    action_space: dict[str, Any]
+    action_space: JsonObject
     columns: dict[str, Column]
     episodes: bool
     shards: Annotated[list[ShardInfo], Field(min_length=1)]
@@ -209,14 +213,16 @@ class ShardWriter:
         self._shards: list[ShardInfo] = []
         self._rows = 0  # of the open shard
         self._episodes = 0
-        self._arrays: dict[str, Any] = {}
+        self._arrays: dict[str, h5py.Dataset] = {}
 
     def __enter__(self) -> ShardWriter:
         folder = atomic_folder(Path(self.target), self._force, OWN_FILES["shards"])
         self._folder = self._folders.enter_context(folder)
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
         # The folder's context must also see a failure of the last steps, so that no
         # folder appears.
         with self._folders, self._files:
