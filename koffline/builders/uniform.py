@@ -155,7 +155,7 @@ def learn_softmax_policy(
     grid = discretise(
         world, SHAPE, np.random.default_rng(_SEED), SAMPLES, interpolate=True
     )
-    action_values = value_iteration(grid.mdp, gamma)[:-1].reshape(*SHAPE, -1)
+    action_values = value_iteration(grid.mdp, gamma)[:-1].reshape((*SHAPE, -1))
     # Sums differ in their last bits with the processor and the number of threads;
     # rounded values do not.
     return GridPolicy(grid.low, grid.high, np.round(action_values, 6), temperature)

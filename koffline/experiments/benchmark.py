@@ -288,7 +288,7 @@ def build_problem(settings: ProblemSettings) -> Problem:
         states,
         policy(world.observe(states)).astype(np.float64),
         outcome.reward.reshape(shape),
-        outcome.state.reshape(*shape, 2),
+        outcome.state.reshape((*shape, 2)),
         outcome.terminated.reshape(shape),
     )
     return Problem(

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from koffline.data.table.numbers import Kind
 from koffline.errors import DataError
 from koffline.untrusted.limits import one_line
 
@@ -41,7 +42,7 @@ class UnreadableColumn(DataError):
 
 
 @cache
-def polars_type(kind: Any) -> Any:
+def polars_type(kind: pa.DataType) -> pl.DataType:
     """The polars type for a column of an Arrow type (of a dictionary: for its values),
     or Unknown.
     """
@@ -63,7 +64,7 @@ def polars_type(kind: Any) -> Any:
         return pl.Unknown()
 
 
-def _is_known(kind: Any) -> bool:
+def _is_known(kind: pa.DataType) -> bool:
     """Whether polars has this Arrow type, which may hold others."""
     types = pa.types
     if types.is_struct(kind):
@@ -100,7 +101,7 @@ _PLAIN = (
 )
 
 
-def _in_known_zone(kind: Any) -> Any:
+def _in_known_zone(kind: pa.TimestampType) -> pa.TimestampType:
     """A type of timestamps; in UTC if polars does not know its zone.
 
     Timestamps with a zone are stored as instants in UTC, whatever the zone: it says
@@ -121,7 +122,7 @@ def _is_zone(name: str) -> bool:
     return True
 
 
-def frame_of_batch(batch: Any, file: str) -> pl.DataFrame:
+def frame_of_batch(batch: pa.RecordBatch, file: str) -> pl.DataFrame:
     """Convert a record batch to a frame, with dictionaries decoded.
 
     Raises UnreadableColumn if a column is damaged: an untrusted file may hold wrong
@@ -144,7 +145,7 @@ def frame_of_batch(batch: Any, file: str) -> pl.DataFrame:
     return pl.DataFrame(table).with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
-def _plain(column: Any) -> Any:
+def _plain(column: pa.Array) -> pa.Array:
     """An Arrow column as polars knows it: extensions as they are stored, timestamps in
     a known zone.
     """
@@ -157,7 +158,7 @@ def _plain(column: Any) -> Any:
     return column
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: pa.DataType) -> bool:
     return (
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
@@ -201,7 +202,7 @@ def _leaves(column: pl.Series) -> Iterator[pl.Series]:
         yield column
 
 
-def _holds_times(kind: Any) -> bool:
+def _holds_times(kind: Kind) -> bool:
     if isinstance(kind, (pl.List, pl.Array)):
         return _holds_times(kind.inner)
     if isinstance(kind, pl.Struct):

@@ -5,7 +5,6 @@ table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,7 +14,7 @@ from koffline.data.spaces import Discrete
 from koffline.data.table.column_names import Flag, flag_of
 from koffline.data.table.flag_values import read_flags
 from koffline.data.table.mapping import CUT, TableMapping
-from koffline.data.table.numbers import hashed_ids, number_type
+from koffline.data.table.numbers import Kind, hashed_ids, number_type
 from koffline.data.table.rewards import lacks_action, move_rewards, reward_values
 from koffline.data.table.survey import SurveyedTable, links_of
 from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling_note
@@ -658,11 +657,14 @@ def _vectors(
         raise DataError(
             f"{table.source}: the koffline description is damaged; write the file again"
         )
-    return observations.reshape(-1, *shape)
+    return observations.reshape((-1, *shape))
 
 
 def _matrix(
-    frame: pl.DataFrame, columns: tuple[str, ...], kind: Any, table: SurveyedTable
+    frame: pl.DataFrame,
+    columns: tuple[str, ...],
+    kind: Kind,
+    table: SurveyedTable,
 ) -> np.ndarray:
     """(N, d) from columns of numbers, or from one column of lists."""
     width = table.widths.get(columns[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import polars as pl
@@ -20,6 +20,8 @@ from koffline.data.table.flag_values import TRUE
 from koffline.data.table.profiles import IGNORED, ColumnProfile
 from koffline.data.table.step_order import Steps
 
+# what to write instead of an open key of a mapping; it has one key
+Answer: TypeAlias = Mapping[str, object]
 _MOST = 0.5  # a flag that is set in a larger share of the rows marks no ends
 _CLEAR = 0.2  # difference of shares that tells which value of a flag marks ends
 _FEW = 0.01  # share of the set rows that may lie inside episodes
@@ -50,7 +52,7 @@ class Ends:
     """
 
     roles: dict[str, EndFlag] = field(default_factory=dict)
-    questions: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    questions: dict[str, list[Answer]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     no_flags: list[ColumnProfile] = field(default_factory=list)
 
@@ -243,7 +245,7 @@ def _settle_every_end(
 
 def _ask(chosen: EndFlag, other: EndFlag, settled: Ends) -> None:
     """Ask which of two flags says that the world ended, and leave the other out."""
-    answers: list[Mapping[str, Any]] = [
+    answers: list[Answer] = [
         {"terminal": chosen.text},
         {"terminal": other.text},
     ]

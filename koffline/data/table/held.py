@@ -92,7 +92,7 @@ def held_frame(value: Any) -> HeldTable | None:
     return None
 
 
-def held_columns(columns: Mapping[Any, Any], name: str) -> HeldTable:
+def held_columns(columns: Mapping[Any, object], name: str) -> HeldTable:
     """Columns by name as a table in memory: each (N,) numbers, texts or times, or (N,
     d) numbers.
 
@@ -171,7 +171,7 @@ def _of_pandas(frame: Any) -> pa.Table:
     return pa.table(columns, names=names)
 
 
-def _of_series(series: Any) -> Any:
+def _of_series(series: Any) -> pa.Array:
     """One column of pandas as an Arrow array; its texts if its objects are of several
     kinds.
     """
@@ -182,7 +182,7 @@ def _of_series(series: Any) -> Any:
         return pa.array(_texts(objects.tolist()), pa.string())
 
 
-def _texts(values: list[Any]) -> list[str | None]:
+def _texts(values: list[object]) -> list[str | None]:
     """Texts of Python objects; None where one is missing."""
     texts: list[str | None] = []
     for value in values:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -24,6 +24,7 @@ from koffline.data.table.arrow_frames import UnreadableColumn
 from koffline.data.table.assembly import assemble
 from koffline.data.table.column_names import Flag, flag_of, is_pattern, parts, says_cut
 from koffline.data.table.flag_values import TRUE
+from koffline.data.table.flags import Answer
 from koffline.data.table.guesses import Guess, guess_roles, the_list
 from koffline.data.table.held import (
     HeldTable,
@@ -51,7 +52,11 @@ from koffline.data.table.table_rows import TableRows, header_of, open_rows
 from koffline.data.table.texts import doubtful_spellings, one_spelling
 from koffline.data.table.tools import Tool, check_name, find_tool
 from koffline.errors import DataError, counted, listed, printable
+from koffline.json_types import JsonObject
 from koffline.store.files import Location
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:
@@ -131,21 +136,21 @@ class Inspection:
     source: TableSource
     rows: int
     columns: list[ColumnProfile]
-    mapping: dict[str, Any] = field(default_factory=dict)
+    mapping: JsonObject = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     layout: str = ""
     is_open: bool = False
-    open: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    open: dict[str, list[Answer]] = field(default_factory=dict)
     doubtful: list[str] = field(default_factory=list)
 
-    def ask(self, key: str, answers: Iterable[Mapping[str, Any]]) -> None:
+    def ask(self, key: str, answers: Iterable[Answer]) -> None:
         """Leave a key open. answers: what to write instead, each with one key."""
         known = self.open.setdefault(key, [])
         known += [answer for answer in answers if answer not in known]
         self.mapping[key] = as_question(known)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Plain values for JSON."""
         names = (
             "name",
@@ -200,7 +205,7 @@ class Inspection:
         notes = [f"note: {printable(note)}" for note in self.notes]
         return layout + problems + notes
 
-    def show(self, console: Any) -> None:
+    def show(self, console: Console) -> None:
         """Print the table of columns."""
         display.print_table(console, self.title, list(_SHOWN), self.cells())
 
@@ -438,7 +443,7 @@ def _check_last_flag(inspection: Inspection, guess: Guess, tool: Tool) -> None:
     is_last[guess.steps.last_rows] = True
     if (flag.is_set != is_last).any():
         return
-    answers: list[Mapping[str, Any]] = []
+    answers: list[Answer] = []
     for column in inspection.columns:
         if column.name in tool.successes and column.is_flag and column.distinct == 2:
             answers.append({"terminal": column.name})
@@ -618,7 +623,7 @@ def _first_rows(
     name: str,
     kind: str,
     files: tuple[TableSource, ...],
-    readable: dict[str, Any],
+    readable: dict[str, pl.DataType],
     rows: int,
 ) -> tuple[pl.DataFrame, list[str]]:
     """The first rows of the columns that can be read, and why others cannot; these
@@ -721,7 +726,7 @@ def _is_told_by_step(column: ColumnProfile, steps: Steps) -> bool:
 
 
 def _asked_about_cuts(
-    inspection: Inspection, guess: Guess, column: ColumnProfile, values: list[Any]
+    inspection: Inspection, guess: Guess, column: ColumnProfile, values: list[object]
 ) -> str:
     """What to do with a column that says how episodes ended, beside a flag of ends; ask
     what terminal is if the flag is set where the column names a limit.
@@ -750,7 +755,7 @@ def _asked_about_cuts(
     )
 
 
-def _values_of_ends(column: ColumnProfile, is_last: pl.Series) -> list[Any]:
+def _values_of_ends(column: ColumnProfile, is_last: pl.Series) -> list[object]:
     """The values of an observation that occur in last rows of episodes alone; none if
     that may be chance. is_last: (N,) whether a row is the last one of its episode.
     """
@@ -769,7 +774,7 @@ def _values_of_ends(column: ColumnProfile, is_last: pl.Series) -> list[Any]:
     return ends["value"].sort().to_list()
 
 
-def _written_end(column: ColumnProfile, values: list[Any]) -> str:
+def _written_end(column: ColumnProfile, values: list[object]) -> str:
     """The flag or formula that is true where a column has one of the values."""
     if column.is_flag and not column.missing and str(values[0]).lower() in TRUE:
         return column.name
@@ -1042,7 +1047,7 @@ def _survey(inspection: Inspection, rows: int) -> None:
     inspection.problems += signs
 
 
-def _answered(inspection: Inspection) -> dict[str, Any]:
+def _answered(inspection: Inspection) -> JsonObject:
     """The mapping as if the first answer was chosen where a key is open, to see what
     else is wrong; a key whose answers are other keys is left out.
     """

@@ -16,12 +16,13 @@ Four kinds of objects are told apart by their keys:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
 
 from koffline.errors import DataError, listed
+from koffline.json_types import JsonObject
 from koffline.untrusted.limits import Refused, check_memory, parse_json
 
 # What an object takes in memory, in bytes of its text.
@@ -39,7 +40,7 @@ _MOST_DEEP = 8  # objects inside of objects
 _INT64 = 2**63
 _BYTES_OF_CELL = 8
 
-Row = dict[str, Any]
+Row = JsonObject
 
 
 def columns_of(text: str, name: str) -> tuple[dict[str, pl.Series], str]:
@@ -102,7 +103,7 @@ def _records(text: str, name: str) -> Iterator[Any]:
             yield parse_json(line)
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     if isinstance(value, list):
         return "a list"
     if isinstance(value, str):
@@ -110,7 +111,7 @@ def _kind_of(value: Any) -> str:
     return "a single value"
 
 
-def _flat(record: Mapping[str, Any], above: str = "", depth: int = 0) -> Row:
+def _flat(record: JsonObject, above: str = "", depth: int = 0) -> Row:
     """A row without objects inside: their keys follow that of the object and a point.
 
     above: key of the object that holds the record, with a point. Raises Refused for
@@ -127,7 +128,7 @@ def _flat(record: Mapping[str, Any], above: str = "", depth: int = 0) -> Row:
     return row
 
 
-def _rows_of_episode(record: Mapping[str, Any], number: int, name: str) -> list[Row]:
+def _rows_of_episode(record: JsonObject, number: int, name: str) -> list[Row]:
     """The steps of an episode as rows; what the object says beside them, such as
     metadata, is left out.
     """
@@ -142,11 +143,11 @@ def _rows_of_episode(record: Mapping[str, Any], number: int, name: str) -> list[
     return rows
 
 
-def _is_sample_batch(record: Mapping[str, Any]) -> bool:
+def _is_sample_batch(record: JsonObject) -> bool:
     return record.get("type") == _SAMPLE_BATCH
 
 
-def _length_of_batch(record: Mapping[str, Any]) -> int | None:
+def _length_of_batch(record: JsonObject) -> int | None:
     """The number of rows of a batch, that of its rewards; None for other objects."""
     for key in _REWARDS:
         if isinstance(record.get(key), list):
@@ -154,7 +155,7 @@ def _length_of_batch(record: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _only_policy(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _only_policy(record: JsonObject, name: str) -> JsonObject:
     """The batch of the only policy. Raises DataError if there are several."""
     batches = record.get("policy_batches")
     if not isinstance(batches, dict) or len(batches) != 1:
@@ -174,7 +175,7 @@ def _only_policy(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return batch
 
 
-def _rows_of_batch(record: Mapping[str, Any], number: int, name: str) -> list[Row]:
+def _rows_of_batch(record: JsonObject, number: int, name: str) -> list[Row]:
     """The rows of a batch, whose columns are lists of one length.
 
     Raises DataError for packed columns, and for lists of other lengths.
@@ -184,7 +185,7 @@ def _rows_of_batch(record: Mapping[str, Any], number: int, name: str) -> list[Ro
         raise DataError(
             f"{name}: batch {number} has no list of rewards; write rewards as a list"
         )
-    columns: dict[str, Any] = {}
+    columns: Row = {}
     for key, values in record.items():
         if key == "type":
             continue
@@ -226,7 +227,7 @@ class _Decisions:
         self._first: list[str] | None = None
         self._labels: list[str] = []
 
-    def row_of(self, record: Mapping[str, Any], number: int) -> Row:
+    def row_of(self, record: JsonObject, number: int) -> Row:
         """The row of a decision, the ``number``-th of the file."""
         context = record["c"]
         if not isinstance(context, dict) or not isinstance(context.get("_multi"), list):
@@ -274,7 +275,7 @@ class _Decisions:
         """Whether there are decisions, and none was dropped before."""
         return self._first is not None and all(row.get("weight") == 1.0 for row in rows)
 
-    def _check_actions(self, actions: Sequence[Any], number: int) -> None:
+    def _check_actions(self, actions: Sequence[object], number: int) -> None:
         features = [json.dumps(action, sort_keys=True) for action in actions]
         if self._first is None:
             self._first = features
@@ -293,7 +294,7 @@ class _Decisions:
         )
 
 
-def _labels(actions: Sequence[Any]) -> list[str]:
+def _labels(actions: Sequence[object]) -> list[str]:
     """Names of actions: the only feature of each, if these differ; else their places."""
     names = []
     for action in actions:
@@ -344,7 +345,7 @@ def _lists(name: str, values: list[Any]) -> pl.Series:
     return pl.Series(name, texts, dtype=pl.List(pl.String))
 
 
-def _as_text(value: Any) -> str | None:
+def _as_text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True)

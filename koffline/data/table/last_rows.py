@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -43,7 +42,7 @@ class NoAction:
     """Values of an action that stand in last rows of episodes alone."""
 
     column: ColumnProfile
-    values: list[Any]
+    values: list[object]
     n_rows: int
 
 

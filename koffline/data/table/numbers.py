@@ -5,16 +5,20 @@ hashes of ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import polars as pl
 
 from koffline.data.spaces import ONE_HOT, Encoding
 
+Kind: TypeAlias = (
+    pl.DataType | pl.datatypes.DataTypeClass
+)  # with or without its options
+Types: TypeAlias = Mapping[str, pl.DataType]  # by column
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
 
-def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:
+def number_type(kinds: Iterable[pl.DataType], bytes_stay: bool = False) -> pl.DataType:
     """Common numeric type of columns of these polars types (of lists: of their
     numbers); it depends on the types only, never on values.
 

@@ -149,7 +149,7 @@ class ColumnProfile:
             return f"{self.low:.6g} … {self.high:.6g}"
         return ""
 
-    def _read(self, value: Any) -> str:
+    def _read(self, value: object) -> str:
         """Text of a time after parsing."""
         text = str(value)
         if text.endswith("+00:00"):

@@ -13,9 +13,10 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import polars as pl
 import pyarrow as pa
@@ -46,13 +47,34 @@ from koffline.data.table.arrow_frames import frame_of_batch, polars_type
 from koffline.data.table.csv_texts import list_columns, read_preamble, with_lists
 from koffline.data.table.held import HeldTable, TableSource
 from koffline.data.table.json_records import BYTES_PER_BYTE, columns_of
+from koffline.data.table.numbers import Types
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
-from koffline.untrusted.arrays import open_npz
+from koffline.untrusted.arrays import ArrayHeader, OpenArrays, open_npz
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Refused, check_memory
 
-Columns = Mapping[str, Any]  # names and types
+if TYPE_CHECKING:
+    import pyarrow.parquet
+
+
+Columns = Types  # names and types
+
+
+@runtime_checkable
+class BytesFile(Protocol):
+    """An open file of bytes, of this machine or of a storage elsewhere."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes, all that are left by default."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go on reading at a byte."""
+
+    def tell(self) -> int:
+        """The byte at which reading goes on."""
+
+
 _Frames = Iterator[pl.DataFrame]
 
 
@@ -72,7 +94,7 @@ class Reader:
     and bytes that are decoded at once; 0 if the format does not tell sizes.
     """
 
-    fields: list[tuple[str, Any]]
+    fields: list[tuple[str, pl.DataType]]
     frames: Callable[[Columns, int], _Frames]
     described: Mapping[bytes, bytes] = field(default_factory=dict)
     declared: Callable[[Columns, int], tuple[int, int]] = _no_sizes
@@ -99,7 +121,7 @@ def table_reader(
         elif kind == NPZ:
             path = stack.enter_context(remote.local_file(name))
             archive = stack.enter_context(open_npz(path))
-            headers: dict[str, Any] = {}
+            headers: dict[str, ArrayHeader] = {}
             for key in filter(archive.__contains__, archive.datasets):
                 with contextlib.suppress(Refused):  # it cannot be read
                     headers[key] = archive.dataset(key)
@@ -113,11 +135,11 @@ def table_reader(
             else:
                 yield _checked_arrays_reader(file, datasets, name)
         else:
-            source = stack.enter_context(open_bytes(name))
+            opened = stack.enter_context(open_bytes(name))
             if kind == PARQUET:
-                yield _parquet_reader(name, source)
+                yield _parquet_reader(name, opened)
             else:
-                yield _arrow_reader(name, source)
+                yield _arrow_reader(name, opened)
 
 
 @contextlib.contextmanager
@@ -152,7 +174,7 @@ def faults(name: str, kind: str) -> Iterator[None]:
             ) from None
 
 
-def open_bytes(name: str) -> Any:
+def open_bytes(name: str) -> AbstractContextManager[BytesFile]:
     """A file for use with ``with``; local files are opened by Arrow itself.
 
     Then Arrow's threads hold no Python object when the process ends, which would abort
@@ -166,7 +188,7 @@ def open_bytes(name: str) -> Any:
     return pa.OSFile(name)
 
 
-def width_of(kind: Any) -> int:
+def width_of(kind: pl.DataType) -> int:
     """Bytes of a value of fixed size (of a list: of one number), or of the reference to
     any other value.
     """
@@ -223,7 +245,7 @@ def _csv_reader(name: str, as_texts: bool) -> Reader:
         "skip_rows": preamble.skipped,
         "comment_prefix": preamble.comment,
     }
-    fields: list[tuple[str, Any]] = [(column, pl.String()) for column in names]
+    fields: list[tuple[str, pl.DataType]] = [(column, pl.String()) for column in names]
     rows = csv.reader(preamble.rows, delimiter=delimiter, skipinitialspace=True)
     for place in list_columns(rows, len(names)):
         fields[place] = (names[place], pl.List(pl.Float64))
@@ -249,7 +271,7 @@ def _json_reader(name: str) -> Reader:
     return Reader(fields, frames, layout=layout)
 
 
-def _codec_of(file: Any) -> str | None:
+def _codec_of(file: BytesFile) -> str | None:
     """The compression of an open file by its first bytes; the file is then at its
     beginning.
     """
@@ -352,7 +374,7 @@ def unpacked_bytes(name: str) -> int:
     return unpacked * size // packed
 
 
-def _parquet_reader(name: str, source: Any) -> Reader:
+def _parquet_reader(name: str, source: BytesFile) -> Reader:
     """A Parquet file, open as ``source``; its texts are read as dictionaries."""
     import pyarrow.parquet
 
@@ -382,7 +404,7 @@ def _parquet_reader(name: str, source: Any) -> Reader:
 
 
 def _parquet_sizes(
-    opened: Any, types: Columns, columns: Columns, itemsize: int
+    opened: pyarrow.parquet.ParquetFile, types: Columns, columns: Columns, itemsize: int
 ) -> tuple[int, int]:
     """Bytes of the columns in memory, and of the largest lists that a row group may
     hold in one row.
@@ -425,7 +447,7 @@ def _parquet_sizes(
     return total, at_once
 
 
-def _arrow_reader(name: str, source: Any) -> Reader:
+def _arrow_reader(name: str, source: BytesFile) -> Reader:
     """An Arrow stream or file; neither declares the sizes of its columns."""
     if source.read(4) == STREAM:
         opening = pa.ipc.open_stream
@@ -510,7 +532,9 @@ def _arrays_reader(arrays: Mapping[str, Any], layout: str = "") -> Reader:
     )
 
 
-def _checked_arrays_reader(file: Any, headers: Mapping[str, Any], name: str) -> Reader:
+def _checked_arrays_reader(
+    file: OpenArrays, headers: Mapping[str, ArrayHeader], name: str
+) -> Reader:
     """The arrays of a file with one row per transition.
 
     file: as opened by `open_npz` or `open_hdf5`. headers: shapes and types of its
@@ -539,7 +563,7 @@ def _checked_arrays_reader(file: Any, headers: Mapping[str, Any], name: str) -> 
 _FEWEST_COLUMNS = 3
 
 
-def _of_steps(headers: Mapping[str, Any], most_sides: int) -> list[str]:
+def _of_steps(headers: Mapping[str, ArrayHeader], most_sides: int) -> list[str]:
     """The keys of arrays with one row per transition: those with the most frequent
     number of rows. headers: shapes and types by key.
     """
@@ -554,7 +578,7 @@ def _of_steps(headers: Mapping[str, Any], most_sides: int) -> list[str]:
     return [key for key, number in n_rows.items() if number == rows]
 
 
-def _may_be_column(array: Any, most_sides: int) -> bool:
+def _may_be_column(array: ArrayHeader, most_sides: int) -> bool:
     """Whether an array holds one number, one text or one list of numbers in each row,
     in arrays of at most so many sides.
     """

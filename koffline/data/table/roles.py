@@ -17,6 +17,7 @@ from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.column_names import is_pattern
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
+from koffline.data.table.numbers import Types
 from koffline.data.table.problems import Problems
 from koffline.data.table.table_rows import TableRows
 from koffline.data.table.text_ways import (
@@ -148,13 +149,13 @@ def _encodings_of_states(
 
 def _methods(
     mapping: TableMapping, names: Sequence[str], problems: Problems
-) -> dict[str, Any]:
+) -> dict[str, str | float]:
     """Method for replacing missing values, by column: of ``impute``, whose key "" is
     every observation, and whose key `_REWARD` may be a column or the reward's formula.
 
     Columns that do not exist, or cannot be imputed, are problems.
     """
-    methods: dict[str, Any] = {}
+    methods: dict[str, str | float] = {}
     states = (*mapping.observations, *mapping.next_observations)
     reward = mapping.reward or ""
     # The method for all observations comes first: those of single columns replace it.
@@ -185,7 +186,7 @@ def _fitting(
     names: Sequence[str],
     patterns: Iterable[str],
     role: str,
-    taken: set[Any],
+    taken: set[str],
     problems: Problems,
 ) -> tuple[str, ...]:
     """Columns of a role: those with exactly these names, and those without another role
@@ -220,38 +221,38 @@ def _fitting(
     return tuple(columns)
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(kind: pl.DataType) -> bool:
     return bool(kind.is_numeric() or kind == pl.Boolean)
 
 
-def _are_numbers(kind: Any) -> bool:
+def _are_numbers(kind: pl.DataType) -> bool:
     return _is_number(getattr(kind, "inner", kind))
 
 
-def _is_single(kind: Any) -> bool:
+def _is_single(kind: pl.DataType) -> bool:
     """Whether a value of a type is one value, no list or struct."""
     return not kind.is_nested()
 
 
-def _has_labels(kind: Any) -> bool:
+def _has_labels(kind: pl.DataType) -> bool:
     """Whether every value of a type can be written as a text."""
     return not kind.is_nested() and not isinstance(kind, pl.Duration)
 
 
-def _has_words(kind: Any) -> bool:
+def _has_words(kind: pl.DataType) -> bool:
     """Whether values of a type can be compared with a text."""
     return not kind.is_numeric() and _has_labels(kind)
 
 
-def _has_actions(kind: Any) -> bool:
+def _has_actions(kind: pl.DataType) -> bool:
     return kind == pl.String or _are_numbers(kind)
 
 
-def _has_flags(kind: Any) -> bool:
+def _has_flags(kind: pl.DataType) -> bool:
     return kind == pl.String or _is_number(kind)
 
 
-def _has_order_in_time(kind: Any) -> bool:
+def _has_order_in_time(kind: pl.DataType) -> bool:
     is_date = kind.is_temporal() and kind != pl.Time
     return kind.is_numeric() or is_date or kind == pl.String
 
@@ -263,16 +264,16 @@ class _TypeRule:
     """
 
     columns: Iterable[str | None]
-    fits: Callable[[Any], bool]
+    fits: Callable[[pl.DataType], bool]
     remedy: str
 
 
 def column_types(
-    stored: Mapping[str, Any],
+    stored: Types,
     roles: TableMapping,
     formulas: Sequence[Formula],
     problems: Problems,
-) -> dict[str, Any]:
+) -> dict[str, pl.DataType]:
     """Types of the used columns; decimals, and texts that must be numbers, are float64.
 
     stored: types by column, as in the file. Columns of a wrong type, and lists beside
@@ -310,7 +311,7 @@ def column_types(
 
 
 def _check_declared_times(
-    roles: TableMapping, types: Mapping[str, Any], problems: Problems
+    roles: TableMapping, types: Types, problems: Problems
 ) -> None:
     """Add problems for forms and zones of times that the file has typed already.
 
@@ -375,9 +376,7 @@ def _type_rules(
     )
 
 
-def _check_lists(
-    roles: TableMapping, types: Mapping[str, Any], problems: Problems
-) -> None:
+def _check_lists(roles: TableMapping, types: Types, problems: Problems) -> None:
     """Add problems for lists beside other columns, lists that are imputed, and next
     observations of another kind than the observations. types: by column that is read.
     """
@@ -402,9 +401,7 @@ def _check_lists(
             )
 
 
-def ways_of_numbers(
-    rows: TableRows, stored: Mapping[str, Any], source: str
-) -> dict[str, str]:
+def ways_of_numbers(rows: TableRows, stored: Types, source: str) -> dict[str, str]:
     """How texts of numbers are read if decimals have commas, by column: with such
     commas, or as they are.
 
@@ -615,7 +612,7 @@ def gather(values: set[Any], column: pl.Series) -> None:
         values |= set(distinct)
 
 
-def _are_too_many(categories: Collection[Any], most: int) -> bool:
+def _are_too_many(categories: Collection[object], most: int) -> bool:
     """Whether there are more than ``most`` categories, or one is a long text."""
     if len(categories) > most:
         return True
@@ -788,7 +785,7 @@ def _names_as_values(names: tuple[Any, ...], kind: type) -> tuple[Any, ...]:
     """
     if kind is str:
         return names
-    spelled: dict[str, Any] = {"true": True, "false": False}
+    spelled: dict[str, object] = {"true": True, "false": False}
     if kind is int:
         spelled = {
             name: int(name) for name in map(str, names) if name.lstrip("-").isdecimal()

@@ -30,7 +30,13 @@ from koffline.data.table.held import TableSource, find_files
 from koffline.data.table.last_rows import rlds_flag
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.missing import without_values
-from koffline.data.table.numbers import category_features, hashed_ids, number_type
+from koffline.data.table.numbers import (
+    Kind,
+    Types,
+    category_features,
+    hashed_ids,
+    number_type,
+)
 from koffline.data.table.problems import Problems
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
@@ -69,7 +75,7 @@ class SurveyedTable:
     source: str
     rows: TableRows
     roles: TableMapping
-    observation_type: Any  # of a number
+    observation_type: Kind  # of a number
     observation_shape: tuple[int, ...] | None
     problems: Problems
     is_own: bool  # the mapping came from koffline's own column names
@@ -236,7 +242,7 @@ def _chosen_mapping(
     mapping: mappings.MappingRequest | None,
     name: str,
     kind: str,
-    stored: Mapping[str, Any],
+    stored: Types,
 ) -> TableMapping:
     """The mapping that was requested, else that of koffline's own column names.
 
@@ -274,7 +280,7 @@ def _stored_shape(described: Mapping[bytes, bytes]) -> tuple[int, ...] | None:
     return tuple(sides) or None
 
 
-def _observation_type(roles: TableMapping, types: Mapping[str, Any]) -> Any:
+def _observation_type(roles: TableMapping, types: Types) -> pl.DataType:
     """The polars type of an observation's numbers. types: by column, as stored."""
     kinds = [
         pl.Int16() if column in roles.encode else types[column]
@@ -313,8 +319,8 @@ def _computed_columns(
 
 
 def _census(
-    types: Mapping[str, Any],
-    stored: Mapping[str, Any],
+    types: Types,
+    stored: Types,
     ways: Mapping[str, str],
     roles: TableMapping,
     formulas: Sequence[Formula],

@@ -8,7 +8,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,6 +19,7 @@ from koffline.data.table.arrow_frames import check_times
 from koffline.data.table.column_names import ID_NAME
 from koffline.data.table.held import HeldTable, TableSource
 from koffline.data.table.missing import is_missing_word
+from koffline.data.table.numbers import Kind, Types
 from koffline.data.table.readers import Reader, table_reader, unpacked_bytes, width_of
 from koffline.data.table.text_ways import DECIMAL_COMMAS, NUMBERS, as_read
 from koffline.errors import DataError, listed
@@ -93,7 +93,7 @@ def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
     """
     total = 0
     for column in frame:
-        kind: Any = column.dtype
+        kind = column.dtype
         items = len(column)
         if kind == pl.List:
             items = int(column.list.len().sum())
@@ -120,7 +120,7 @@ class TableRows:
 
     kind: str
     files: tuple[TableSource, ...]
-    types: Mapping[str, Any]
+    types: Types
     itemsize: int
     number_ways: Mapping[str, str] = field(default_factory=dict)
     computed: Sequence[pl.Expr] = ()
@@ -128,7 +128,7 @@ class TableRows:
     held: pl.DataFrame | None = None
 
     @property
-    def schema(self) -> Mapping[str, Any]:
+    def schema(self) -> Types:
         """Types of the columns of each frame."""
         if self.held is None:
             rows = pl.DataFrame(schema=dict(self.types))
@@ -199,7 +199,7 @@ class TableRows:
         wanted = dict(self.types)
         together = 0
         # types of the first file that has rows
-        reference: Mapping[str, Any] | None = None
+        reference: Types | None = None
         for file in self.files:
             above = 0
             with table_reader(
@@ -328,8 +328,8 @@ class TableRows:
 
 def _check_same_kinds(
     names: Iterable[str],
-    types: Mapping[str, Any],
-    reference: Mapping[str, Any],
+    types: Types,
+    reference: Types,
     file: str,
 ) -> None:
     """Raise DataError if a column of a file holds another kind of values than in the
@@ -348,7 +348,7 @@ def _check_same_kinds(
             )
 
 
-def _kind_of_values(kind: Any) -> str:
+def _kind_of_values(kind: Kind) -> str:
     """What values of a type are; types of numbers differ in size alone."""
     if kind.is_numeric():
         return "number"
@@ -400,9 +400,9 @@ def split_ids(rows: TableRows, episode: str) -> tuple[int, str] | None:
     episodes. episode: the column of ids.
     """
     types = {episode: rows.types[episode]}
-    seen = set[Any]()
-    last: Any = None
-    apart = dict[Any, None]()
+    seen = set[object]()
+    last: object = None
+    apart = dict[object, None]()
     for file in rows.files:
         part = replace(rows, files=(file,), types=types, computed=(), held=None)
         frames = [frame[episode] for frame in part.frames()]

@@ -139,7 +139,7 @@ class Witness:
             np.linspace(numbers.min(), numbers.max(), resolution)
             for numbers in states.T
         )
-        places = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, *shape)
+        places = np.stack(np.meshgrid(x, y), axis=-1).reshape((-1, *shape))
         values = self(places, np.stack([np.asarray(action)] * len(places)))
         grid = (resolution, resolution)
         shaped = WitnessValues(
