@@ -34,6 +34,7 @@ SETTINGS = (
         "Intervals made on features",
         "koffline.ope.intervals.base:KernelIntervalSettings",
     ),
+    ("koffline improve: `--set`", "koffline.improvement.settings:ImproveSettings"),
     ("Passes over a log on disk", "koffline.ope.stream_settings:StreamSettings"),
     ("The mapping of a table", "koffline.data.table.mapping:TableMapping"),
     ("koffline train: `data`", "koffline.train.config:DataSettings"),

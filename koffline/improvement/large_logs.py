@@ -31,14 +31,16 @@ _SAMPLE_STREAM = 0x73616D70
 
 
 def parts_of(
-    log: AnyLog, seed: int, folder: Path, held_bytes: float = HELD_BYTES
+    log: AnyLog, seed: int, folder: Path, held_bytes: float | None = None
 ) -> LogParts:
     """The parts of a log; of a large one on disk, samples and shards in ``folder``.
 
-    held_bytes: up to which a log is read into memory. Raises DataError.
+    held_bytes: up to which a log is read into memory; `HELD_BYTES` by default. Raises DataError.
     """
     if isinstance(log, Transitions):
         return split_in_three(log, seed)
+    if held_bytes is None:
+        held_bytes = HELD_BYTES
     if len(log) * log.row_bytes <= held_bytes:
         return split_in_three(log.load(), seed)
     return _stream(log, seed, folder)

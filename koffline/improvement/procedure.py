@@ -17,6 +17,7 @@ from typing import Any
 
 from koffline.data.sources import LogMapping, LogSource, open_log_by
 from koffline.data.spaces import SpaceRequest
+from koffline.errors import DataError
 from koffline.improvement.certificate import (
     Certificate,
 )
@@ -40,7 +41,7 @@ from koffline.improvement.settings import (
 )
 from koffline.improvement.work import check_same_search, work_folder
 from koffline.ope.evaluation import merge_settings
-from koffline.ope.groups import By, GroupValues
+from koffline.ope.groups import By, GroupValues, check_feature
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.results import Interval, describe_log
 from koffline.ope.stream_settings import StreamSettings
@@ -58,7 +59,7 @@ def improve(  # noqa: PLR0913
     action_space: SpaceRequest | None = None,
     seed: int = 0,
     level: float = 0.95,
-    budget: str | float | None = None,
+    budget: str | int | float | None = None,
     cores: int | None = None,
     ray: str | None = None,
     by: By | None = None,
@@ -75,7 +76,8 @@ def improve(  # noqa: PLR0913
 
     A policy that is truly worse is recommended with a probability of at most 1 −
     level, as far as intervals have their level. log, gamma, mapping, action_space, by,
-    stream: as in `koffline.evaluate`. level: of the lower ends of all finalists
+    stream: as in `koffline.evaluate`. seed: of everything random; to try several and keep
+    the best answer undoes the certainty. level: of the lower ends of all finalists
     together. budget: time for the search, as in "10m" or "1h"; candidates that it does
     not reach are left out. cores, ray: where candidates are trained, side by side.
     constraint: "COLUMN <= X", for a table with a mapping: the discounted sum of that
@@ -120,7 +122,7 @@ def search_better(  # noqa: PLR0913
     action_space: SpaceRequest | None = None,
     seed: int = 0,
     level: float = 0.95,
-    budget: str | float | None = None,
+    budget: str | int | float | None = None,
     cores: int | None = None,
     ray: str | None = None,
     by: By | None = None,
@@ -193,9 +195,21 @@ def _tell_nobody(*_: Any) -> None:
 
 
 def _labels_of_part(by: By | None, parts: LogParts) -> By | None:
-    """Groups of the certify part: labels are of all episodes of the log."""
+    """Groups of the certify part: labels are of all episodes of the log.
+
+    Raises DataError for a feature that the log has not, or another number of labels.
+    """
+    if by is None:
+        return None
+    check_feature(parts.choose, by)
     if not isinstance(by, Mapping):
         return by
+    for name, labels in by.items():
+        if len(labels) != len(parts.part_of):
+            raise DataError(
+                f"{name} has {len(labels)} labels, the log {len(parts.part_of)}"
+                " episodes in memory; give one label for each"
+            )
     return {name: parts.of_certified(labels) for name, labels in by.items()}
 
 

@@ -64,7 +64,7 @@ def make_improve_settings(
     return read_section(ImproveSettings, dict(settings or {}))
 
 
-def seconds_of(budget: str | float | None) -> float | None:
+def seconds_of(budget: str | int | float | None) -> float | None:
     """Seconds of a budget such as "10m", "1h" or a number of seconds.
 
     Raises ConfigError.

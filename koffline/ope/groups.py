@@ -14,6 +14,7 @@ from jaxtyping import Float, Int, Shaped
 
 from koffline.data.columns import natural_key
 from koffline.data.spaces import Features
+from koffline.data.transitions import Transitions
 from koffline.data.units import cluster_sums
 from koffline.errors import (
     ConfigError,
@@ -427,6 +428,13 @@ def _columns(
         values = _values_of_feature(flat, column, features)
         columns["label"] = np.array([_text(value) for value in values])
     return columns
+
+
+def check_feature(log: Transitions, by: By) -> None:
+    """Raise DataError if groups are to be made by a feature that the log has not."""
+    if not isinstance(by, Mapping):
+        first = np.reshape(log.observations[:1], (1, -1))
+        _values_of_feature(first, by, log.metadata.features)
 
 
 def _values_of_feature(

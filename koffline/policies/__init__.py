@@ -151,7 +151,7 @@ def save_mixture_policy(path: str | Path, mixture: Mixture) -> None:
         arrays |= _mlp_arrays(part.network, place)
         if part.gate is not None:
             arrays |= _mlp_arrays(part.gate, f"{place}gate.")
-            arrays[f"{place}gate_ratio"] = part.gate_ratio
+            arrays[f"{place}gate_ratio"] = np.asarray(part.gate_ratio)
     write_arrays(Path(path), MIXTURE_FORMAT, arrays)
 
 
@@ -175,7 +175,7 @@ def _mlp_arrays(mlp: Mlp, prefix: str) -> dict[str, Any]:
     for name in ("output", "activation", "temperature", *VECTORS):
         value = getattr(mlp, name)
         if value is not None:
-            arrays[f"{prefix}{name}"] = value
+            arrays[f"{prefix}{name}"] = np.asarray(value)
     return arrays
 
 

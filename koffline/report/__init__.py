@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-    from koffline.improvement.results import Improvement
+    from koffline.improvement.outcome import Improvement
     from koffline.ope.diagnosis import Diagnosis
     from koffline.ope.ranking import PolicyRanking
     from koffline.ope.results import Estimate, EstimateTable

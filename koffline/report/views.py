@@ -28,7 +28,7 @@ from koffline.store.run_record import now, start_run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Result: TypeAlias = Estimate | EstimateTable | PolicyRanking | Diagnosis
+Result: TypeAlias = Estimate | EstimateTable | PolicyRanking | Diagnosis | Improvement
 _PAGES = (".html", ".htm")
 
 

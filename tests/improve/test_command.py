@@ -1,0 +1,285 @@
+"""``koffline improve``: its folder, its refusals, going on after an interrupt."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.data.hashing import hash_rows
+from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError, DataError
+from koffline.improvement import large_logs, search
+from koffline.improvement.settings import make_improve_settings, seconds_of
+from koffline.improvement.work import work_place
+from tests.improve.worlds import GAMMA, QUICK, chain_log
+from tests.refusals import assert_refused, run_cli, succeed
+
+QUICKEST = {
+    **QUICK,
+    "candidates": ("clone_mode",),
+    "shares": (1.0,),
+    "finalists": 1,
+    "choosing_steps": 100,
+    "certifying_steps": 150,
+    "full_replicas": 1,
+    "resampled_replicas": 4,
+}
+# goes right more often than not, so that the clone's likeliest action is the best one
+EXACT = chain_log(right=0.65, rows=900)
+
+
+def options(**changes: object) -> list[str]:
+    words = []
+    for name, value in {**QUICKEST, **changes}.items():
+        shown = value
+        if isinstance(value, tuple):
+            shown = list(value)
+        words.append(f"--set={name}={json.dumps(shown)}")
+    return words
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("logs") / "log.hdf5"
+    write_transitions(EXACT.log, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(log: Path) -> tuple[Path, str]:
+    out = log.parent / "better"
+    text = succeed(
+        "improve", log, "--gamma", GAMMA, "--out", out, "--cores", 1, *options()
+    )
+    return out, text
+
+
+def test_the_folder_holds_policy_report_and_card(made: tuple[Path, str]) -> None:
+    out, text = made
+    files = {path.name for path in out.iterdir()}
+    assert {
+        "policy.npz",
+        "policy.pt",
+        "report.html",
+        "model_card.md",
+        "improvement.json",
+        "run.json",
+    } <= files
+    assert not work_place(out).exists()
+    result = json.loads((out / "improvement.json").read_text())
+    assert result["recommended"]
+    assert result["name"] == "clone_mode"
+    assert "Use clone_mode: it is worth" in text
+    page = (out / "report.html").read_text()
+    assert "A better policy" in page
+    assert "Where it acts differently" in page
+    assert result["differences"]["actions"][0]["rows"] > 0
+    assert len(result["differences"]["examples"]) == 10
+    card = (out / "model_card.md").read_text()
+    assert card.startswith("# Policy clone_mode\n")
+    assert result["data_sha256"] in card
+
+
+def test_the_written_policy_is_read_by_evaluate(
+    made: tuple[Path, str], log: Path
+) -> None:
+    out, _ = made
+    quick = ["--set=steps=60", "--set=full_replicas=1", "--set=resampled_replicas=2"]
+    policy = out / "policy.npz"
+    text = succeed(
+        "evaluate", log, "--policy", policy, "--gamma", GAMMA, "--json", *quick
+    )
+    assert json.loads(text)["policy"].endswith("policy.npz")
+    chosen = koffline.load_policy(policy, koffline.Discrete(2), (1,))
+    assert EXACT.value(chosen) > EXACT.value(EXACT.behavior)
+
+
+def test_results_are_not_replaced_without_force(
+    made: tuple[Path, str], log: Path
+) -> None:
+    out, _ = made
+    assert_refused(run_cli("improve", log, "--out", out), "exists already", "--force")
+    with pytest.raises(DataError, match="exists already"):
+        koffline.improve(log, gamma=GAMMA, out=out)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--gamma", "1.5"], ["1.5"]),
+        (["--budget", "soon"], ["budget is 'soon'", "10m"]),
+        (["--set", "finalist=2"], ["finalist", "finalists"]),
+        (["--set", "finalists=0"], ["finalists is 0"]),
+        (["--set", 'candidates=["dqm"]'], ["no candidate 'dqm'", "kloss_dqn"]),
+        (["--constraint", "cost"], ["constraint is 'cost'", "COLUMN <= X"]),
+        (["--constraint", "cost <= 2"], ["no table", "in Python"]),
+        (["--resume"], ["--out"]),
+        (["--level", "1"], ["--level"]),
+        (["--policy", "uniform"], ["--policy"]),
+        (["--by", "weight"], ["weight"]),
+    ],
+)
+def test_refusals(words: list[str], shown: list[str], log: Path) -> None:
+    if "--gamma" not in words:
+        words = ["--gamma", str(GAMMA), *words]
+    quick = [] if "--set" in words else options()
+    assert_refused(run_cli("improve", log, *words, *quick), *shown)
+
+
+def test_a_missing_gamma_is_asked_for(log: Path) -> None:
+    log_without = EXACT.log
+    with pytest.raises(ConfigError, match="gamma is missing"):
+        koffline.improve(log_without, settings=QUICKEST)
+
+
+def interrupted_after(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, stage, stop)
+
+
+@pytest.mark.parametrize("stage", ["screen", "certify"])
+def test_an_interrupted_search_goes_on_and_ends_the_same(
+    stage: str, made: tuple[Path, str], log: Path, tmp_path: Path
+) -> None:
+    undisturbed, _ = made
+    out = tmp_path / "better"
+    words = ["improve", log, "--gamma", GAMMA, "--out", out, "--cores", 1, *options()]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted_after(patch, stage)
+        ended = run_cli(*words)
+    assert ended.exit_code == 130
+    assert "--resume goes on" in ended.stderr
+    assert not out.exists()
+    assert (work_place(out) / "candidates" / "clone_mode.npz").is_file()
+    with pytest.MonkeyPatch.context() as patch:
+        # what is done is not done again
+        patch.setattr(search, "fit_clone", None)
+        patch.setattr(search, "train_candidate", None)
+        succeed(*words, "--resume")
+    for name in ("improvement.json", "policy.npz"):
+        assert (out / name).read_bytes() == (undisturbed / name).read_bytes()
+    assert not work_place(out).exists()
+
+
+def test_another_search_is_not_gone_on_with(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "better"
+    words = ["improve", log, "--gamma", GAMMA, "--out", out, *options()]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted_after(patch, "screen")
+        run_cli(*words)
+    ended = run_cli(*words, "--seed", 1, "--resume")
+    assert_refused(ended, "holds another search", "seed is 0 there and 1 here")
+
+
+def test_a_candidate_that_cannot_be_trained_is_dropped_with_a_note() -> None:
+    settings = {**QUICKEST, "candidates": ("clone_mode", "discrete_cql-alpha_4")}
+    with pytest.MonkeyPatch.context() as patch:
+        train = search.train_candidate
+
+        def fail(spec, *rest):
+            if spec.kind == "discrete_cql":
+                raise ConfigError("the training of discrete_cql diverged")
+            return train(spec, *rest)
+
+        patch.setattr(search, "train_candidate", fail)
+        result = koffline.improve(EXACT.log, gamma=GAMMA, settings=settings, cores=1)
+    (dropped,) = result.dropped
+    assert dropped["name"] == "discrete_cql-alpha_4"
+    assert "diverged" in dropped["reason"]
+    assert result.recommended
+    assert "not tried: discrete_cql-alpha_4" in str(result)
+
+
+def test_a_used_up_budget_leaves_out_candidates() -> None:
+    clock = itertools.count(0.0, 1000.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search.time, "time", lambda: next(clock))
+        with pytest.raises(koffline.errors.KofflineError, match="budget was used up"):
+            koffline.improve(
+                EXACT.log, gamma=GAMMA, settings=QUICKEST, budget="10m", cores=1
+            )
+    assert seconds_of("10m") == 600.0
+    assert seconds_of("1.5h") == 5400.0
+    assert seconds_of(90) == 90.0
+    assert seconds_of(None) is None
+    for budget in ("-3m", "10 parsecs", 0, True, "nan"):
+        with pytest.raises(ConfigError, match="budget is"):
+            seconds_of(budget)
+
+
+def test_a_constraint_is_certified_or_keeps_the_present_policy() -> None:
+    costs = np.asarray(EXACT.log.actions, np.float64)  # of going right
+    results = []
+    for at_most in (10.0, 0.1):
+        constraint = {"name": "effort", "costs": costs, "at_most": at_most}
+        results.append(
+            koffline.improve(
+                EXACT.log,
+                gamma=GAMMA,
+                settings=QUICKEST,
+                constraint=constraint,
+                cores=1,
+            )
+        )
+    kept, broken = results
+    assert kept.recommended
+    assert kept.constraint["high"] <= 10.0
+    # it goes right until the end: more than 0.1 for certain
+    assert not broken.recommended
+    assert kept.constraint["value"] > 1.0
+    with pytest.raises(DataError, match="one number for each row"):
+        koffline.improve(
+            EXACT.log,
+            gamma=GAMMA,
+            settings=QUICKEST,
+            constraint={"name": "effort", "costs": costs[:-1], "at_most": 1.0},
+        )
+
+
+def test_values_of_groups_and_a_notebook(tmp_path: Path) -> None:
+    labels = np.arange(EXACT.log.n_episodes) % 2
+    result = koffline.improve(
+        EXACT.log, gamma=GAMMA, settings=QUICKEST, by={"half": labels}, cores=1
+    )
+    assert [row.group for row in result.groups] == ["0", "1"]
+    assert sum(row.starts for row in result.groups) == result.parts["certify"]["units"]
+    assert "A better policy" in result._repr_html_()
+    page = result.report(tmp_path / "page.html")
+    assert "By half" in page.read_text()
+    assert result.plot().get_xlabel().startswith("uplift")
+
+
+def test_a_log_on_disk_is_sampled_and_certified_whole(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = tmp_path / "shards"
+    succeed("data", "convert", log, shards, "--shard-rows", 200)
+    lazy = koffline.open_transitions(shards, lazy=True)
+    parts = large_logs.parts_of(lazy, 0, tmp_path / "work", held_bytes=0.0)
+    assert not isinstance(parts.certify, koffline.Transitions)
+    rows = len(parts.train) + len(parts.choose) + len(parts.certify)
+    assert rows == len(lazy)  # the samples hold all rows of so small a log
+    hashes = [
+        set(hash_rows(part).tolist())
+        for part in (parts.train, parts.choose, parts.certify.load())
+    ]
+    assert not hashes[0] & hashes[2]
+    assert not hashes[1] & hashes[2]
+    monkeypatch.setattr(large_logs, "HELD_BYTES", 0.0)
+    result = koffline.improve(shards, gamma=GAMMA, settings=QUICKEST, cores=1)
+    assert result.recommended
+    assert any("stay on disk" in note for note in result.notes)
+
+
+def test_settings() -> None:
+    assert make_improve_settings(None).finalists == 3
+    assert make_improve_settings({"finalists": 2}).finalists == 2
+    with pytest.raises(ConfigError, match="shares"):
+        make_improve_settings({"shares": (0.0,)})
