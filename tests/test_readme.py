@@ -15,6 +15,8 @@ import pytest
 
 import koffline
 from koffline.data.sources import write_transitions
+from koffline.improvement import procedure as improvement
+from koffline.improvement.settings import ImproveSettings
 from koffline.ope.networks import fitted_q as training
 from tests.experiments.shrunk import blank_figures, shrink_experiments
 from tests.refusals import succeed
@@ -75,6 +77,15 @@ QUICK = [
     "--set",
     "resampled_replicas=2",
 ]
+QUICK_SEARCH = {
+    "candidates": ("clone_mode",),
+    "shares": (1.0,),
+    "training_steps": 50,
+    "choosing_steps": 60,
+    "certifying_steps": 60,
+    "full_replicas": 1,
+    "resampled_replicas": 3,
+}
 SHORT = ["--set", "train.n_steps=20", "--set", "train.n_steps_per_epoch=10"]
 ONLINE = ["--set", "steps=1000", "--seeds", "1"]
 # What this machine has not, and what would take long.
@@ -138,6 +149,9 @@ def elsewhere(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "MOST_STEPS", 80)
+    monkeypatch.setattr(
+        improvement, "make_improve_settings", lambda _: ImproveSettings(**QUICK_SEARCH)
+    )
     return tmp_path
 
 
