@@ -29,6 +29,7 @@ from pydantic_core import PydanticCustomError
 from koffline.bundled import config_file, path_in_bundled
 from koffline.errors import ConfigError, nearest_name
 from koffline.jobs import AUTOMATIC
+from koffline.json_types import JsonObject
 from koffline.untrusted.limits import Refused, check_fits, parse_yaml, read_yaml_file
 
 MOST_CORES = 1024
@@ -55,7 +56,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+    def _plain(cls, value: object, info: ValidationInfo) -> object:
         kind = str(cls.model_fields[str(info.field_name)].annotation)
         if isinstance(value, bool) and "bool" not in kind:
             raise PydanticCustomError("no_yes_or_no", "a yes or no is no value here")
@@ -64,7 +65,7 @@ class Section(BaseModel):
                 return float(value)
         return value
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> JsonObject:
         """All values, including defaults, as plain values that can be read back."""
         return self.model_dump(mode="json")
 
@@ -197,14 +198,14 @@ class EvaluationSettings(Section):
 
     @field_validator("cores", mode="before")
     @classmethod
-    def _automatic(cls, value: Any) -> Any:
+    def _automatic(cls, value: object) -> object:
         if value == AUTOMATIC:
             return None
         return value
 
     @field_validator("behavior_model")
     @classmethod
-    def _classifier(cls, value: Any) -> Any:
+    def _classifier(cls, value: object) -> object:
         """Refuse what names no classifier and is none; what a name stands for is seen
         when it is imported.
         """
@@ -218,7 +219,7 @@ class EvaluationSettings(Section):
         return value
 
     @field_serializer("behavior_model", when_used="json")
-    def _name_of_classifier(self, value: Any) -> str | None:
+    def _name_of_classifier(self, value: object) -> str | None:
         return self.behavior_model_name
 
     @property
@@ -375,7 +376,7 @@ def _shortened(sizes: Iterable[int]) -> str:
     return f"{shown[:40]}…"
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> JsonObject:
     """The top-level mapping of a YAML file.
 
     Raises ConfigError if it is missing, unreadable or no mapping.
@@ -384,12 +385,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(assignments: Iterable[str]) -> JsonObject:
     """``("steps=2000", …)`` as a mapping, with values read as YAML.
 
     Raises ConfigError without "=".
     """
-    parsed: dict[str, Any] = {}
+    parsed: JsonObject = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip():
@@ -406,7 +407,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 AnySection = TypeVar("AnySection", bound=Section)
 
 
-def read_section(model: type[AnySection], values: Any, where: str = "") -> AnySection:
+def read_section(
+    model: type[AnySection], values: object, where: str = ""
+) -> AnySection:
     """Validate values as a section.
 
     model: the section's class. values: a mapping, or what stands in its place. where:
@@ -468,7 +471,7 @@ def read_layers(
     assignments: Mapping[str, Any],
     files: Iterable[str],
     bundled_folder: str = "",
-) -> dict[str, Any]:
+) -> JsonObject:
     """Read a YAML file, a bundled config or a mapping, and override values by their
     dotted names.
 
@@ -493,7 +496,7 @@ def read_layers(
     return content
 
 
-def _assign(content: dict[str, Any], path: str, value: Any) -> None:
+def _assign(content: JsonObject, path: str, value: object) -> None:
     """Set a value by its dotted name; sections that are missing are made."""
     *parents, last = path.split(".")
     place = content
@@ -514,7 +517,7 @@ def _assign(content: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _change_paths(
-    content: dict[str, Any], files: Iterable[str], place: Callable[[str], Path]
+    content: JsonObject, files: Iterable[str], place: Callable[[str], Path]
 ) -> None:
     """Make the paths among settings absolute, in place.
 

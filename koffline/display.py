@@ -20,7 +20,7 @@ _WIDTH = 116
 Row = Sequence[str]
 
 
-def finished(value: Any) -> Any:
+def finished(value: object) -> object:
     """A value as it is shown: texts without control characters; what is HTML already
     is made of such texts.
     """
@@ -38,7 +38,7 @@ def make_console(width: int = _WIDTH, file: Any = None) -> Console:
     from rich.console import Console
 
     class CleanConsole(Console):
-        def print(self, *objects: Any, **options: Any) -> None:
+        def print(self, *objects: object, **options: Any) -> None:
             super().print(*map(finished, objects), **options)
 
     console = CleanConsole(emoji=False, markup=False, file=file)

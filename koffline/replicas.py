@@ -16,7 +16,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -77,7 +76,9 @@ class StackedMLP:
             rows.append(torch.cat(parts))
         return cls(sizes, torch.stack(rows).to(device, dtype), activation)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[StackedMLP], tuple[tuple[int, ...], Tensor, str]]:
         # without buffers and views, which are made again
         return StackedMLP, (self.sizes, self.flat, self.activation)
 

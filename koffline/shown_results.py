@@ -11,20 +11,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import Any, Protocol
+    from typing import Protocol
 
     from matplotlib.axes import Axes
 
     class Views(Protocol):
         """What `koffline.report.views` offers for every kind of result."""
 
-        def plot(self, result: Any, ax: Axes | None) -> Axes:
+        def plot(self, result: object, ax: Axes | None) -> Axes:
             """Draw the result on axes, new ones if None."""
 
-        def write(self, result: Any, path: str | Path, force: bool) -> Path:
+        def write(self, result: object, path: str | Path, force: bool) -> Path:
             """Write the report, and return the path of its page."""
 
-        def html(self, result: Any) -> str:
+        def html(self, result: object) -> str:
             """The top of the report's page, for a notebook."""
 
 
