@@ -5,15 +5,14 @@ hashes of ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, Union
 
 import polars as pl
 
 from koffline.data.spaces import ONE_HOT, Encoding
 
-Kind: TypeAlias = (
-    pl.DataType | pl.datatypes.DataTypeClass
-)  # with or without its options
+# with or without its options; `|` of polars's classes cannot be checked at run time
+Kind: TypeAlias = Union[pl.DataType, type[pl.DataType]]  # noqa: UP007
 Types: TypeAlias = Mapping[str, pl.DataType]  # by column
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
