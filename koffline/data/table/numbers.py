@@ -5,14 +5,16 @@ hashes of ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias, Union
+from typing import TYPE_CHECKING, TypeAlias
 
 import polars as pl
 
 from koffline.data.spaces import ONE_HOT, Encoding
 
-# with or without its options; `|` of polars's classes cannot be checked at run time
-Kind: TypeAlias = Union[pl.DataType, type[pl.DataType]]  # noqa: UP007
+if TYPE_CHECKING:  # with or without its options
+    Kind: TypeAlias = pl.DataType | pl.datatypes.DataTypeClass
+else:  # the union of polars's classes has no name that is checked at run time
+    Kind = object
 Types: TypeAlias = Mapping[str, pl.DataType]  # by column
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
