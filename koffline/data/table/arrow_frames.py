@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from koffline.data.table.numbers import Kind
+from koffline.data.table.column_types import ColumnType, Kind
 from koffline.errors import DataError
 from koffline.untrusted.limits import one_line
 
@@ -42,7 +42,7 @@ class UnreadableColumn(DataError):
 
 
 @cache
-def polars_type(kind: pa.DataType) -> pl.DataType:
+def polars_type(kind: pa.DataType) -> ColumnType:
     """The polars type for a column of an Arrow type (of a dictionary: for its values),
     or Unknown.
     """

@@ -12,9 +12,10 @@ import polars as pl
 from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.column_names import Flag, flag_of
+from koffline.data.table.column_types import Kind
 from koffline.data.table.flag_values import read_flags
 from koffline.data.table.mapping import CUT, TableMapping
-from koffline.data.table.numbers import Kind, hashed_ids, number_type
+from koffline.data.table.numbers import hashed_ids, number_type
 from koffline.data.table.rewards import lacks_action, move_rewards, reward_values
 from koffline.data.table.survey import SurveyedTable, links_of
 from koffline.data.table.texts import doubtful_spellings, one_spelling, spelling_note

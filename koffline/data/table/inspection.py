@@ -23,6 +23,7 @@ from koffline.data.table import profiles
 from koffline.data.table.arrow_frames import UnreadableColumn
 from koffline.data.table.assembly import assemble
 from koffline.data.table.column_names import Flag, flag_of, is_pattern, parts, says_cut
+from koffline.data.table.column_types import ColumnType
 from koffline.data.table.flag_values import TRUE
 from koffline.data.table.flags import Answer
 from koffline.data.table.guesses import Guess, guess_roles, the_list
@@ -623,7 +624,7 @@ def _first_rows(
     name: str,
     kind: str,
     files: tuple[TableSource, ...],
-    readable: dict[str, pl.DataType],
+    readable: dict[str, ColumnType],
     rows: int,
 ) -> tuple[pl.DataFrame, list[str]]:
     """The first rows of the columns that can be read, and why others cannot; these

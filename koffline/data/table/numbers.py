@@ -5,21 +5,16 @@ hashes of ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
 
 import polars as pl
 
 from koffline.data.spaces import ONE_HOT, Encoding
+from koffline.data.table.column_types import ColumnType
 
-if TYPE_CHECKING:  # with or without its options
-    Kind: TypeAlias = pl.DataType | pl.datatypes.DataTypeClass
-else:  # the union of polars's classes has no name that is checked at run time
-    Kind = object
-Types: TypeAlias = Mapping[str, pl.DataType]  # by column
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
 
-def number_type(kinds: Iterable[pl.DataType], bytes_stay: bool = False) -> pl.DataType:
+def number_type(kinds: Iterable[ColumnType], bytes_stay: bool = False) -> ColumnType:
     """Common numeric type of columns of these polars types (of lists: of their
     numbers); it depends on the types only, never on values.
 

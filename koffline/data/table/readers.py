@@ -44,10 +44,10 @@ from koffline.data.kinds import (
     STREAM,
 )
 from koffline.data.table.arrow_frames import frame_of_batch, polars_type
+from koffline.data.table.column_types import ColumnType, Types
 from koffline.data.table.csv_texts import list_columns, read_preamble, with_lists
 from koffline.data.table.held import HeldTable, TableSource
 from koffline.data.table.json_records import BYTES_PER_BYTE, columns_of
-from koffline.data.table.numbers import Types
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
 from koffline.untrusted.arrays import ArrayHeader, OpenArrays, open_npz
@@ -94,7 +94,7 @@ class Reader:
     and bytes that are decoded at once; 0 if the format does not tell sizes.
     """
 
-    fields: list[tuple[str, pl.DataType]]
+    fields: list[tuple[str, ColumnType]]
     frames: Callable[[Columns, int], _Frames]
     described: Mapping[bytes, bytes] = field(default_factory=dict)
     declared: Callable[[Columns, int], tuple[int, int]] = _no_sizes
@@ -188,7 +188,7 @@ def open_bytes(name: str) -> AbstractContextManager[BytesFile]:
     return pa.OSFile(name)
 
 
-def width_of(kind: pl.DataType) -> int:
+def width_of(kind: ColumnType) -> int:
     """Bytes of a value of fixed size (of a list: of one number), or of the reference to
     any other value.
     """
@@ -245,7 +245,7 @@ def _csv_reader(name: str, as_texts: bool) -> Reader:
         "skip_rows": preamble.skipped,
         "comment_prefix": preamble.comment,
     }
-    fields: list[tuple[str, pl.DataType]] = [(column, pl.String()) for column in names]
+    fields: list[tuple[str, ColumnType]] = [(column, pl.String()) for column in names]
     rows = csv.reader(preamble.rows, delimiter=delimiter, skipinitialspace=True)
     for place in list_columns(rows, len(names)):
         fields[place] = (names[place], pl.List(pl.Float64))

@@ -16,8 +16,8 @@ from koffline.data.columns import in_natural_order, natural_key
 from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.column_names import is_pattern
+from koffline.data.table.column_types import ColumnType, Types
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
-from koffline.data.table.numbers import Types
 from koffline.data.table.problems import Problems
 from koffline.data.table.table_rows import TableRows
 from koffline.data.table.text_ways import (
@@ -221,38 +221,38 @@ def _fitting(
     return tuple(columns)
 
 
-def _is_number(kind: pl.DataType) -> bool:
+def _is_number(kind: ColumnType) -> bool:
     return bool(kind.is_numeric() or kind == pl.Boolean)
 
 
-def _are_numbers(kind: pl.DataType) -> bool:
+def _are_numbers(kind: ColumnType) -> bool:
     return _is_number(getattr(kind, "inner", kind))
 
 
-def _is_single(kind: pl.DataType) -> bool:
+def _is_single(kind: ColumnType) -> bool:
     """Whether a value of a type is one value, no list or struct."""
     return not kind.is_nested()
 
 
-def _has_labels(kind: pl.DataType) -> bool:
+def _has_labels(kind: ColumnType) -> bool:
     """Whether every value of a type can be written as a text."""
     return not kind.is_nested() and not isinstance(kind, pl.Duration)
 
 
-def _has_words(kind: pl.DataType) -> bool:
+def _has_words(kind: ColumnType) -> bool:
     """Whether values of a type can be compared with a text."""
     return not kind.is_numeric() and _has_labels(kind)
 
 
-def _has_actions(kind: pl.DataType) -> bool:
+def _has_actions(kind: ColumnType) -> bool:
     return kind == pl.String or _are_numbers(kind)
 
 
-def _has_flags(kind: pl.DataType) -> bool:
+def _has_flags(kind: ColumnType) -> bool:
     return kind == pl.String or _is_number(kind)
 
 
-def _has_order_in_time(kind: pl.DataType) -> bool:
+def _has_order_in_time(kind: ColumnType) -> bool:
     is_date = kind.is_temporal() and kind != pl.Time
     return kind.is_numeric() or is_date or kind == pl.String
 
@@ -264,7 +264,7 @@ class _TypeRule:
     """
 
     columns: Iterable[str | None]
-    fits: Callable[[pl.DataType], bool]
+    fits: Callable[[ColumnType], bool]
     remedy: str
 
 
@@ -273,7 +273,7 @@ def column_types(
     roles: TableMapping,
     formulas: Sequence[Formula],
     problems: Problems,
-) -> dict[str, pl.DataType]:
+) -> dict[str, ColumnType]:
     """Types of the used columns; decimals, and texts that must be numbers, are float64.
 
     stored: types by column, as in the file. Columns of a wrong type, and lists beside

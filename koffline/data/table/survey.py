@@ -24,19 +24,14 @@ from koffline.data.spaces import (
 )
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
+from koffline.data.table.column_types import ColumnType, Kind, Types
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.flag_values import read_flags
 from koffline.data.table.held import TableSource, find_files
 from koffline.data.table.last_rows import rlds_flag
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.missing import without_values
-from koffline.data.table.numbers import (
-    Kind,
-    Types,
-    category_features,
-    hashed_ids,
-    number_type,
-)
+from koffline.data.table.numbers import category_features, hashed_ids, number_type
 from koffline.data.table.problems import Problems
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rewards import LostRewards, UnearnedRewards
@@ -280,7 +275,7 @@ def _stored_shape(described: Mapping[bytes, bytes]) -> tuple[int, ...] | None:
     return tuple(sides) or None
 
 
-def _observation_type(roles: TableMapping, types: Types) -> pl.DataType:
+def _observation_type(roles: TableMapping, types: Types) -> ColumnType:
     """The polars type of an observation's numbers. types: by column, as stored."""
     kinds = [
         pl.Int16() if column in roles.encode else types[column]

@@ -17,9 +17,9 @@ from koffline.data.kinds import HELD, NPZ
 from koffline.data.raw import SHARED
 from koffline.data.table.arrow_frames import check_times
 from koffline.data.table.column_names import ID_NAME
+from koffline.data.table.column_types import Kind, Types
 from koffline.data.table.held import HeldTable, TableSource
 from koffline.data.table.missing import is_missing_word
-from koffline.data.table.numbers import Kind, Types
 from koffline.data.table.readers import Reader, table_reader, unpacked_bytes, width_of
 from koffline.data.table.text_ways import DECIMAL_COMMAS, NUMBERS, as_read
 from koffline.errors import DataError, listed
