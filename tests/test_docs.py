@@ -36,6 +36,10 @@ QUICKER = {
     "resampled_replicas=5": "resampled_replicas=2, full_replicas=1",
     "resampled_replicas=4": "resampled_replicas=2, full_replicas=1",
     "20_000": "500",
+    '{"candidates": portfolio}': (
+        '{"candidates": ["clone_mode"], "training_steps": 60, "choosing_steps": 60,'
+        ' "certifying_steps": 60}'
+    ),
     'cartpole.hdf5")': 'cartpole.hdf5").select_episodes(range(40))',
     'feature_source="random"': (
         'feature_source="random", steps=60, resampled_replicas=2'
