@@ -58,7 +58,7 @@ from koffline.untrusted.limits import read_json
 
 Tell = Callable[..., Any]
 _CLONE = "clone"
-_MOST_OF_ONE = 2  # finalists that are mixtures of the same candidate
+_MOST_OF_ONE = 1  # finalists that are mixtures of the same candidate
 _FINALISTS = "finalists.json"
 
 
@@ -304,7 +304,8 @@ def choose_finalists(
     scored: Sequence[Scored], count: int, at_most: float | None = None
 ) -> list[Scored]:
     """The ``count`` mixtures of the largest lower ends, among those that seem better
-    than the behavior policy and that the log supports; at most two of one candidate.
+    than the behavior policy and that the log supports; of a candidate only the best
+    share.
 
     at_most: bound of the costs, which finalists seem to keep.
     """

@@ -30,7 +30,7 @@ class ImproveSettings(Section):
         description="shares of a candidate in its mixtures with the clone",
     )
     finalists: int = Field(
-        3, ge=1, le=20, description="policies that the certify part is asked about"
+        2, ge=1, le=20, description="policies that the certify part is asked about"
     )
     training_steps: int | None = Field(
         None, ge=1, le=10**7, description="gradient steps of a candidate; by the rows"
@@ -51,7 +51,7 @@ class ImproveSettings(Section):
         3, ge=1, le=1000, description="networks on the whole certify part"
     )
     resampled_replicas: int = Field(
-        12, ge=2, le=1000, description="networks on resampled episodes"
+        20, ge=2, le=1000, description="networks on resampled episodes"
     )
 
 

@@ -279,7 +279,7 @@ def test_a_log_on_disk_is_sampled_and_certified_whole(
 
 
 def test_settings() -> None:
-    assert make_improve_settings(None).finalists == 3
+    assert make_improve_settings(None).finalists == 2
     assert make_improve_settings({"finalists": 2}).finalists == 2
     with pytest.raises(ConfigError, match="shares"):
         make_improve_settings({"shares": (0.0,)})
