@@ -324,6 +324,54 @@ def kernel_intervals() -> str:
     return interval_coverage.table(results("intervals")["rows"])
 
 
+def bandwidths() -> str:
+    """Rejections of the Bellman test by statistic, a line for each kind of error."""
+    rows = results("bellman-bandwidths")["rows"]
+    names = ("single", "largest of three", "largest", "smallest p", "sum")
+    lines = []
+    for row in rows:
+        rates = [f"{100 * row['rates'][name]['rate']:.0f}" for name in names]
+        lines.append([row["error"], str(row["dimension"]), *rates])
+    head = ["error of Q", "dimensions", "one bandwidth", "largest of three"]
+    return markdown(
+        [*head, "largest of five", "smallest p of five", "sum of five kernels"], lines
+    )
+
+
+def post_hoc() -> str:
+    """Errors of a given value function, corrected and replaced."""
+    names = ("given", "corrected", "to the median", "on top", "doubly robust", "refit")
+    lines = []
+    for row in results("post-hoc")["rows"]:
+        errors = [f"{100 * row[name]:.1f}" for name in names]
+        passed = f"{100 * row['is_feasible']:.0f} %"
+        lines.append([row["problem"], row["error"], passed, *errors])
+    return markdown(["problem", "error of Q̂", "feasible", *names], lines)
+
+
+def nystrom() -> str:
+    """Errors with Nyström and Fourier features of the same number."""
+    rows = results("nystrom")["rows"]
+    cells = {
+        (row["problem"], row["role"], row["count"], row["features"]): row
+        for row in rows
+    }
+    lines = []
+    for problem, role, count, kind in cells:
+        if kind != "fourier" or count not in (50, 200):
+            continue
+        line = [problem, role, str(count)]
+        for features in ("fourier", "nystrom"):
+            row = cells[problem, role, count, features]
+            error = f"{100 * row['error']:.1f}"
+            if "from_exact" in row:
+                error += f" ({100 * row['from_exact']:.1f})"
+            line += [error, f"{1000 * row['seconds']:.0f}"]
+        lines.append(line)
+    head = ["problem", "features of", "number", "Fourier: error, %", "ms"]
+    return markdown([*head, "Nyström: error, %", "ms"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "coverage": coverage,
@@ -338,6 +386,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "structure": structure,
     "state-and-drift": state_and_drift,
     "kernel-intervals": kernel_intervals,
+    "bandwidths": bandwidths,
+    "post-hoc": post_hoc,
+    "nystrom": nystrom,
 }
 
 

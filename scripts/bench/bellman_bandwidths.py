@@ -189,11 +189,12 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[500])
     parser.add_argument("--dimensions", type=int, nargs="+", default=[2, 6])
     parser.add_argument("--errors", nargs="+", default=list(ERRORS))
-    parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file; other rows stay")
     arguments = parser.parse_args()
-    rows = []
+    cells = cells_of(arguments)
+    rows = kept_rows(arguments.out, cells)
     with threads(1), torch.no_grad():
-        for cell in cells_of(arguments):
+        for cell in cells:
             rows.append(study(cell))
             rates = rows[-1]["rates"]
             numbers = " ".join(
@@ -221,6 +222,18 @@ def cells_of(arguments: argparse.Namespace) -> Sequence[Cell]:
     return cells
 
 
+def kept_rows(path: Path | None, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Rows of an earlier run that this one does not make anew."""
+    if path is None or not path.is_file():
+        return []
+    new = {(cell.dimension, cell.error, cell.n) for cell in cells}
+    return [
+        row
+        for row in json.loads(path.read_text())["rows"]
+        if (row["dimension"], row["error"], row["n"]) not in new
+    ]
+
+
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The results so far."""
     content = {
@@ -229,7 +242,10 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         "level": LEVEL,
         "draws": DRAWS,
         "multiples": list(MULTIPLES),
-        "rows": list(rows),
+        "rows": sorted(
+            rows,
+            key=lambda row: (row["n"], row["dimension"], ERRORS.index(row["error"])),
+        ),
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
