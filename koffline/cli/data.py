@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from koffline.cli.completion import complete_tools
 from koffline.cli.options import INSIDE, Log, LogCommand, log_options, whole
 from koffline.cli.output import say
 from koffline.cli.targets import claim, claim_log
@@ -59,6 +60,7 @@ def data() -> None:
     "--format",
     "format_",
     metavar="NAME",
+    shell_complete=complete_tools,
     help="The tool that wrote the table (robomimic, rllib, …); else it is recognised.",
 )
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
@@ -291,7 +293,7 @@ def validate(log: Log) -> None:
 
 
 @data.command(cls=LogCommand)
-@log_options("source", in_parts=False)
+@log_options("source", in_parts=False, with_format=False)
 @click.argument("target")
 @click.option(
     "--format",

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from koffline.cli.completion import complete_tools
 from koffline.data.spaces import SpaceRequest, requested_space
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import AUTOMATIC, PassSettings
@@ -356,6 +357,16 @@ _LOG = (
 )
 
 
+_TOOL = f"{_PREFIX}format"
+_FORMAT = click.option(
+    "--format",
+    _TOOL,
+    metavar="NAME",
+    shell_complete=complete_tools,
+    help="The tool that wrote the table (rllib, robomimic, …), as of data inspect.",
+)
+
+
 def worker_options(command: Command) -> Command:
     """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray:
     str | None``.
@@ -435,12 +446,16 @@ def _folder_of_sums(result: Any) -> Path | None:
 
 
 def log_options(
-    argument: str, in_parts: bool = True, with_workers: bool = True
+    argument: str,
+    in_parts: bool = True,
+    with_workers: bool = True,
+    with_format: bool = True,
 ) -> Option:
     """Decorator for the log's argument and options; the command gets ``log: Log``.
 
     in_parts: there are also options for how a large log is read in parts. with_workers:
     among them ``--workers`` and ``--ray``; a command with `cores_options` has its own.
+    with_format: ``--format`` names the tool that wrote the log.
     """
 
     def add(command: Command) -> Command:
@@ -457,8 +472,17 @@ def log_options(
             partial = _folder_of_sums(options.get("result"))
             stream = StreamSettings(**_taken_reading(options), partial=partial)
             source = options.pop(argument)
-            mapping = requested_mapping(of_table)
+            tool = of_table.pop(_TOOL, None)
+            if tool is not None:
+                from koffline.data.table.tools import check_name
+
+                check_name(tool)
+            mapping = requested_mapping(of_table, is_complete=tool is None)
             check_source(source)
+            if tool is not None:
+                from koffline.data.table.by_tool import mapping_of_tool
+
+                mapping = mapping_of_tool(source, tool, mapping)
             log = Log(source, space, mapping, stream)
             result = command(*args, log=log, **options)
             if partial is not None and partial.is_dir():
@@ -466,6 +490,8 @@ def log_options(
             return result
 
         choices = [*_LOG]
+        if with_format:
+            choices.append(_FORMAT)
         if in_parts:
             choices += _READING
         if in_parts and with_workers:
@@ -487,12 +513,13 @@ def check_source(source: str | None) -> None:
         raise DataError(f"{source} does not exist; check the path")
 
 
-def requested_mapping(options: Mapping[str, Any]) -> Any:
+def requested_mapping(options: Mapping[str, Any], is_complete: bool = True) -> Any:
     """Mapping from a file, overridden by single options; None if there is neither.
 
     options: the parameters about tables by name, None or () where unused. A dict of
-    one_step and encode alone comes back as it is, since arrays understand these too.
-    Raises DataError.
+    one_step and encode alone comes back as it is, since arrays understand these too;
+    and any dict where the mapping is not to be complete (``is_complete``). Raises
+    DataError.
     """
     typed = {
         name.removeprefix(_PREFIX): value
@@ -524,6 +551,8 @@ def requested_mapping(options: Mapping[str, Any]) -> Any:
     if probabilities & typed.keys():
         for name in probabilities - typed.keys():
             written.pop(name, None)
+    if not is_complete:
+        return {**written, **typed}
     return as_mapping({**written, **typed})
 
 

@@ -3,6 +3,7 @@ rows, and so the value, are those of the log that was written.
 """
 
 import json
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -11,13 +12,15 @@ import pytest
 
 import koffline
 from koffline.data.sources import layout_of, open_transitions
+from koffline.data.table.by_tool import mapping_of_tool
 from koffline.data.table.inspection import inspect_table
 from koffline.errors import DataError
 from tests.data import layouts
 from tests.data.layouts import LAYOUTS, SELF_DESCRIBED, chain, split_by_episode
-from tests.refusals import assert_refused, one_line, run_cli
+from tests.refusals import assert_refused, one_line, run_cli, succeed
 
 LOG = chain()
+ROOT = Path(__file__).parents[2]
 
 
 def mapping_of(path, answers):
@@ -450,6 +453,78 @@ class TestFormats:
         assert_refused(
             run_cli("data", "inspect", path, "--format", "rllib"),
             "this is no table of rllib, which has",
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "tool"),
+        [
+            ("sb3", "stable-baselines3"),
+            ("tianshou ring", "tianshou"),
+            ("rllib json", "rllib"),
+            ("rllib parquet", "rllib"),
+            ("rlds parquet", "rlds"),
+            ("robomimic", "robomimic"),
+        ],
+    )
+    def test_a_named_tool_needs_no_mapping(self, tmp_path, name, tool):
+        file, write, title, _ = LAYOUTS[name]
+        path = tmp_path / file
+        write(LOG, path)
+        summary = json.loads(succeed("data", "info", path, "--format", tool, "--json"))
+        assert title in summary["layout"]
+        proposed = inspect_table(path).mapping
+        log = open_transitions(path, mapping=mapping_of_tool(path, tool, None))
+        assert log.sha256 == open_transitions(path, mapping=proposed).sha256
+        assert summary["sha256"] == log.sha256
+
+    def test_commands_answer_by_it(self, tmp_path):
+        path = tmp_path / "all.csv"
+        open_bandit(path)
+        log = f"{path} --format open-bandit --gamma 0.5 --json"
+        answer = succeed(*f"evaluate {log} --policy uniform --estimator wis".split())
+        assert json.loads(answer)["n_transitions"] == 2000
+        policies = "--policies uniform epsilon:0.5:uniform --estimator wis"
+        ranking = json.loads(succeed(*f"select {log} {policies}".split()))
+        assert len(ranking["policies"]) == 2
+        quick = "--set steps=20 --set full_replicas=1 --set resampled_replicas=2"
+        model = f"--policy uniform --model fqe {quick}"
+        answer = json.loads(succeed(*f"diagnose {log} {model}".split()))
+        assert 0.0 < answer["test"]["p_value"] <= 1.0
+
+    def test_what_only_the_user_can_say_is_one_line_and_an_option_answers(
+        self, tmp_path
+    ):
+        file, write, _, answers = LAYOUTS["coach"]
+        path = tmp_path / file
+        write(LOG, path)
+        words = f"data info {path} --format coach"
+        remedy = f"koffline data inspect {path} --format coach --out mapping.yaml"
+        assert_refused(
+            run_cli(*words.split()),
+            f"only you can say last_row: cut | last_row: terminal; write it with {remedy}",
+        )
+        assert "rows" in succeed(*f"{words} --last-row {answers['last_row']}".split())
+
+    def test_options_come_before_what_is_proposed(self, tmp_path):
+        path = tmp_path / "all.csv"
+        open_bandit(path)
+        request = {"reward": "2 * click", "one_step": True}
+        mapping = mapping_of_tool(path, "open-bandit", request)
+        assert (mapping.reward, list(mapping.action)) == ("2 * click", ["item_id"])
+
+    def test_another_tools_log_is_refused(self, tmp_path):
+        path = tmp_path / "all.csv"
+        open_bandit(path)
+        for words, message in {
+            "--format rllib": "this is no table of rllib",
+            "--format obd": "format 'obd' is unknown; known are ai-clinician",
+        }.items():
+            line = f"evaluate {path} {words} --policy uniform --gamma 0.9"
+            assert_refused(run_cli(*line.split()), message)
+        log = ROOT / "datasets" / "cartpole.hdf5"
+        assert_refused(
+            run_cli("data", "info", log, "--format", "rllib"),
+            "is no log of rllib but a HDF5 file with an array for each column",
         )
 
 

@@ -2,13 +2,17 @@
 written.
 """
 
+from datetime import datetime, timedelta
+
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 
 from koffline.data.sources import open_transitions
 from koffline.data.table.inspection import inspect_table
 from koffline.data.table.reading import TableStream
+from koffline.data.table.time_forms import forms_of
 from koffline.errors import DataError
 from tests.data.table_rows import MAPPING, walk, write
 
@@ -180,3 +184,60 @@ def test_a_missing_time_of_a_first_row_is_a_problem_of_the_table(tmp_path) -> No
     lines += [f"{p},{t},{p + t / 7},{t % 2},0.{p},{t}" for p in (1, 2) for t in (0, 1)]
     path.write_text("\n".join(lines) + "\n")
     assert any("t: 1 value is missing" in text for text in inspect_table(path).problems)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "%d/%m/%Y %H:%M",
+        "%m/%d/%Y %H:%M:%S",
+        "%m/%d/%Y %I:%M %p",
+        "%d.%m.%Y %H:%M",
+        "%d %b %Y %H:%M",
+        "%d/%b/%Y:%H:%M:%S +0100",
+        "%a %b %d %H:%M:%S %Y",
+    ],
+)
+def test_inspect_says_in_which_form_times_are_written(tmp_path, form) -> None:
+    """The 28th comes before the 1st as text in some forms, and as time in none."""
+    start = datetime(2021, 2, 25, 7, 30)
+    times = [start + timedelta(hours=13 * k) for k in range(12)]
+    frame = pl.DataFrame(
+        {
+            "user": [1] * 6 + [2] * 6,
+            "when": [time.strftime(form) for time in times],
+            "x": np.arange(12.0),
+            "action": [0, 1] * 6,
+            "reward": np.linspace(0.0, 1.0, 12),
+        }
+    )
+    path = tmp_path / "log.csv"
+    frame.sample(fraction=1.0, shuffle=True, seed=1).write_csv(path)
+    inspection = inspect_table(path)
+    assert inspection.mapping["time"] == "when"
+    assert inspection.mapping["time_format"] == form.replace("+0100", "%z")
+    assert not any("no number or time" in problem for problem in inspection.problems)
+    mapping = {**inspection.mapping, "last_row": "terminal"}
+    log = open_transitions(path, mapping=mapping)
+    np.testing.assert_array_equal(log.observations[:, 0], np.arange(12.0))
+
+
+def test_days_that_may_be_months_are_asked_about(tmp_path) -> None:
+    frame = pl.DataFrame(
+        {
+            "user": [1] * 4 + [2] * 4,
+            "when": [f"0{1 + k % 4}/0{1 + k // 4}/2021 10:00" for k in range(8)],
+            "x": np.arange(8.0),
+            "action": [0, 1] * 4,
+            "reward": np.arange(8.0),
+        }
+    )
+    frame.write_csv(tmp_path / "log.csv")
+    inspection = inspect_table(tmp_path / "log.csv")
+    forms = [answer["time_format"] for answer in inspection.open["time_format"]]
+    assert forms == ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M"]
+
+
+def test_times_that_are_read_anyway_get_no_form(tmp_path) -> None:
+    for texts in (["2021-03-01 10:00", "2021-03-02 10:00"], ["1", "2"], ["a", "b"]):
+        assert forms_of(pl.Series("when", texts)) == []

@@ -51,6 +51,7 @@ from koffline.data.table.step_order import Steps
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.table_rows import TableRows, header_of, open_rows
 from koffline.data.table.texts import doubtful_spellings, one_spelling
+from koffline.data.table.time_forms import forms_of
 from koffline.data.table.tools import Tool, check_name, find_tool
 from koffline.errors import DataError, counted, listed, printable
 from koffline.json_types import JsonObject
@@ -293,13 +294,15 @@ def inspect(
     episode: str | None = None,
     time: str | None = None,
     rows: int = 100_000,
+    format: str | None = None,
 ) -> Inspection:
     """Look at a table before it is read: its columns, the role that each may have, all
     problems, and a mapping to edit.
 
     source: a path, URL or pattern of files; a pandas, polars or Arrow frame; or a dict
     of columns. action, reward, episode, time: columns whose role is known, because no
-    name says so. rows: the most to look at. A key of ``mapping`` that only you can
+    name says so. rows: the most to look at. format: the tool that wrote the table, as
+    in ``koffline data inspect --format``; by default it is recognised. A key of ``mapping`` that only you can
     answer begins with "?"; it is refused until you replace it by one of the answers
     that ``open`` lists. Raises DataError, also for files that need no mapping.
     """
@@ -312,7 +315,7 @@ def inspect(
         if column is not None:
             known[role] = (column,)
     if isinstance(source, (str, os.PathLike)):
-        return inspect_table(source, rows, known)
+        return inspect_table(source, rows, known, format)
     table = held_frame(source)
     if table is None and isinstance(source, Mapping):
         table = held_columns(source, "the dict of arrays")
@@ -321,7 +324,7 @@ def inspect(
             f"inspect looks at tables, and received a {type(source).__name__}; give a"
             " path, a pandas, polars or Arrow frame, or a dict of columns"
         )
-    return inspect_table(table, rows, known)
+    return inspect_table(table, rows, known, format)
 
 
 def inspect_table(
@@ -545,19 +548,27 @@ def _table_without_roles(
 
     Raises DataError if it needs no mapping, since its keys are those of a log.
     """
-    name = str(source)
-    has_roles = not isinstance(source, HeldTable) and is_log_source(source)
-    if not has_roles:
-        kind, files = find_files(source, is_table=True)
-        header = header_of(files[0], kind)
-        stored = dict(header.fields)
-        has_roles = kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()
-    if has_roles or own_mapping(stored):
+    if not needs_mapping(source):
         raise DataError(
-            f"{name} needs no mapping: its keys say what the columns are; koffline data"
-            " info and koffline data validate look into it"
+            f"{source} needs no mapping: its keys say what the columns are; koffline"
+            " data info and koffline data validate look into it"
         )
-    return kind, files, header
+    kind, files = find_files(source, is_table=True)
+    return kind, files, header_of(files[0], kind)
+
+
+def needs_mapping(source: TableSource) -> bool:
+    """Whether a log is a table whose columns do not say themselves what they are.
+
+    Raises DataError for what is no log.
+    """
+    if not isinstance(source, HeldTable) and is_log_source(source):
+        return False
+    kind, files = find_files(source, is_table=True)
+    stored = dict(header_of(files[0], kind).fields)
+    if kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys():
+        return False
+    return own_mapping(stored) is None
 
 
 def _are_values(names: list[str]) -> bool:
@@ -908,6 +919,22 @@ def _propose(inspection: Inspection, held: pl.DataFrame, guess: Guess) -> None:
     if {"episode", "starts"} & mapping.keys() and not has_terminal:
         _propose_last_rows(inspection, guess)
     _propose_duplicates(inspection, held)
+    _propose_time_format(inspection)
+
+
+def _propose_time_format(inspection: Inspection) -> None:
+    """Say how the texts of the time are written, if that is no form which is read
+    anyway; ask where two forms read all of them, as with days below 13 in 03/04/2021.
+    """
+    for column in inspection.columns:
+        is_time = column.name == inspection.mapping.get("time")
+        if not is_time or column.values.dtype != pl.String:
+            continue
+        forms = forms_of(column.values)
+        if len(forms) == 1:
+            inspection.mapping["time_format"] = forms[0]
+        elif forms:
+            inspection.ask("time_format", [{"time_format": form} for form in forms])
 
 
 def _propose_action_names(inspection: Inspection, column: ColumnProfile) -> None:

@@ -25,6 +25,7 @@ IGNORED = "ignored"
 _DATE = (
     r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$"
     r"|^\d{8}T\d{4}|^\d{4}-?W\d\d|^\d{1,2}:\d\d|\d \d{1,2}:\d\d"
+    r"|^\d{1,2}[-/][A-Za-z]{3}[-/]\d{2,4}"
 )
 _MIXED = "times in a form that is not read"
 DECIMAL_COMMA = "numbers with decimal commas"
