@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 import yaml
 
+import koffline
 from koffline.data.flat import write_npz
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.table.inspection import inspect_table
@@ -15,7 +16,7 @@ from koffline.errors import DataError, PolicyError
 from koffline.policy_specs import as_policy
 from tests.data.logs import write_arrays
 from tests.data.table_rows import MAPPING, walk, write, write_text
-from tests.refusals import assert_refused, run_cli, succeed
+from tests.refusals import assert_refused, one_line, run_cli, succeed
 
 
 def look(folder, name="log.csv", **columns):
@@ -473,3 +474,37 @@ class TestGuesses:
             "data", "inspect", table, "--out", out, "--force", "--json"
         ).stdout
         assert json.loads(shown)["rows"] == 8
+
+
+class TestAnswers:
+    FRAME = pl.DataFrame(
+        {
+            "visit": np.repeat(np.arange(40), 5),
+            "t": np.tile(np.arange(5), 40),
+            "x": np.random.default_rng(0).normal(size=200),
+            "push": ["left", "right"] * 100,
+            "points": np.random.default_rng(1).normal(size=200),
+            "fell": np.tile([False, False, False, False, True], 40),
+        }
+    )
+
+    def test_a_frame_is_told_of_the_function(self):
+        problems = " ".join(koffline.inspect(self.FRAME).problems)
+        assert "say which one is it (koffline.inspect with action='COLUMN')" in problems
+        assert "--action" not in problems
+
+    @pytest.mark.parametrize("answer", [{"terminal": "fell"}, {"last_row": "cut"}])
+    def test_an_answer_takes_the_question_out(self, answer):
+        inspection = koffline.inspect(self.FRAME, action="push", reward="points")
+        assert "last_row" in inspection.open
+        inspection.answer(**answer)
+        assert inspection.open == {}
+        assert {key: inspection.mapping[key] for key in answer} == answer
+        assert ("last_row" in inspection.mapping) == ("last_row" in answer)
+        log = koffline.open_transitions(self.FRAME, mapping=inspection.mapping)
+        assert log.terminated.any() == ("terminal" in answer)
+
+    def test_what_is_no_key_is_one_line(self):
+        inspection = koffline.inspect(self.FRAME, action="push", reward="points")
+        with one_line(DataError, "'terminals', which is no key of a mapping; did you"):
+            inspection.answer(terminals="fell")

@@ -53,7 +53,7 @@ from koffline.data.table.table_rows import TableRows, header_of, open_rows
 from koffline.data.table.texts import doubtful_spellings, one_spelling
 from koffline.data.table.time_forms import forms_of
 from koffline.data.table.tools import Tool, check_name, find_tool
-from koffline.errors import DataError, counted, listed, printable
+from koffline.errors import DataError, counted, listed, nearest_name, printable
 from koffline.json_types import JsonObject
 from koffline.store.files import Location
 
@@ -151,6 +151,29 @@ class Inspection:
         known = self.open.setdefault(key, [])
         known += [answer for answer in answers if answer not in known]
         self.mapping[key] = as_question(known)
+
+    def answer(self, **answers: object) -> None:
+        """Write keys into the mapping, and take out the questions that they answer.
+
+        answers: values by key, as in ``inspection.answer(terminal="fell")`` where
+        ``open`` says ``{"last_row": [{"terminal": "fell"}, …]}``. Raises DataError for
+        what is no key of a mapping.
+        """
+        for key, value in answers.items():
+            if key not in TableMapping.model_fields:
+                raise DataError(
+                    f"answer received '{key}', which is no key of a mapping;"
+                    f" {nearest_name(key, TableMapping.model_fields)}"
+                )
+            answered = [
+                question
+                for question, choices in self.open.items()
+                if question == key or any(key in choice for choice in choices)
+            ]
+            for question in answered:
+                del self.open[question]
+                self.mapping.pop(question, None)
+            self.mapping[key] = value
 
     def to_json(self) -> JsonObject:
         """Plain values for JSON."""
@@ -616,9 +639,12 @@ def _has_all_roles(inspection: Inspection) -> bool:
                 " in the last row of each episode and 0 in the others"
             )
         else:
+            option = f"koffline data inspect with --{key} COLUMN"
+            if isinstance(inspection.source, HeldTable):
+                option = f"koffline.inspect with {key}='COLUMN'"
             remedy = (
-                f"say which one is it (koffline data inspect with --{key} COLUMN), or"
-                " name it in the mapping and take it out of the observations"
+                f"say which one is it ({option}), or name it in the mapping and take it"
+                " out of the observations"
             )
         inspection.problems.append(f"no column looks like {key}; {remedy}")
     if "observations" in missing:
