@@ -1,0 +1,88 @@
+"""What `koffline.improve` says of a log, and what is true."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from scripts.bench.improve.worlds import Value, World
+
+_PRECISE_OF_BEST = 3
+
+
+def measure(world: World, improve: Callable[..., Any], seed: int = 0) -> dict[str, Any]:
+    """Run it with its defaults, and ask the world about its policy and its candidates.
+
+    improve: `koffline.improve`, or what is tested in its place. Every candidate is
+    valued by few rollouts, the best few and the recommended one by many.
+    """
+    log = world.log()
+    result = improve(log, gamma=world.gamma, seed=seed, cores=1)
+    behavior = world.behavior_value()
+    value = behavior
+    if result.recommended:
+        value = world.value(result.policy)
+    candidates = [_candidate(world, candidate) for candidate in result.candidates]
+    valued = [number for number, record in enumerate(candidates) if record["value"]]
+    valued.sort(key=lambda number: candidates[number]["value"][0], reverse=True)
+    for number in valued[:_PRECISE_OF_BEST]:
+        policy = result.candidates[number].policy
+        candidates[number]["value"] = list(world.value(policy))
+        candidates[number]["precise"] = True
+    return {
+        "rows": len(log),
+        "episodes": log.n_episodes,
+        "recommended": bool(result.recommended),
+        "name": str(getattr(result, "name", "")),
+        "uplift": _number(result.uplift),
+        "interval": _ends(result.interval),
+        "reason": str(result.reason),
+        "behavior": list(behavior),
+        "value": list(value),
+        "best": world.best_value(),
+        "candidates": candidates,
+    }
+
+
+def _candidate(world: World, candidate: Any) -> dict[str, Any]:
+    value = None
+    if candidate.policy is not None:
+        value = list(world.value(candidate.policy, precise=False))
+    return {
+        "name": candidate.name,
+        "stage": str(candidate.stage),
+        "uplift": _number(candidate.uplift),
+        "interval": _ends(candidate.interval),
+        "value": value,
+        "precise": False,
+    }
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, also of an estimate that has it as ``value``; else None."""
+    number = getattr(value, "value", value)
+    if number is None or not math.isfinite(number):
+        return None
+    return float(number)
+
+
+def _ends(interval: Any) -> list[float] | None:
+    """Both ends of an interval, which has ``low`` and ``high`` or is a pair."""
+    if interval is None:
+        return None
+    if hasattr(interval, "low"):
+        return [float(interval.low), float(interval.high)]
+    low, high = interval
+    return [float(low), float(high)]
+
+
+def uplift(cell: dict[str, Any]) -> Value:
+    """True value of what would run, less the behavior policy's, and its error."""
+    return difference(Value(*cell["value"]), Value(*cell["behavior"]))
+
+
+def difference(value: Value, behavior: Value) -> Value:
+    """The difference of two independent values."""
+    error = math.hypot(value.error, behavior.error)
+    return Value(value.value - behavior.value, error)
