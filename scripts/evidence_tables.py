@@ -372,6 +372,154 @@ def nystrom() -> str:
     return markdown([*head, "Nyström: error, %", "ms"], lines)
 
 
+_PROTOCOL_METHODS = {
+    "unsafe": "unsafe",
+    "hcpi": "HCPI",
+    "spibb": "Π_b-SPIBB",
+    "soft_spibb": "Soft-SPIBB",
+}
+_TAILS = ("mean", "worst 10 %", "worst 1 %")
+
+
+def improvement_random() -> str:
+    """SPIBB's random processes: normalised performance by the size of the log."""
+    return _improvement_protocol("random")
+
+
+def improvement_grid() -> str:
+    """The same of its stochastic grid."""
+    return _improvement_protocol("grid")
+
+
+def _improvement_protocol(family: str) -> str:
+    rows = {
+        (row["size"], row["method"]): row
+        for row in results("improve_spibb")["rows"]
+        if row["family"] == family
+    }
+    lines = []
+    for size in dict.fromkeys(size for size, _ in rows):
+        line = [f"{size:,}", str(rows[size, "unsafe"]["draws"])]
+        line += [_tails(rows[size, method]) for method in _PROTOCOL_METHODS]
+        lines.append(line)
+    head = ["episodes", "draws", *_PROTOCOL_METHODS.values()]
+    return markdown(head, lines)
+
+
+def improvement_ours() -> str:
+    """Ours beside the others on the same draws of SPIBB's protocol."""
+    rows = {
+        (row["family"], row["size"], row["method"]): row
+        for row in results("improve_spibb")["rows"]
+    }
+    families = {"random": "random processes", "grid": "grid"}
+    lines = []
+    for family, size, method in rows:
+        if method != "ours":
+            continue
+        row = rows[family, size, method]
+        line = [families[family], f"{size:,}", str(row["draws"]), _tails(row)]
+        line.append(f"{100 * row['worse']:.0f} %")
+        for name in _PROTOCOL_METHODS:
+            other = rows[family, size, f"{name} (ours' draws)"]
+            line.append(f"{_tails(other)}; {100 * other['worse']:.0f} %")
+        lines.append(line)
+    head = ["process", "episodes", "draws", "`koffline.improve`", "worse"]
+    return markdown([*head, *_PROTOCOL_METHODS.values()], lines)
+
+
+def _tails(row: dict[str, Any]) -> str:
+    texts = [_number(row[tail]) for tail in _TAILS]
+    return " / ".join(texts).replace("-0.00", "0.00")
+
+
+def improvement_logs() -> str:
+    """What `koffline.improve` recommended on logs with a known truth."""
+    halves = results("improve")["halves"]
+    titles = {"test": "not used for tuning", "tuning": "used for tuning"}
+    lines = []
+    for half, title in titles.items():
+        ours = halves[half]["ours"]
+        lines.append(
+            [
+                title,
+                str(ours["logs"]),
+                str(ours["recommended"]),
+                f"{ours['false']} {_share_interval(ours['false_share_interval'])}",
+                _percent(ours["realised_of_best_candidate"]),
+                _percent(ours["realised_of_optimal"]),
+                _of([ours["owed_recommended"], ours["owed"]]),
+            ]
+        )
+    head = ["logs", "number", "recommended", "false improvements"]
+    head += ["realised of the best candidate", "of the optimum"]
+    return markdown([*head, "recommended where owed"], lines)
+
+
+def improvement_peers() -> str:
+    """Other ways to choose, on the logs that were not used for tuning."""
+    halves = results("improve")["halves"]
+    lines = []
+    for title, counts in halves["test"]["peers"].items():
+        lines.append(
+            [
+                title,
+                str(counts["logs"]),
+                str(counts["runs"]),
+                f"{counts['false']} {_share_interval(counts['false_share_interval'])}",
+                _percent(counts["median_share_of_best"]),
+            ]
+        )
+    head = ["choice", "logs", "runs another policy", "which is not better"]
+    return markdown([*head, "median share of the best candidate's uplift"], lines)
+
+
+def improvement_by_log() -> str:
+    """Each log: what was recommended and what is true."""
+    lines = []
+    for row in results("improve")["rows"]:
+        claimed = "keep"
+        uplift = "–"
+        if row["recommended"]:
+            claimed = f"{row['claimed']:+.3g}"
+            if row["interval"] is not None:
+                low, high = row["interval"]
+                claimed += f" [{low:.3g}, {high:.3g}]"
+            uplift = f"{row['uplift']:+.3g} ± {2.0 * row['uplift_error']:.2g}"
+        lines.append(
+            [
+                row["log"],
+                row["half"],
+                f"{row['rows']:,}",
+                claimed,
+                uplift,
+                _signed(row["best_uplift"]),
+                _signed(row["optimal_uplift"]),
+            ]
+        )
+    head = ["log", "half", "rows", "recommended, claimed uplift", "true uplift"]
+    return markdown([*head, "best candidate", "optimum"], lines)
+
+
+def _share_interval(interval: Sequence[float] | None) -> str:
+    if interval is None:
+        return ""
+    low, high = interval
+    return f"({100 * low:.1f} % to {100 * high:.1f} %)"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return f"{100 * share:.0f} %"
+
+
+def _signed(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:+.3g}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "coverage": coverage,
@@ -389,6 +537,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "bandwidths": bandwidths,
     "post-hoc": post_hoc,
     "nystrom": nystrom,
+    "improvement-random": improvement_random,
+    "improvement-grid": improvement_grid,
+    "improvement-ours": improvement_ours,
+    "improvement-logs": improvement_logs,
+    "improvement-peers": improvement_peers,
+    "improvement-by-log": improvement_by_log,
 }
 
 
