@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from koffline.errors import DataError
 from koffline.policies import DiscretePolicy
 from scripts.bench.finite_worlds import sample_episodes
 from scripts.bench.improve import __main__ as command
@@ -196,6 +197,7 @@ def recommend(world, share):
             policy=policy(table),
             uplift=0.1,
             interval=None,
+            name="mixture",
             candidates=candidates,
             reason="because",
         )
@@ -231,6 +233,16 @@ def test_what_keeps_the_present_policy_gains_nothing(world):
     assert row["uplift"] == 0.0
     count = report.counts([row])
     assert (count["false"], count["owed"], count["owed_recommended"]) == (0, 1, 0)
+
+
+def test_a_log_that_is_refused_keeps_the_present_policy(world):
+    def improve(log, *, gamma, seed, cores):
+        raise DataError("too few episodes")
+
+    answer = ours.measure(world, improve)
+    assert not answer["recommended"]
+    assert answer["value"] == answer["behavior"]
+    assert answer["reason"] == "too few episodes"
 
 
 def row(recommended, uplift, best, owed=False, error=0.0):
@@ -312,7 +324,7 @@ def test_the_protocol_is_summed_over_draws(tmp_path):
     cell = cells.Cell("grid 00000", lambda: block)
     cells.run([cell], tmp_path / "spibb")
 
-    def improve(log, *, gamma, seed):
+    def improve(log, *, gamma, seed, cores):
         assert gamma == GAMMA
         return SimpleNamespace(recommended=False, uplift=None, reason="too few rows")
 

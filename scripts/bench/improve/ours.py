@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from koffline.errors import DataError
+from scripts.bench.improve.answers import Refusal, ends_of, number_of, text_of
 from scripts.bench.improve.worlds import Value, World
 
 _PRECISE_OF_BEST = 3
@@ -18,8 +20,12 @@ def measure(world: World, improve: Callable[..., Any], seed: int = 0) -> dict[st
     valued by few rollouts, the best few and the recommended one by many.
     """
     log = world.log()
-    result = improve(log, gamma=world.gamma, seed=seed, cores=1)
     behavior = world.behavior_value()
+    result: Any
+    try:
+        result = improve(log, gamma=world.gamma, seed=seed, cores=1)
+    except DataError as error:
+        result = Refusal(str(error))
     value = behavior
     if result.recommended:
         value = world.value(result.policy)
@@ -34,10 +40,10 @@ def measure(world: World, improve: Callable[..., Any], seed: int = 0) -> dict[st
         "rows": len(log),
         "episodes": log.n_episodes,
         "recommended": bool(result.recommended),
-        "name": str(getattr(result, "name", "")),
-        "uplift": _number(result.uplift),
-        "interval": _ends(result.interval),
-        "reason": str(result.reason),
+        "name": result.name,
+        "uplift": number_of(result.uplift),
+        "interval": ends_of(result.interval),
+        "reason": text_of(result.reason),
         "behavior": list(behavior),
         "value": list(value),
         "best": world.best_value(),
@@ -52,29 +58,11 @@ def _candidate(world: World, candidate: Any) -> dict[str, Any]:
     return {
         "name": candidate.name,
         "stage": str(candidate.stage),
-        "uplift": _number(candidate.uplift),
-        "interval": _ends(candidate.interval),
+        "uplift": number_of(candidate.uplift),
+        "interval": ends_of(candidate.interval),
         "value": value,
         "precise": False,
     }
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, also of an estimate that has it as ``value``; else None."""
-    number = getattr(value, "value", value)
-    if number is None or not math.isfinite(number):
-        return None
-    return float(number)
-
-
-def _ends(interval: Any) -> list[float] | None:
-    """Both ends of an interval, which has ``low`` and ``high`` or is a pair."""
-    if interval is None:
-        return None
-    if hasattr(interval, "low"):
-        return [float(interval.low), float(interval.high)]
-    low, high = interval
-    return [float(low), float(high)]
 
 
 def uplift(cell: dict[str, Any]) -> Value:

@@ -18,8 +18,10 @@ import numpy as np
 from koffline import Transitions
 from koffline.data.transitions import Discrete, Metadata
 from koffline.envs.finite import FiniteMDP
+from koffline.errors import DataError
 from scripts.bench.finite_worlds import sample_episodes
 from scripts.bench.improve import tabular
+from scripts.bench.improve.answers import Refusal, number_of, text_of
 from scripts.bench.improve.tabular import Table
 
 GAMMA = 0.95
@@ -285,7 +287,12 @@ def measure_ours(
     """
     problem = draw(family, seed)
     rows = problem.episodes(size, log_generator(family, seed, size))
-    result = improve(as_log(rows, problem.behavior), gamma=GAMMA, seed=seed)
+    log = as_log(rows, problem.behavior)
+    result: Any
+    try:
+        result = improve(log, gamma=GAMMA, seed=seed, cores=1)
+    except DataError as error:
+        result = Refusal(str(error))
     policy = problem.behavior
     if result.recommended:
         eye = np.eye(problem.mdp.n_states, dtype=np.float32)
@@ -297,8 +304,8 @@ def measure_ours(
         "ratio": problem.ratio,
         "rows": len(rows.rewards),
         "recommended": bool(result.recommended),
-        "uplift": result.uplift,
+        "uplift": number_of(result.uplift),
         "true_uplift": problem.mdp.policy_value(policy, GAMMA) - problem.behavior_value,
         "scores": {"ours": problem.normalised(policy)},
-        "reason": str(result.reason),
+        "reason": text_of(result.reason),
     }
