@@ -253,6 +253,7 @@ def row(recommended, uplift, best, owed=False, error=0.0):
         "best_uplift": best,
         "optimal_uplift": None,
         "owed": owed,
+        "owed_finalist": False,
         "peers": {},
     }
 

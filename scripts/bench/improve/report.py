@@ -99,7 +99,8 @@ def log_row(
 ) -> dict[str, Any]:
     """One log: what ours recommends and what is true; uplifts of the others.
 
-    ``owed``: a candidate is truly better by two half-widths of its interval.
+    ``owed``: a candidate is truly better by two half-widths of its interval, and
+    ``owed_finalist``: that it is one of those that were certified on.
     """
     behavior = Value(*answer["behavior"])
     candidates = [
@@ -136,7 +137,12 @@ def log_row(
         "best_candidate": best_name,
         "best_uplift": best_uplift,
         "optimal_uplift": optimal,
-        "owed": any(_is_owed(candidate, gain) for candidate, gain in precise),
+        "owed": any(_is_owed(candidate, gain) for candidate, gain in candidates),
+        "owed_finalist": any(
+            _is_owed(candidate, gain)
+            for candidate, gain in candidates
+            if candidate["stage"] == "certify"
+        ),
         "reason": answer["reason"],
         "peers": {},
     }
@@ -176,6 +182,7 @@ def counts(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if rows:
         interval = [round(end, 4) for end in clopper_pearson(len(false), len(rows))]
     owed = [row for row in rows if row["owed"]]
+    finalists = [row for row in rows if row["owed_finalist"]]
     return {
         "logs": len(rows),
         "recommended": len(recommended),
@@ -186,6 +193,8 @@ def counts(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "realised_of_optimal": realised(recommended, "optimal_uplift"),
         "owed": len(owed),
         "owed_recommended": sum(row["recommended"] for row in owed),
+        "owed_finalists": len(finalists),
+        "owed_finalists_recommended": sum(row["recommended"] for row in finalists),
     }
 
 
