@@ -245,6 +245,21 @@ def test_a_log_that_is_refused_keeps_the_present_policy(world):
     assert answer["reason"] == "too few episodes"
 
 
+def test_a_search_that_was_cut_goes_on(tmp_path):
+    log = object()
+    options = []
+
+    def improve(log, **keywords):
+        options.append(keywords)
+        keywords["out"].mkdir()
+        return "result"
+
+    assert ours.search(log, 0.9, 0, improve, tmp_path / "work") == "result"
+    assert options[0]["resume"]
+    # what is finished leaves nothing
+    assert list(tmp_path.iterdir()) == []
+
+
 def row(recommended, uplift, best, owed=False, error=0.0):
     return {
         "recommended": recommended,

@@ -52,8 +52,10 @@ def _measure_peers(entry: Entry) -> dict[str, Any]:
     return peers.measure(entry.make())
 
 
-def _measure_ours(entry: Entry, improve: Callable[..., Any]) -> dict[str, Any]:
-    return ours.measure(entry.make(), improve)
+def _measure_ours(
+    entry: Entry, improve: Callable[..., Any], work: Path | None
+) -> dict[str, Any]:
+    return ours.measure(entry.make(), improve, work)
 
 
 def peer_cells(entries: list[Entry]) -> list[cells.Cell]:
@@ -64,12 +66,22 @@ def peer_cells(entries: list[Entry]) -> list[cells.Cell]:
     ]
 
 
-def our_cells(entries: list[Entry], improve: Callable[..., Any]) -> list[cells.Cell]:
-    """`koffline.improve`, a cell a log."""
-    return [
-        cells.Cell(f"ours {entry.name}", partial(_measure_ours, entry, improve))
-        for entry in entries
-    ]
+def our_cells(
+    entries: list[Entry], improve: Callable[..., Any], work: Path | None = None
+) -> list[cells.Cell]:
+    """`koffline.improve`, a cell a log.
+
+    work: folder for searches that are cut; None: they begin anew.
+    """
+    plan = []
+    for entry in entries:
+        place = None
+        if work is not None:
+            place = work / f"{entry.name} {ours.code_digest()}".replace(" ", "-")
+        name = f"ours {entry.name}"
+        measure = partial(_measure_ours, entry, improve, place)
+        plan.append(cells.Cell(name, measure))
+    return plan
 
 
 def planned(
@@ -93,7 +105,7 @@ def planned(
 
         improve = koffline.improve
     if part == "ours":
-        return our_cells(entries, improve), "logs"
+        return our_cells(entries, improve, options.out / "work"), "logs"
     plan = our_protocol_cells(options.our_draws, improve)
     if options.only is not None:
         plan = [cell for cell in plan if options.only in cell.name]

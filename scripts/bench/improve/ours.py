@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from koffline import Transitions
 from koffline.errors import DataError
 from scripts.bench.improve.answers import Refusal, ends_of, number_of, text_of
 from scripts.bench.improve.worlds import Value, World
 
+ROOT = Path(__file__).resolve().parents[3]
 _PRECISE_OF_BEST = 3
 
 
-def measure(world: World, improve: Callable[..., Any], seed: int = 0) -> dict[str, Any]:
+def measure(
+    world: World, improve: Callable[..., Any], work: Path | None = None, seed: int = 0
+) -> dict[str, Any]:
     """Run it with its defaults, and ask the world about its policy and its candidates.
 
-    improve: `koffline.improve`, or what is tested in its place. Every candidate is
-    valued by few rollouts, the best few and the recommended one by many.
+    improve: `koffline.improve`, or what is tested in its place. work: a folder in which
+    a search that was cut goes on; it is removed afterwards. Every candidate is valued
+    by few rollouts, the best few and the recommended one by many.
     """
     log = world.log()
     behavior = world.behavior_value()
     result: Any
     try:
-        result = improve(log, gamma=world.gamma, seed=seed, cores=1)
+        result = search(log, world.gamma, seed, improve, work)
     except DataError as error:
         result = Refusal(str(error))
     value = behavior
@@ -37,6 +45,7 @@ def measure(world: World, improve: Callable[..., Any], seed: int = 0) -> dict[st
         candidates[number]["value"] = list(world.value(policy))
         candidates[number]["precise"] = True
     return {
+        "code": code_digest(),
         "rows": len(log),
         "episodes": log.n_episodes,
         "recommended": bool(result.recommended),
@@ -49,6 +58,31 @@ def measure(world: World, improve: Callable[..., Any], seed: int = 0) -> dict[st
         "best": world.best_value(),
         "candidates": candidates,
     }
+
+
+def search(
+    log: Transitions,
+    gamma: float,
+    seed: int,
+    improve: Callable[..., Any],
+    work: Path | None,
+) -> Any:
+    """What improve says on one core; with ``work`` it can be cut and goes on."""
+    if work is None:
+        return improve(log, gamma=gamma, seed=seed, cores=1)
+    result = improve(
+        log, gamma=gamma, seed=seed, cores=1, out=work, resume=True, force=True
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def code_digest() -> str:
+    """Digest of the code that searches: work of other code is not gone on with."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "koffline" / "improvement").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _candidate(world: World, candidate: Any) -> dict[str, Any]:
