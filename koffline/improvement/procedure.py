@@ -275,10 +275,12 @@ def _result(
     if not leading.certified:
         return result
     by_name = {item.name: item for item in scored}
+    assert leading.policy is not None
+    policy = dataclasses.replace(leading.policy, trained_on=search.training_rows())
     return dataclasses.replace(
         result,
         name=leading.name,
-        policy=leading.policy,
+        policy=policy,
         mixture=search.mixture(by_name[leading.name], trained),
         groups=GroupValues(certificate.groups),
         differences=search.differences(leading.policy, trained),

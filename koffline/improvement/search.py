@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from koffline.config import EvaluationSettings
 from koffline.data.disk.log import AnyLog
 from koffline.data.transitions import Transitions
@@ -45,6 +47,7 @@ from koffline.improvement.settings import (
 from koffline.jobs import Job, run_jobs
 from koffline.ope.groups import By
 from koffline.ope.stream_settings import StreamSettings
+from koffline.ope.value_functions import counted_rows
 from koffline.ope.workspace import SharedByPolicies
 from koffline.policies import (
     Mixture,
@@ -53,6 +56,7 @@ from koffline.policies import (
     read_mixture,
     save_mixture_policy,
 )
+from koffline.policies.base import TrainingRows
 from koffline.store.files import write_text
 from koffline.untrusted.limits import read_json
 
@@ -60,6 +64,7 @@ Tell = Callable[..., Any]
 _CLONE = "clone"
 _MOST_OF_ONE = 1  # finalists that are mixtures of the same candidate
 _FINALISTS = "finalists.json"
+_FINGERPRINTS = 1024  # of rows, by which a policy is known to have seen them
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,6 +276,12 @@ class Search:
         present = policy_of(Mixture((trained.clone.part,), (1.0,)), _CLONE, rows)
         scaling = LogScaling.of(self.parts.train, self.evaluation.gamma)
         return differences(policy, present, rows, scaling, self.evaluation.seed)
+
+    def training_rows(self) -> TrainingRows:
+        """The rows from which policies were learnt and on which they were chosen."""
+        seen = [counted_rows(self.parts.train), counted_rows(self.parts.choose)]
+        fingerprints = np.sort(np.concatenate(seen))[:_FINGERPRINTS]
+        return TrainingRows(sha256=self.log.sha256, fingerprints=fingerprints)
 
     def _clone(self, rows: Transitions, scaling: LogScaling) -> Clone:
         path = self.folder / f"{_CLONE}.npz"

@@ -46,6 +46,7 @@ class Report:
     name of the figure that notebooks show; drawing: makes it for any axes. context:
     further values for the template. call: how the result was made in Python; None: by
     the running command. further: writes further files into the folder.
+    record: further entries of run.json.
     """
 
     marker: str
@@ -57,6 +58,7 @@ class Report:
     context: Context = field(default_factory=dict)
     call: str | None = None
     further: Callable[[Path], None] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, out: Path, force: bool, run: JsonObject) -> Path:
         """Write ``marker``, ``plots/*.png``, ``report.html`` and run.json to ``out``;
@@ -70,7 +72,7 @@ class Report:
 
         with parents_made(out):
             check_results(out, force, self.marker)
-            self._write_all(out, run)
+            self._write_all(out, {**run, **self.record})
         return out / "report.html"
 
     def _write_all(self, out: Path, run: JsonObject) -> None:

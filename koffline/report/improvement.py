@@ -43,7 +43,21 @@ def report_improvement(result: Improvement) -> Report:
         drawing=drawing,
         context=context,
         further=partial(_write_policy, result),
+        record=_record_of_rows(result),
     )
+
+
+def _record_of_rows(result: Improvement) -> dict[str, Any]:
+    """Entries of run.json by which `koffline evaluate` knows which rows the policy has
+    seen.
+    """
+    if result.policy is None or result.policy.trained_on is None:
+        return {}
+    rows = result.policy.trained_on
+    return {
+        "digests": {"data": rows.sha256},
+        "data": {"fingerprints": rows.fingerprints.astype("<u8").tobytes().hex()},
+    }
 
 
 _HEADINGS = ("policy", "part", "uplift", "interval", "certified")

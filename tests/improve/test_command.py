@@ -94,7 +94,11 @@ def test_the_written_policy_is_read_by_evaluate(
     text = succeed(
         "evaluate", log, "--policy", policy, "--gamma", GAMMA, "--json", *quick
     )
-    assert json.loads(text)["policy"].endswith("policy.npz")
+    estimate = json.loads(text)
+    assert estimate["policy"].endswith("policy.npz")
+    # it was learnt from some of these rows
+    kinds = [reason["kind"] for reason in estimate["verdict"]["reasons"]]
+    assert "training" in kinds
     chosen = koffline.load_policy(policy, koffline.Discrete(2), (1,))
     assert EXACT.value(chosen) > EXACT.value(EXACT.behavior)
 

@@ -34,7 +34,8 @@ def test_what_was_tried_is_all_there(improvable) -> None:
     assert [item.stage for item in result.candidates] == ["certify"] * 2 + [
         "choose"
     ] * 2
-    assert result.policy is result.candidates[0].policy
+    assert result.policy.name == result.candidates[0].name
+    assert result.policy.trained_on.sha256 == result.data_sha256
     assert result.candidates[0].certified
     frame = result.to_frame()
     assert frame.columns[:3] == ["policy", "share", "stage"]
