@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import DataError, PolicyError
+from koffline.ope import thresholds
 from koffline.ope.importance.classifiers import (
     as_classifier,
     calibration,
@@ -134,11 +135,19 @@ def importance_ratios(
     warning = _WARNING.format(folds=folds, **diagnostics)
     if "behavior_calibration_error" in diagnostics:
         warning += _CALIBRATED.format(folds=folds, **diagnostics)
+    doubts = []
+    if behavior_model is not None:
+        error = diagnostics["behavior_calibration_error"]
+        if error > thresholds.POOR_CALIBRATION:
+            doubts.append(
+                f"chances of actions by {diagnostics['behavior_model']} are off by"
+                f" {error:.0%} on average: it does not fit the behavior policy"
+            )
     return Ratios(
         target - logs,
         True,
         (warning, *at_bounds),
-        {"behavior": ESTIMATED, **diagnostics},
+        {"behavior": ESTIMATED, "probabilities": doubts, **diagnostics},
     )
 
 

@@ -301,6 +301,22 @@ def test_an_evaluation_says_by_what_and_how_well(tmp_path) -> None:
         )
 
 
+@pytest.mark.parametrize(("classifier", "fits"), [(LOGISTIC, False), (FOREST, True)])
+def test_a_classifier_that_does_not_fit_is_a_reason_for_care(classifier, fits) -> None:
+    """Chances that jump in the middle of a heavy-tailed state: no logistic curve."""
+    generator = np.random.default_rng(0)
+    states = np.clip(generator.standard_cauchy(size=(ROWS, 1)), -30.0, 30.0)
+    chance = np.where(states[:, 0] > 0.0, 0.9, 0.1)
+    actions = (generator.random(ROWS) < chance).astype(int)
+    log = as_one_step(log_of(states, actions, Discrete(2)))
+    log = log.replace(rewards=actions.astype(float))
+    estimate = koffline.evaluate(
+        log, "uniform", gamma=0.9, estimator="wis", behavior_model=classifier
+    )
+    words = " ".join(reason.text for reason in estimate.verdict.reasons)
+    assert ("does not fit the behavior policy" not in words) == fits
+
+
 def test_continuous_actions_have_densities_instead() -> None:
     log, _ = gaussian_case()
     with one_line(ConfigError, "this log's are continuous; leave it out"):
