@@ -23,7 +23,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from scipy import stats
 
 from koffline.experiments import choices, style
 from koffline.experiments.cells import LAST_RECORDS, TRUTHS, Run
@@ -803,8 +802,10 @@ def _rank_text(pairs: Sequence[tuple[float, float]]) -> str:
     seconds = {b for _, b in good}
     if len(good) < _FEWEST or len(firsts) < 2 or len(seconds) < 2:
         return f"– ({len(good)})"
+    from scipy.stats import spearmanr  # takes a second to import
+
     columns = np.transpose(good)  # (2, settings)
-    rank: Any = stats.spearmanr(columns[0], columns[1]).statistic
+    rank: Any = spearmanr(columns[0], columns[1]).statistic
     return f"{rank:.2f} ({len(good)})"
 
 

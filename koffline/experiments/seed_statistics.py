@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
-from scipy import stats
+from scipy import special
 
 from koffline.spread import LEVEL, interquartile_mean, tail_share
 
@@ -87,7 +87,7 @@ def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> SeedInterval:
 
 
 def _quantile(count: int) -> float:
-    return float(stats.t.ppf(0.5 + LEVEL / 2.0, count - 1))
+    return float(special.stdtrit(count - 1, 0.5 + LEVEL / 2.0))
 
 
 def ratio_of_means(first: PerSeed, second: PerSeed) -> SeedInterval:
@@ -122,6 +122,7 @@ def spearman_over_seeds(first: Points, second: Points) -> SeedInterval:
     """Rank correlation over all points finite in both; jackknife interval over
     seeds.
     """
+    from scipy.stats import spearmanr  # takes a second to import
 
     def z_value(seeds: np.ndarray) -> float:
         x = first[:, seeds].ravel()
@@ -129,7 +130,7 @@ def spearman_over_seeds(first: Points, second: Points) -> SeedInterval:
         good = np.isfinite(x) & np.isfinite(y)
         rank: Any = np.nan
         if good.sum() > 2:
-            rank = stats.spearmanr(x[good], y[good]).statistic
+            rank = spearmanr(x[good], y[good]).statistic
         return float(np.arctanh(np.clip(rank, -1.0 + 1e-9, 1.0 - 1e-9)))
 
     return _jackknife(z_value, first.shape[1], np.tanh)
