@@ -96,39 +96,39 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("made", "expected"), CASES)
-def test_what_speaks_against_a_finalist(made: Certificate, expected: str) -> None:
-    assert made.why_not == expected
-    assert made.passes == (expected is None)
+@pytest.mark.parametrize(("issued", "expected"), CASES)
+def test_what_speaks_against_a_finalist(issued: Certificate, expected: str) -> None:
+    assert issued.why_not == expected
+    assert issued.passes == (expected is None)
 
 
 @pytest.mark.parametrize("kind", sorted(OF_STRUCTURE))
 def test_reasons_that_question_the_log_refuse(kind: str) -> None:
     doubtful = Verdict("with care", (Reason("size", "few"), Reason(kind, "odd")))
-    made = certificate(0.5, 1.0, verdict=doubtful)
-    assert made.why_not == "log"
-    candidates = [finalist("a", made)]
-    reason = why_keep(candidates, {"a": made}, units=30, tried=4)
+    issued = certificate(0.5, 1.0, verdict=doubtful)
+    assert issued.why_not == "log"
+    candidates = [finalist("a", issued)]
+    reason = why_keep(candidates, {"a": issued}, units=30, tried=4)
     assert reason.kind == "log"
     assert f"{kind}: odd" in reason.text
 
 
-def finalist(name: str, made: Certificate) -> CandidatePolicy:
+def finalist(name: str, issued: Certificate) -> CandidatePolicy:
     return CandidatePolicy(
         name=name,
         share=1.0,
         stage="certify",
-        value=made.value,
-        uplift=made.uplift,
-        interval=made.interval,
-        certified=made.passes,
-        note=made.why_not or "",
+        value=issued.value,
+        uplift=issued.uplift,
+        interval=issued.interval,
+        certified=issued.passes,
+        note=issued.why_not or "",
     )
 
 
 def test_a_reason_of_size_says_how_long_a_log_would_tell() -> None:
-    made = certificate(-1.0, 1.0)  # twice the half width: four times the log
-    reason = why_keep([finalist("a", made)], {"a": made}, units=30, tried=4)
+    issued = certificate(-1.0, 1.0)  # twice the half width: four times the log
+    reason = why_keep([finalist("a", issued)], {"a": issued}, units=30, tried=4)
     assert reason.kind == "size"
     assert "about 4 times as long" in reason.remedy
     assert "a seems to gain 1, with a lower end of -1" in reason.text
@@ -141,7 +141,7 @@ def test_reasons_in_order() -> None:
             0.1, 1.0, verdict=Verdict(NOT_ANSWERED, (Reason("support", "far"),))
         ),
     }
-    candidates = [finalist(name, made) for name, made in cases.items()]
+    candidates = [finalist(name, issued) for name, issued in cases.items()]
     assert why_keep(candidates, cases, units=30, tried=2).kind == "support"
     assert why_keep(candidates[:1], cases, units=30, tried=2).kind == "noise"
     assert why_keep([], {}, units=30, tried=0).kind == "support"
@@ -173,7 +173,7 @@ def test_finalists_are_the_largest_lower_ends_that_are_supported_and_better() ->
 
 
 def test_a_certificate_is_read_back_from_its_json() -> None:
-    made = certificate(
+    issued = certificate(
         0.1,
         1.0,
         verdict=Verdict("with care", (Reason("size", "few"),), "Worth 3."),
@@ -185,7 +185,7 @@ def test_a_certificate_is_read_back_from_its_json() -> None:
         cost=Cost(1.0, 2.0),
         cost_limit=3.0,
     )
-    again = certificate_from(made.as_dict())
-    assert again.as_dict() == made.as_dict()
-    assert again.groups == made.groups
+    again = certificate_from(issued.as_dict())
+    assert again.as_dict() == issued.as_dict()
+    assert again.groups == issued.groups
     assert again.passes

@@ -45,11 +45,14 @@ SQUASHED = MixturePart(network(6, "tanh", **BOX))
 CLIPPED = MixturePart(network(7, "identity", **BOX))
 
 
-def policy_of(mixture: Mixture) -> koffline.policies.Policy:
-    space = koffline.Continuous(2, -2.0, 2.0)
+def space_of(mixture: Mixture) -> koffline.Discrete | koffline.Continuous:
     if mixture.is_discrete:
-        space = koffline.Discrete(4)
-    return mixture_policy(mixture, "mixture", space, (3,))
+        return koffline.Discrete(4)
+    return koffline.Continuous(2, -2.0, 2.0)
+
+
+def policy_of(mixture: Mixture) -> koffline.policies.Policy:
+    return mixture_policy(mixture, "mixture", space_of(mixture), (3,))
 
 
 @pytest.mark.parametrize("part", [GREEDY, GATED, SOFT])
@@ -100,7 +103,7 @@ def test_a_file_holds_the_mixture(name: str, tmp_path: Path) -> None:
     first = path.read_bytes()
     save_mixture_policy(path, read_mixture(path))
     assert path.read_bytes() == first
-    space = koffline.Discrete(4) if mixture.is_discrete else koffline.Continuous(2)
+    space = space_of(mixture)
     policy = koffline.load_policy(path, space, (3,))
     if mixture.is_discrete:
         np.testing.assert_array_equal(
@@ -121,7 +124,7 @@ def test_exports_act_as_the_mixture(name: str, tmp_path: Path) -> None:
     for path in export_mixture(mixture, tmp_path):
         if path.suffix == ".onnx":
             pytest.importorskip("onnxruntime")
-        space = koffline.Discrete(4) if mixture.is_discrete else koffline.Continuous(2)
+        space = space_of(mixture)
         policy = koffline.load_policy(path, space, (3,))
         if mixture.is_discrete:
             values = policy.probabilities(STATES)
