@@ -144,10 +144,10 @@ def p_values(case: BellmanCase, seed: int) -> dict[str, float]:
         gram = Gaussian(multiple * median).gram(case.inputs).numpy()
         products = scores[:, None] * gram * scores / len(scores)
         statistics = np.einsum("bg,bg->b", signs @ products, signs)
-        own = np.diagonal(products)
-        variance = 2.0 * (np.square(products).sum() - np.square(own).sum())
+        diagonal = np.diagonal(products)
+        variance = 2.0 * (np.square(products).sum() - np.square(diagonal).sum())
         columns.append(statistics)
-        scaled.append((statistics - own.sum()) / np.sqrt(variance))
+        scaled.append((statistics - diagonal.sum()) / np.sqrt(variance))
     several = np.stack(columns)
     studentised = np.stack(scaled)
     # share of all draws, the observed one included, that are at least as large

@@ -166,13 +166,7 @@ def rows_of(stack: LockStep, names: Sequence[str]) -> list[dict[str, Any]]:
                 "residual_std": float(metrics["residual_std"][place]),
             }
         )
-        print(
-            " ".join(
-                f"{key} {cell:.3g}" if isinstance(cell, float) else f"{cell}"
-                for key, cell in rows[-1].items()
-            ),
-            flush=True,
-        )
+        print(json.dumps(rows[-1]), flush=True)
     return rows
 
 

@@ -130,26 +130,24 @@ def repeat(case: FiniteCase, error: str, rows: int, seed: int) -> dict[str, floa
     )
     share = (system.start_weights / system.start_weights.sum()).numpy()
     truth = float(share @ (case.target * q).sum(axis=1)[start_states])
-    given = float(share @ (case.target * table).sum(axis=1)[start_states])
+    value_before = float(share @ (case.target * table).sum(axis=1)[start_states])
     start = system.start_mean
     curvature = matrix.mT @ matrix
     on_top = base.solve_ridged(curvature, matrix.mT @ gap, system.free, base.RIDGE)
     dual = matrix @ base.solve_ridged(curvature, start, system.free, _RIDGE)
     errors = {
-        "given": given - truth,
+        "given": value_before - truth,
         "refit": profile.value - truth,
-        "on top": given + float(start @ on_top) - truth,
-        "doubly robust": given + float(dual @ gap) - truth,
+        "on top": value_before + float(start @ on_top) - truth,
+        "doubly robust": value_before + float(dual @ gap) - truth,
     }
     for name, threshold in thresholds.items():
         correction = correct(matrix, gap, threshold)
-        errors[name] = given + float(start @ correction.theta) - truth
+        errors[name] = value_before + float(start @ correction.theta) - truth
         if name == "corrected":
-            errors["is_feasible"] = float(correction.norm == 0.0)
-    return {
-        name: number if name == "is_feasible" else number / scale
-        for name, number in errors.items()
-    }
+            is_feasible = float(correction.norm == 0.0)
+    relative = {name: number / scale for name, number in errors.items()}
+    return {**relative, "is_feasible": is_feasible}
 
 
 def study(name: str, error: str, rows: int, draws: int) -> dict[str, Any]:
@@ -178,13 +176,7 @@ def main() -> None:
         for name in PROBLEMS:
             for error in ERRORS:
                 rows.append(study(name, error, arguments.rows, arguments.draws))
-                print(
-                    " ".join(
-                        f"{key} {cell:.3f}" if isinstance(cell, float) else f"{cell}"
-                        for key, cell in rows[-1].items()
-                    ),
-                    flush=True,
-                )
+                print(json.dumps(rows[-1]), flush=True)
     if arguments.out is not None:
         command = "python -m scripts.bench.post_hoc --out docs/results/post-hoc.json"
         content = {"command": command, "draws": arguments.draws, "rows": rows}
