@@ -103,12 +103,13 @@ def _refuse(fault: ValueFault, array: np.ndarray, first_row: int) -> None:
     first_row: number of the array's first row, for the message.
     """
     if fault.is_bad.any():
-        row, *within = np.argwhere(fault.is_bad)[0].tolist()
+        place = tuple(np.argwhere(fault.is_bad)[0].tolist())
+        row, *within = place
         where = f"row {first_row + row}"
         if within:
             where = f"{where} at {within}"
         raise DataError(
-            f"{fault.column} holds {array[(row, *within)]:g} in {where},"
+            f"{fault.column} holds {array[place]:g} in {where},"
             f" {fault.problem}; {fault.remedy}"
         )
 

@@ -640,7 +640,8 @@ def _states(
         return frame.select(pl.col(columns).cast(kind)).to_numpy()
     lists = frame[columns[0]].cast(pl.List(pl.Float64))
     lengths = lists.list.len().drop_nulls()
-    width = int(lengths.max() or 0)  # type: ignore[arg-type]
+    longest: Any = lengths.max()
+    width = int(longest or 0)
     if (lengths != width).any():
         # a problem already, since lists must have one length
         return np.full((frame.height, 1), np.nan)
