@@ -92,7 +92,12 @@ def script_calls() -> list[tuple[str, str, tuple[str, ...]]]:
         for match in re.finditer(
             r"python3? (?:-m (scripts[\w.]+)|(scripts/[\w/]+\.py))(.*)", code
         ):
-            script = match[2] or match[1].rstrip(".").replace(".", "/") + ".py"
+            script = match[2]
+            if script is None:
+                module = match[1].rstrip(".").replace(".", "/")
+                script = f"{module}.py"
+                if (ROOT / module / "__main__.py").is_file():
+                    script = f"{module}/__main__.py"
             calls.append((page, script, tuple(options_in(words_of(match[3])))))
     return calls
 
