@@ -3,29 +3,17 @@ run.
 """
 
 import functools
-import gc
-import io
 import os
-import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 
 # before torch: two busy threads on two cores collapse
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jaxtyping
-import PIL.Image
 import pytest
 from jaxtyping import install_import_hook
-
-from tests.forked_commands import ForkedCommands
-
-# Otherwise each worker, and each process that a test starts, compiles all of koffline
-# and of the tests anew.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ROOMS = Path(__file__).parents[1] / "koffline"
 # pydantic checks the types of `config`; `__main__` makes the process ready for a
@@ -46,25 +34,10 @@ _CHECKED = sorted(
     .union(f"untrusted.{path.stem}" for path in (ROOMS / "untrusted").glob("*.py"))
     .difference(_UNCHECKED)
 )
-_ALWAYS = 3
-_EVERY = 50
+_ALWAYS = 50
+_EVERY = 20
+_calls: Counter[CodeType] = Counter()
 _check = jaxtyping.jaxtyped
-
-
-class _Calls:
-    """How often one function was called in the running test."""
-
-    __slots__ = ("count", "test")
-
-    def __init__(self) -> None:
-        self.test = -1
-        self.count = 0
-
-
-# A function inside another is made anew at each call of that one: it is known by where
-# it stands, since the hash of a code object reads all of its code.
-_calls: defaultdict[tuple[str, int, str], _Calls] = defaultdict(_Calls)
-_running = _Calls()
 
 
 def _check_some(fn=None, *, typechecker):
@@ -77,76 +50,29 @@ def _check_some(fn=None, *, typechecker):
         return functools.partial(_check_some, typechecker=typechecker)
     if not isinstance(fn, FunctionType):
         return _check(fn, typechecker=typechecker)
-    code = fn.__code__
-    calls = _calls[code.co_filename, code.co_firstlineno, fn.__qualname__]
-    # The types are those at import: a test may put something else in a type's place.
-    # A function inside another seldom needs a check of its own.
-    checked = None
-    if "<locals>" not in fn.__qualname__:
-        checked = _check(fn, typechecker=typechecker)
+    # A function inside another is made anew at each call of that one, and seldom needs
+    # a check of its own.
+    checked = (
+        None if "<locals>" in fn.__qualname__ else _check(fn, typechecker=typechecker)
+    )
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
         nonlocal checked
-        if calls.test != _running.test:
-            calls.test = _running.test
-            calls.count = 0
-        calls.count += 1
-        if calls.count > _ALWAYS and calls.count % _EVERY:
+        _calls[fn.__code__] += 1
+        count = _calls[fn.__code__]
+        if count > _ALWAYS and count % _EVERY:
             return fn(*args, **kwargs)
-        if checked is None:
-            checked = _check(fn, typechecker=typechecker)
+        checked = checked or _check(fn, typechecker=typechecker)
         return checked(*args, **kwargs)
 
     return call
 
 
-@pytest.fixture(scope="session")
-def forked_commands(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[Mapping[str, str]], ForkedCommands]]:
-    """ForkedCommands of an environment; one process for each environment."""
-    servers: dict[tuple[tuple[str, str], ...], ForkedCommands] = {}
-
-    def of(environment: Mapping[str, str]) -> ForkedCommands:
-        key = tuple(sorted(environment.items()))
-        if key not in servers:
-            scratch = tmp_path_factory.mktemp("streams")
-            servers[key] = ForkedCommands(environment, scratch)
-        return servers[key]
-
-    yield of
-    for server in servers.values():
-        server.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _pages_without_images() -> Iterator[None]:
-    """Figures of pages are drawn and not rendered, which would take longer than to
-    evaluate; tests/report renders them.
-    """
-    pixel = io.BytesIO()
-    PIL.Image.new("RGB", (1, 1)).save(pixel, format="png")
-    images = report._Images(pixel.getvalue(), "<svg></svg>", 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_images", lambda figure: images)
-        yield
-
-
-def pytest_collection_finish() -> None:
-    """What collection made stays until the end: the garbage collector need not look at
-    it again and again.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def _check_the_first_calls() -> None:
-    _running.test += 1
+    _calls.clear()
 
 
 jaxtyping.jaxtyped = _check_some  # what the hook puts above each function
 install_import_hook([f"koffline.{name}" for name in _CHECKED], "beartype.beartype")
-
-from koffline import report  # noqa: E402  (after the hook)
