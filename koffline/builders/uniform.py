@@ -7,6 +7,7 @@ states, as in the paper.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -169,8 +170,8 @@ def random_policy(world: BoxWorld) -> GridPolicy:
 
 
 def discounted_returns(
-    world: BoxWorld,
-    policy: WorldPolicy,
+    world: Any,
+    policy: Any,
     start: States,
     gamma: float,
     generator: Generator,

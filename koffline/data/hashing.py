@@ -5,7 +5,7 @@ not on reading order, shards or machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ Words = TypeVar("Words", np.uint64, np.ndarray)  # one, or an array (B,)
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
 
-def unit_hash(seed: int, shard: int, units: np.ndarray) -> np.ndarray:
+def unit_hash(seed: int, shard: int, units: Sequence[int] | np.ndarray) -> np.ndarray:
     """Hash (B,) uint64 of units: uniform, independent between units, and a function of
     its arguments alone.
 
@@ -48,7 +48,7 @@ def _mix(state: Words) -> Words:
 
 
 def poisson_counts(
-    seed: int, streams: Iterable[int], units: np.ndarray
+    seed: int, streams: Iterable[int], units: Sequence[int] | np.ndarray
 ) -> Int[np.ndarray, "stream unit"]:
     """How often each resampled log counts each unit: independent Poisson numbers of
     mean one.

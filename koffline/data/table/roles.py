@@ -186,7 +186,7 @@ def _fitting(
     names: Sequence[str],
     patterns: Iterable[str],
     role: str,
-    taken: set[str],
+    taken: set[str | None],
     problems: Problems,
 ) -> tuple[str, ...]:
     """Columns of a role: those with exactly these names, and those without another role

@@ -88,6 +88,7 @@ class Additive(Protocol):
 
 
 S = TypeVar("S", bound=Additive)
+Summary = TypeVar("Summary")
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +258,7 @@ class WorkingLog:
 
 
 def in_problem(
-    summarise: Callable[[EvaluationProblem], S],
+    summarise: Callable[[EvaluationProblem], Summary],
     measures: Measures,
     policy: Policy,
     gamma: float,
@@ -265,7 +266,7 @@ def in_problem(
     seed: int,
     longest: int,
     part: LogPart,
-) -> S:
+) -> Summary:
     """Apply ``summarise`` to a part of the log, prepared as a problem with the
     ``measures`` of the whole log.
 
