@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import click
@@ -19,6 +20,7 @@ from koffline.errors import KofflineError, is_control, nearest_name, printable
 from koffline.store.run_record import command_line
 from koffline.untrusted.user_code import current_folder, separate_process_state
 
+_INSTALLED = Path(__file__).parents[1]
 _OF_HELP = frozenset(("--help", "-h", "--version"))
 
 
@@ -138,6 +140,12 @@ class KofflineGroup(click.Group):
                     raise
                 reason = "an array is too large for this machine"
             message = f"not enough memory ({reason}); ask for less at a time"
+        except EOFError as error:  # click would call it an interrupt
+            reason = " ".join(str(error).split()) or "no reason given"
+            message = (
+                f"a file ended too early ({reason}); if this happens with every log,"
+                f" compiled files are damaged: remove __pycache__ in {_INSTALLED}"
+            )
         except OSError as error:
             place = error.filename or "the system"
             message = f"{place}: {error.strerror or error}; check the path and the disk"

@@ -24,13 +24,19 @@ from tests.train.small_runs import make_log
 def full_after(size: int) -> Iterator[None]:
     """No file of this process may grow beyond ``size`` bytes, as on a disk that is full
     (EFBIG).
+
+    Python is told to write no compiled modules meanwhile: it would keep the first
+    ``size`` bytes of one as the whole.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        monkeypatch.undo()
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -84,7 +90,11 @@ def test_a_full_disk_while_converting_in_a_process_of_its_own(log):
     command = (
         f"ulimit -f 8; {sys.executable} -m koffline data convert log.hdf5 minari:a/b-v0"
     )
-    environment = {**os.environ, "MINARI_DATASETS_PATH": str(log.parent / "minari")}
+    environment = {
+        **os.environ,
+        "MINARI_DATASETS_PATH": str(log.parent / "minari"),
+        "PYTHONDONTWRITEBYTECODE": "1",  # see `full_after`
+    }
     done = subprocess.run(
         ["bash", "-c", command], env=environment, capture_output=True, text=True
     )
@@ -212,3 +222,13 @@ def test_an_interrupt_while_modules_are_imported_is_quiet():
         command, capture_output=True, text=True, preexec_fn=hear_interrupts
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_compiled_module_that_was_cut_is_no_interrupt(monkeypatch):
+    """Python raises EOFError for it, which click takes for Ctrl-C."""
+
+    def cut(name: str):
+        raise EOFError("marshal data too short")
+
+    monkeypatch.setattr("koffline.cli.import_module", cut)
+    assert_refused(run_cli("data", "info", "log.hdf5"), "remove __pycache__ in")

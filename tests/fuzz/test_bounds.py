@@ -23,6 +23,7 @@ from koffline.errors import DataError
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 for path in sys.argv[1:]:
     try:
