@@ -57,7 +57,7 @@ def accuracy() -> str:
             ", ".join(f"{row['error'][head]:+.3f}" for row in of_problem)
             for head in ("kloss", "fqe", "lstd")
         ]
-        widths = [_width(row["relative_width"]) for row in of_problem]
+        widths = [_shown(row["relative_width"], ".3f") for row in of_problem]
         lines.append([problem, *errors, ", ".join(widths), _covered(of_problem)])
     means = []
     medians = []
@@ -81,7 +81,7 @@ def coverage() -> str:
     for name in names:
         row = rows[name, "kloss+fqe"]
         efficiency = [
-            _number(rows[name, estimator]["efficiency"])
+            _shown(rows[name, estimator]["efficiency"], ".2f")
             for estimator in ("kloss+fqe", "lstdq", "drl")
         ]
         lines.append(
@@ -99,7 +99,7 @@ def coverage() -> str:
         f" [{100 * row['coverage_low']:.1f}, {100 * row['coverage_high']:.1f}]"
     ).replace("%", " %")
     means = [
-        _number(_geometric(rows[name, estimator]["efficiency"] for name in names))
+        _shown(_geometric(rows[name, estimator]["efficiency"] for name in names), ".2f")
         for estimator in ("kloss+fqe", "lstdq", "drl")
     ]
     lines.append(
@@ -429,7 +429,7 @@ def improvement_ours() -> str:
 
 
 def _tails(row: dict[str, Any]) -> str:
-    texts = [_number(row[tail]) for tail in _TAILS]
+    texts = [_shown(row[tail], ".2f") for tail in _TAILS]
     return " / ".join(texts).replace("-0.00", "0.00")
 
 
@@ -446,8 +446,8 @@ def improvement_logs() -> str:
                 str(ours["logs"]),
                 str(ours["recommended"]),
                 f"{ours['false']} {_share_interval(ours['false_share_interval'])}",
-                _percent(ours["realised_of_best_candidate"]),
-                _percent(ours["realised_of_optimal"]),
+                _shown(ours["realised_of_best_candidate"], ".0%"),
+                _shown(ours["realised_of_optimal"], ".0%"),
                 _of([ours["owed_recommended"], ours["owed"]]),
             ]
         )
@@ -467,7 +467,7 @@ def improvement_peers() -> str:
                 str(counts["logs"]),
                 str(counts["runs"]),
                 f"{counts['false']} {_share_interval(counts['false_share_interval'])}",
-                _percent(counts["median_share_of_best"]),
+                _shown(counts["median_share_of_best"], ".0%"),
             ]
         )
     head = ["choice", "logs", "runs another policy", "which is not better"]
@@ -493,8 +493,8 @@ def improvement_by_log() -> str:
                 f"{row['rows']:,}",
                 claimed,
                 uplift,
-                _signed(row["best_uplift"]),
-                _signed(row["optimal_uplift"]),
+                _shown(row["best_uplift"], "+.3g"),
+                _shown(row["optimal_uplift"], "+.3g"),
             ]
         )
     head = ["log", "half", "rows", "recommended, claimed uplift", "true uplift"]
@@ -508,16 +508,11 @@ def _share_interval(interval: Sequence[float] | None) -> str:
     return f"({100 * low:.1f} % to {100 * high:.1f} %)"
 
 
-def _percent(share: float | None) -> str:
-    if share is None:
-        return "–"
-    return f"{100 * share:.0f} %"
-
-
-def _signed(value: float | None) -> str:
+def _shown(value: float | None, form: str) -> str:
+    """A number in a format of Python; a dash for None."""
     if value is None:
         return "–"
-    return f"{value:+.3g}"
+    return format(value, form)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -575,22 +570,10 @@ def _covered(rows: list[dict[str, Any]]) -> str:
     return f"{sum(judged)} of {len(judged)}"
 
 
-def _width(width: float | None) -> str:
-    if width is None:
-        return "–"
-    return f"{width:.3f}"
-
-
 def _of(counts: Sequence[int]) -> str:
     if counts[1] == 0:
         return "–"
     return f"{counts[0]} of {counts[1]}"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f}"
 
 
 def _geometric(values: Iterable[float | None]) -> float:

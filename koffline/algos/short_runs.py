@@ -21,6 +21,7 @@ from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import threads
+from koffline.policies.builtin import Mlp
 
 Layers = tuple[tuple[np.ndarray, np.ndarray], ...]
 _COMPARED_ROWS = 64
@@ -153,9 +154,6 @@ def _check_same(algo: Any, trained: TrainedLayers, log: Transitions, kind: str) 
 
 
 def _last_layer(layers: Layers, rows: np.ndarray) -> np.ndarray:
-    values = rows.astype(np.float64)
-    for number, (weight, bias) in enumerate(layers):
-        if number:
-            values = np.maximum(values, 0.0)
-        values = values @ weight + bias
-    return values
+    weights = tuple(weight for weight, _ in layers)
+    biases = tuple(bias for _, bias in layers)
+    return Mlp(weights, biases, "identity").last_layer(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.linalg import block_diag
 
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
@@ -21,6 +22,7 @@ from koffline.ope.log.problem import prepare_problem
 from koffline.ope.networks.fitted_q import fit_value_functions
 from koffline.ope.networks.resampling import Resampling
 from koffline.policies import DiscretePolicy, MixturePart
+from koffline.policies.builtin import Mlp
 from koffline.replicas import StackedMLP
 
 _NETWORKS = 2  # whose mean is the value function
@@ -54,16 +56,10 @@ def kernel_policy_iteration(
 def _on_scaled(layers: Layers) -> DiscretePolicy:
     """The softmax policy of layers, of scaled observations."""
 
-    def probabilities(observations: np.ndarray) -> np.ndarray:
-        values = np.asarray(observations, np.float64)
-        for number, (weight, bias) in enumerate(layers):
-            if number:
-                values = np.maximum(values, 0.0)
-            values = values @ weight + bias
-        raised = np.exp(values - values.max(axis=1, keepdims=True))
-        return raised / raised.sum(axis=1, keepdims=True)
-
-    return DiscretePolicy(len(layers[-1][1]), probabilities, "tilted clone")
+    weights = tuple(weight for weight, _ in layers)
+    biases = tuple(bias for _, bias in layers)
+    network = Mlp(weights, biases, "softmax")
+    return DiscretePolicy(network.outputs, network.discrete, "tilted clone")
 
 
 def _value_layers(
@@ -117,24 +113,11 @@ def _mean_layers(network: StackedMLP) -> list[tuple[np.ndarray, np.ndarray]]:
         if number == 0:
             layers.append((np.concatenate(list(weights), axis=1), biases.ravel()))
         elif number < len(stacked) - 1:
-            layers.append((_block_diagonal(list(weights)), biases.ravel()))
+            layers.append((block_diag(*weights), biases.ravel()))
         else:
             stacked_weights = np.concatenate(list(weights), axis=0) / count
             layers.append((stacked_weights, biases.mean(axis=0)))
     return layers
-
-
-def _block_diagonal(blocks: list[np.ndarray]) -> np.ndarray:
-    rows = sum(block.shape[0] for block in blocks)
-    columns = sum(block.shape[1] for block in blocks)
-    matrix = np.zeros((rows, columns))
-    row = 0
-    column = 0
-    for block in blocks:
-        matrix[row : row + block.shape[0], column : column + block.shape[1]] = block
-        row += block.shape[0]
-        column += block.shape[1]
-    return matrix
 
 
 def _tilted(clone: Layers, values: Layers, temperature: float) -> Layers:
@@ -161,7 +144,7 @@ def _tilted(clone: Layers, values: Layers, temperature: float) -> Layers:
         else:
             layers.append(
                 (
-                    _block_diagonal([clone_weight, weight]),
+                    block_diag(clone_weight, weight),
                     np.concatenate([clone_bias, bias]),
                 )
             )

@@ -211,13 +211,7 @@ class Workspace:
         settings = self.settings
         facts = self.facts
         problem = self.problem
-        check_networks_fit(
-            settings,
-            inputs=problem.inputs.shape[1],
-            outputs=problem.n_actions or 1,
-            rows=problem.n_rows,
-            units=len(problem.units),
-        )
+        self._check_networks()
         resampling = Resampling.draw(
             problem,
             full=settings.full_replicas,
@@ -250,19 +244,26 @@ class Workspace:
         if known_model is not None:
             return known_model
         problem = self.problem
-        check_networks_fit(
-            settings,
-            inputs=problem.inputs.shape[1],
-            outputs=problem.n_actions or 1,
-            rows=problem.n_rows,
-            units=len(problem.units),
-        )
+        self._check_networks()
         resampling = Resampling.draw(
             problem, full=0, resampled=settings.resampled_replicas, seed=settings.seed
         )
         model = fit_reward_model(problem, resampling, settings, self.log.progress)
         self.shared.reward_models[history] = model
         return model
+
+    def _check_networks(self) -> None:
+        """Raise ConfigError if networks of the settings' sizes need more memory than
+        there is.
+        """
+        problem = self.problem
+        check_networks_fit(
+            self.settings,
+            inputs=problem.inputs.shape[1],
+            outputs=problem.n_actions or 1,
+            rows=problem.n_rows,
+            units=len(problem.units),
+        )
 
     @cached_property
     def held_pass(self) -> PassOverRows:

@@ -17,20 +17,13 @@ from koffline.data import import_d3rlpy
 from koffline.data.replay import to_d3rlpy
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
+from tests.data.table_rows import MAPPING
 from tests.refusals import one_line
 
 pandas = pytest.importorskip("pandas")
 
 EPISODES = 24
 LENGTH = 6
-MAPPING = {
-    "observations": "x_*",
-    "action": "a",
-    "reward": "r",
-    "episode": "id",
-    "time": "t",
-    "terminal": "done",
-}
 QUICK: dict[str, Any] = {
     "gamma": 0.9,
     "estimator": "kloss",
