@@ -124,6 +124,31 @@ class StackedMLP:
         """Last hidden layer, (R, N, H), in which the output is linear."""
         return self._hidden_layers(x, in_buffers=False)[-1]
 
+    def feature_columns(
+        self, x: Float[Tensor, "row input"]
+    ) -> Float[Tensor, "replica feature row"]:
+        """Last hidden layer with a one appended, (R, H + 1, N): a column for each of
+        the rows (N, d) that all replicas share.
+
+        Products of narrow layers take two thirds of the time of `features`.
+        """
+        columns = x.mT.expand(self.replicas, *x.mT.shape)
+        result = x.new_empty(self.replicas, self.sizes[-2] + 1, len(x))
+        result[:, -1] = 1.0
+        hidden_layers = self._views[:-1]
+        if not hidden_layers:
+            result[:, :-1] = columns
+        for number, (weight, bias) in enumerate(hidden_layers, start=1):
+            out = None
+            if number == len(hidden_layers):
+                out = result[:, :-1]
+            columns = torch.baddbmm(bias.mT, weight.mT, columns, out=out)
+            if self.activation == "relu":
+                columns.relu_()
+            else:
+                columns = _tanh(columns)
+        return result
+
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
         """Outputs, and the map from their gradient (R, N, n) to the gradient in `flat`
         (R, P).

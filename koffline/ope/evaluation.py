@@ -46,7 +46,12 @@ from koffline.ope.results import (
 )
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import verdict_on, without_guess, without_guesswork
-from koffline.ope.workspace import SharedByPolicies, Workspace, open_workspace
+from koffline.ope.workspace import (
+    SharedByPolicies,
+    SharedPasses,
+    Workspace,
+    open_workspace,
+)
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import PolicySource
 
@@ -348,8 +353,9 @@ def estimate_all(  # noqa: PLR0913
     log = open_log(transitions, action_space, mapping)
     settings = merge_settings(log, settings, {"gamma": gamma, **options})
     wanted = known.having(settings.interval, _names_of(names))
+    passes = SharedPasses.of(wanted, settings, bounds)
     with open_workspace(
-        log, policy, settings, initial_observations, stream, progress
+        log, policy, settings, initial_observations, stream, progress, passes=passes
     ) as workspace:
         rows = [_row(name, workspace) for name in wanted]
         estimates = {row.name: row.estimate for row in rows if row.estimate is not None}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -23,6 +23,7 @@ from koffline.errors import DataError, PolicyError
 from koffline.fitting import Progress, threads
 from koffline.jobs import most_workers
 from koffline.jobs.cores import cores
+from koffline.ope import names
 from koffline.ope.assumptions.markov import Shift, drift_shift, memory_shift
 from koffline.ope.importance.episodes import (
     EpisodeProblem,
@@ -42,12 +43,17 @@ from koffline.ope.log.facts import Limits, LogFacts, log_facts
 from koffline.ope.log.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import LogPart, S, Sums, WorkingLog, hold, in_problem
-from koffline.ope.networks.fitted_q import SharedRounds, fit_value_functions
+from koffline.ope.networks.fitted_q import (
+    SharedRounds,
+    WholeLog,
+    fit_value_functions,
+)
 from koffline.ope.networks.fitted_values import FittedValues, Summarise
 from koffline.ope.networks.last_layer import hidden_features
 from koffline.ope.networks.out_of_bag import PassOverRows, RowSums, reader_of
 from koffline.ope.networks.resampling import Resampling
 from koffline.ope.networks.reward_regression import RewardModel, fit_reward_model
+from koffline.ope.networks.systems import NOTHING_FURTHER, Further
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import DiscretePolicy, Policy
@@ -74,13 +80,55 @@ class SharedByPolicies:
     rounds: SharedRounds = field(default_factory=SharedRounds)
 
 
+@dataclass(frozen=True)
+class SharedPasses:
+    """What several estimators of one evaluation need, so that one pass over the log
+    serves all of them.
+
+    ``further``: sums beside the systems. ``rows``: both `Workspace.row_values` and
+    `Workspace.row_sums`.
+    """
+
+    further: Further = NOTHING_FURTHER
+    rows: bool = False
+
+    @classmethod
+    def of(
+        cls, estimators: Collection[str], settings: EvaluationSettings, bounds: bool
+    ) -> SharedPasses:
+        """For these estimators, with intervals of the settings' kind; bounds: whether
+        kernel intervals are made beside them.
+        """
+        of_networks = [
+            name for name in estimators if names.NETWORKS in names.needs_of(name)
+        ]
+        is_widened = settings.interval in names.SYSTEM_KINDS or bounds
+        further = Further(
+            temporal=not {"lstd", "lstdq"}.isdisjoint(estimators),
+            of_every_row=(
+                bool(of_networks)
+                and is_widened
+                and settings.interval != names.KERNEL_CERTIFIED
+                and settings.feature_source == "learned"
+            ),
+            critic_moments="dualdice" in estimators,
+        )
+        needs_values = not set(names.WITH_MODEL).isdisjoint(estimators)
+        needs_sums = not {"drl", "mwl"}.isdisjoint(estimators)
+        return cls(further=further, rows=needs_values and needs_sums)
+
+
+NO_SHARED_PASSES = SharedPasses()
+
+
 @dataclass(eq=False)
 class Workspace:
     """Quantities that estimators share, each computed at most once.
 
     The settings' seed determines all random numbers. ``initial_observations`` (E, …)
     replace the log's own start states. ``log``: the log, with the rows of it that are
-    in memory. ``shared``: with the workspaces of other policies.
+    in memory. ``shared``: with the workspaces of other policies. ``passes``: what one
+    pass over the log is to serve.
     """
 
     log: WorkingLog
@@ -88,6 +136,7 @@ class Workspace:
     settings: EvaluationSettings
     initial_observations: np.ndarray | None = None
     shared: SharedByPolicies = field(default_factory=SharedByPolicies)
+    passes: SharedPasses = NO_SHARED_PASSES
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -224,9 +273,12 @@ class Workspace:
             resampling,
             settings,
             progress=self.log.progress,
-            fold=self.fold,
-            effective_units=facts.units,
-            is_cut=facts.terminated < units,
+            log=WholeLog(
+                fold=self.fold,
+                effective_units=facts.units,
+                is_cut=facts.terminated < units,
+                further=self.passes.further,
+            ),
             shared_rounds=self.shared.rounds,
         )
         fitted.summarise(fitted.values_of(fitted.head))  # raises
@@ -302,7 +354,22 @@ class Workspace:
         """
         if self.log.is_whole:
             return self.held_values
+        if self._shares_rows:
+            return self._values_and_sums.passed.values
         return self.fold(reader_of(self.fitted, "kloss")).values
+
+    @property
+    def _shares_rows(self) -> bool:
+        """Whether one pass gives both values and sums of all rows."""
+        return self.passes.rows and self.sees_all_episodes
+
+    @cached_property
+    def _values_and_sums(self) -> _ValuesAndSums:
+        """Values and doubly robust sums of all rows by one pass."""
+        both: _ValuesAndSums = self.fold(
+            partial(_read_and_weigh, reader_of(self.fitted, "kloss"))
+        )
+        return both
 
     @cached_property
     def held_sums(self) -> RowSums:
@@ -314,7 +381,10 @@ class Workspace:
         """Doubly robust sums of all rows."""
         if self.log.is_whole:
             return self.held_sums
-        sums = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
+        if self._shares_rows:
+            sums = self._values_and_sums.sums
+        else:
+            sums = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
         if not self.problem.fixed_starts:
             return sums
         # given start states belong to no part of the log
@@ -469,13 +539,14 @@ def open_workspace(
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
     shared: SharedByPolicies | None = None,
+    passes: SharedPasses = NO_SHARED_PASSES,
 ) -> Iterator[Workspace]:
     """Check that log, policy and start states fit together, and read the rows to be
     held in memory.
 
     shared: with workspaces of other policies on the same log, whose settings differ at
-    most in ``history``. Inside the context, networks compute on the cores of the
-    settings, and workers are kept. Raises KofflineError.
+    most in ``history``. passes: what one pass serves. Inside the context, networks
+    compute on the cores of the settings, and workers are kept. Raises KofflineError.
     """
     policy = as_policy(
         policy,
@@ -517,6 +588,7 @@ def open_workspace(
             settings=settings,
             initial_observations=initial_observations,
             shared=shared or SharedByPolicies(),
+            passes=passes,
         )
 
 
@@ -595,6 +667,20 @@ def _weigh(
 ) -> RowSums:
     """Doubly robust sums of a part of the log."""
     return RowSums.of(problem, reader(problem).values)
+
+
+@dataclass(frozen=True, eq=False)
+class _ValuesAndSums(Sums):
+    """Values and doubly robust sums of the same rows."""
+
+    passed: PassOverRows
+    sums: RowSums
+
+
+def _read_and_weigh(reader: Any, problem: EvaluationProblem) -> _ValuesAndSums:
+    """Values and doubly robust sums of a part of the log."""
+    passed = reader(problem)
+    return _ValuesAndSums(passed=passed, sums=RowSums.of(problem, passed.values))
 
 
 @dataclass(frozen=True, eq=False)

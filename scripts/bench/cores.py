@@ -73,7 +73,7 @@ def _time_what_is_divided(seconds: list[float]) -> None:
     """Add up the processor time of everything that several cores would divide."""
     from koffline import fitting
     from koffline.ope.assumptions import markov
-    from koffline.ope.networks import last_layer, systems
+    from koffline.ope.networks import equations, last_layer
 
     def timed(function: Any) -> Any:
         def call(piece: Any, count: int, **options: Any) -> Any:
@@ -84,7 +84,7 @@ def _time_what_is_divided(seconds: list[float]) -> None:
 
         return call
 
-    for module in (fitting, last_layer, systems, markov):
+    for module in (fitting, last_layer, equations, markov):
         module.on_cores = timed(module.on_cores)  # type: ignore[attr-defined]
 
 

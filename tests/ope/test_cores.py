@@ -13,7 +13,7 @@ from koffline import fitting
 from koffline.config import make_settings
 from koffline.jobs import cores as module
 from koffline.ope.assumptions import markov
-from koffline.ope.networks import last_layer, systems
+from koffline.ope.networks import equations, last_layer
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import run_cli
 
@@ -61,7 +61,7 @@ def counted(monkeypatch) -> Counted:
     """Everything that can be divided is, however short, and is counted."""
     monkeypatch.setattr(module, "_WORTH_IF_CHOSEN", 0.0)
     calls = Counted([])
-    for user in (fitting, last_layer, systems, markov):
+    for user in (fitting, last_layer, equations, markov):
         monkeypatch.setattr(user, "on_cores", calls)
     return calls
 

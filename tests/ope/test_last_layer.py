@@ -16,6 +16,7 @@ from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.estimators.running import run_estimator
 from koffline.ope.estimators.system_intervals import system_interval
 from koffline.ope.intervals import make_interval
+from koffline.ope.networks.equations import accumulate_systems
 from koffline.ope.networks.fitted_values import ReplicaMean
 from koffline.ope.networks.last_layer import (
     last_layer,
@@ -29,7 +30,7 @@ from koffline.ope.networks.resampling import (
     make_table,
     stop_probabilities,
 )
-from koffline.ope.networks.systems import accumulate_systems, logged_of_part
+from koffline.ope.networks.systems import logged_of_part
 from koffline.ope.workspace import open_workspace
 from tests import reference_closed_form as reference
 from tests.ope.problems import NOISY, SOFT, plain_hidden, prepared, stack, uneven_log
@@ -91,7 +92,7 @@ def test_minimiser_solves_the_ridged_least_squares_problem(
 
     P is the identity but for the same constant added to every output.
     """
-    monkeypatch.setattr("koffline.ope.networks.systems._SPARSE", sparse)
+    monkeypatch.setattr("koffline.ope.networks.equations._SPARSE", sparse)
     # several blocks, the last one ragged
     monkeypatch.setattr("koffline.ope.networks.resampling._MOST_ROWS", 17)
     problem, network, table, instruments, weights = asked(kind, critics)

@@ -17,9 +17,9 @@ from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.estimators.running import run_estimator
 from koffline.ope.log.problem import EvaluationProblem, prepare_problem
 from koffline.ope.networks import reward_regression
+from koffline.ope.networks.equations import accumulate_systems
 from koffline.ope.networks.resampling import Resampling, make_table
 from koffline.ope.networks.reward_regression import RewardModel, fit_reward_model
-from koffline.ope.networks.systems import accumulate_systems
 from koffline.ope.workspace import open_workspace
 from koffline.replicas import StackedMLP
 from tests import engine_problems as engine

@@ -4,12 +4,14 @@ rows.
 
 import dataclasses
 import pickle
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import koffline
 from koffline.config import EvaluationSettings
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.late_ends import stop_shares, without_late_ends
 from koffline.data.transitions import Metadata
 from koffline.errors import ConfigError, DataError
@@ -114,6 +116,24 @@ def test_storage_changes_no_estimate_and_no_interval(
             np.testing.assert_allclose(
                 from_disk[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name
             )
+
+
+def test_all_estimators_together_read_a_log_five_times(stored, monkeypatch) -> None:
+    """The sample, the log's facts, the networks' systems, rows, and episodes."""
+    _, shards = stored["discrete"]
+    read: list[str] = []
+    shard_blocks = LazyTransitions.shard_blocks
+
+    def counting(log: LazyTransitions, shard: int, block_rows: int | None = None):
+        read.append(log.shards[shard].name)
+        return shard_blocks(log, shard, block_rows)
+
+    monkeypatch.setattr(LazyTransitions, "shard_blocks", counting)
+    table = estimate_all(shards, TILTED, 0.9, sample_rows=150, seed=4, **QUICK)
+    assert sum(row.estimate is not None for row in table.rows) >= 15
+    times_read = Counter(read)
+    assert times_read.keys() == {shard.name for shard in shards.shards}
+    assert set(times_read.values()) <= {4, 5}  # the sample may need no row of a shard
 
 
 def test_late_ends_are_left_out_as_often_as_recording_stopped(stored, tmp_path) -> None:

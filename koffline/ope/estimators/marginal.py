@@ -4,7 +4,6 @@ DualDICE.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +18,6 @@ from koffline.ope.estimators.of_networks import (
     solve_closed_form,
 )
 from koffline.ope.networks.fitted_values import FittedValues
-from koffline.ope.networks.systems import critic_moments
 from koffline.ope.results import Diagnostics
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:
     """The system after a change of units that makes the ridged second moment of its
     critics the identity.
     """
-    second = fitted.fold(partial(critic_moments, fitted.instruments)).to(system)
+    second = fitted.critic_moments.to(system)
     ridged = second + _CRITIC_RIDGE * second.diagonal().mean() * torch.eye(
         len(second)
     ).to(second)

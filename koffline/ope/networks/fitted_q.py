@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -34,6 +35,7 @@ from koffline.ope.log.problem import EvaluationProblem, prepare_problem
 from koffline.ope.log.working_log import S
 from koffline.ope.names import AVERAGED
 from koffline.ope.networks import last_layer as layers
+from koffline.ope.networks.equations import accumulate_systems
 from koffline.ope.networks.fitted_values import FittedValues, Fold, Summarise
 from koffline.ope.networks.resampling import (
     Resampling,
@@ -43,8 +45,9 @@ from koffline.ope.networks.resampling import (
     row_blocks,
 )
 from koffline.ope.networks.systems import (
+    NOTHING_FURTHER,
+    Further,
     LinearSystems,
-    accumulate_systems,
     systems_of_part,
 )
 from koffline.ope.value_functions import ValueFunction
@@ -309,24 +312,36 @@ def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
     )
 
 
+@dataclass(frozen=True)
+class WholeLog:
+    """The log of which a problem is a sample.
+
+    ``fold``: sums over all its rows. ``effective_units``: their number. ``is_cut``:
+    whether any episode is cut. ``further``: sums beside the systems, in the same pass.
+    """
+
+    fold: Fold
+    effective_units: float
+    is_cut: bool = False
+    further: Further = NOTHING_FURTHER
+
+
 def fit_value_functions(
     problem: EvaluationProblem,
     resampling: Resampling,
     settings: EvaluationSettings,
     progress: Progress | None = None,
-    fold: Fold | None = None,
-    effective_units: float | None = None,
-    is_cut: bool = False,
+    log: WholeLog | None = None,
     shared_rounds: SharedRounds | None = None,
 ) -> FittedValues:
     """Train all replicas in rounds, then give each its last layers: of least kernel
     loss, and as trained.
 
-    fold: sums over the log of which the problem is a sample, so that last layers and
-    start values use the whole log; None if the problem is the whole log.
-    effective_units: of that log, by default the problem's number of units. is_cut:
-    whether any episode is cut. shared_rounds: of evaluations of other policies by the
-    same settings; read and filled where the log is one-step.
+    problem: rows that networks train on. resampling: how often each network counts a
+    unit. log: the log of which the problem is a sample, so that last layers and start
+    values use all of it; None if the problem is the whole log, without cuts.
+    shared_rounds: of evaluations of other policies by the same settings; read and
+    filled where the log is one-step.
     """
     width = (problem.inputs.shape[1], *settings.hidden_units)[-1]
     instruments, bandwidth = layers.draw_instruments(
@@ -342,15 +357,24 @@ def fit_value_functions(
     record = rounds.run()
     network = record.network
 
-    if fold is None:
-        fold = partial(_apply, problem)
+    if log is None:
+        log = WholeLog(
+            fold=partial(_apply, problem),
+            effective_units=float(len(problem.episode_starts)),
+        )
     cuts_by_step = None
-    if is_cut and not problem.fixed_starts:
+    if log.is_cut and not problem.fixed_starts:
         cuts_by_step = cut_shares(problem)
     of_part = partial(
-        systems_of_part, network, instruments, resampling, settings.gamma, cuts_by_step
+        systems_of_part,
+        network,
+        instruments,
+        resampling,
+        settings.gamma,
+        cuts_by_step,
+        further=log.further,
     )
-    systems: LinearSystems = fold(of_part)
+    systems: LinearSystems = log.fold(of_part)
     if problem.fixed_starts:  # start states of a part are meaningless then
         starts = layers.sum_starts(network, resampling, None, problem)
         systems = dataclasses.replace(systems, starts=starts)
@@ -364,8 +388,8 @@ def fit_value_functions(
         bandwidth=bandwidth,
         instruments=instruments,
         record=record,
-        fold=fold,
-        units=effective_units or float(len(problem.episode_starts)),
+        fold=log.fold,
+        units=log.effective_units,
     )
 
 

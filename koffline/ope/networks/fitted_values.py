@@ -38,6 +38,7 @@ from koffline.ope.networks.last_layer import (
 from koffline.ope.networks.resampling import Resampling
 from koffline.ope.networks.systems import (
     LinearSystems,
+    critic_moments,
     groups_of,
     logged_of_part,
     systems_of_part,
@@ -106,7 +107,17 @@ class FittedValues:
         """φᵀW [Z r] over the whole log; computed only for LSTD, since it has p² numbers
         for p parameters.
         """
+        if self.systems.temporal is not None:
+            return self.systems.temporal
         return self._systems_without_cuts(None, self.resampling).system
+
+    @cached_property
+    def critic_moments(self) -> Float[Tensor, "critic critic"]:
+        """Σ w ψψᵀ over the whole log."""
+        if self.systems.critic_moments is not None:
+            return self.systems.critic_moments
+        moments: Tensor = self.fold(partial(critic_moments, self.instruments))
+        return moments
 
     def _systems_without_cuts(
         self, critics: FourierFeatures | None, resampling: Resampling
@@ -211,11 +222,11 @@ class FittedValues:
         Student t over the networks, each with the last layer of the least kernel loss
         on the whole log.
         """
-        every_row = Resampling(self.resampling.seed, len(self.resampling.roles), ())
-        systems = self._systems_without_cuts(self.instruments, every_row)
-        solved = minimise_kernel_loss(
-            self.record.network, systems.system, self.settings.ridge
-        )
+        system = self.systems.of_every_row
+        if system is None:
+            every_row = Resampling(self.resampling.seed, len(self.resampling.roles), ())
+            system = self._systems_without_cuts(self.instruments, every_row).system
+        solved = minimise_kernel_loss(self.record.network, system, self.settings.ridge)
         values = mean_values(
             self.start_features[:, 1], last_layer(solved), self.problem.reward_scale
         )[self.alive]
