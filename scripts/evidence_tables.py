@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.bench import interval_coverage, memory
+from scripts.bench import interval_coverage, memory, pass_cost
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "docs" / "evidence", ROOT / "docs" / "notes")
@@ -286,6 +286,12 @@ def open_bandit_pipeline() -> str:
     return markdown([*head, "mean error", "held", "width"], lines)
 
 
+def stream_pass() -> str:
+    """What a row of a log on disk costs, before and now."""
+    header, *rows = pass_cost.as_table(results("pass_cost"))
+    return markdown(header, rows)
+
+
 def further_policies() -> str:
     """What a further policy costs `koffline select`."""
     lines = []
@@ -526,6 +532,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rewards-or-kernel-loss": rewards_or_kernel_loss,
     "open-bandit-pipeline": open_bandit_pipeline,
     "further-policies": further_policies,
+    "stream-pass": stream_pass,
     "structure": structure,
     "state-and-drift": state_and_drift,
     "kernel-intervals": kernel_intervals,

@@ -1,6 +1,6 @@
 """What passes over a log on disk cost a row, against their matrix products alone.
 
-    python -m scripts.bench.pass_cost [--rounds 3] [--before CHECKOUT]
+    python -m scripts.bench.pass_cost [--rounds 2] [--before CHECKOUT]
         [--out docs/results/pass_cost.json]
 
 The log is that of `scripts.bench.streaming`, with 4 floats in a row. A row costs what an
@@ -31,11 +31,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # also found when run as a plain script; of another checkout when it is measured
 sys.path.insert(0, os.environ.get("KOFFLINE_CHECKOUT", str(ROOT)))
 
-ROWS = {"short": 40_000, "long": 240_000}
-_SAMPLE_ROWS = 20_000
-_SHARD_ROWS = 40_000
+# the tiny one loads what is loaded once
+ROWS = {"tiny": 8_000, "short": 20_000, "long": 140_000}
+_SAMPLE_ROWS = 5_000
+_SHARD_ROWS = 20_000
 _STEPS = 30
-_OPTIONS = {"steps": _STEPS, "sample_rows": _SAMPLE_ROWS, "cores": 1}
+_OPTIONS: dict[str, Any] = {"steps": _STEPS, "sample_rows": _SAMPLE_ROWS, "cores": 1}
 _REPLICAS = 15
 _HIDDEN = 64
 _CRITICS = 300
@@ -55,18 +56,18 @@ def measure_once(folder: Path) -> dict[str, float]:
     _, _, target = make_world(1)
     policy = ContinuousPolicy(1, target.mean, name="linear")
     seconds = {}
-    for name in ("short", *ROWS):  # the first one loads what is loaded once
+    for name in ROWS:
         log = koffline.open_transitions(folder / name, lazy=True)
         started = time.process_time()
         koffline.evaluate(log, policy, GAMMA, estimator="kloss", **_OPTIONS)
         seconds[name] = time.process_time() - started
     rows = ROWS["long"] - ROWS["short"]
-    short_log = koffline.open_transitions(folder / "short", lazy=True)
+    tiny_log = koffline.open_transitions(folder / "tiny", lazy=True)
     return {
         "pass": 1e6 * (seconds["long"] - seconds["short"]) / rows,
         "products": 1e6 * _seconds_of_products(torch.float64),
         "products in single": 1e6 * _seconds_of_products(torch.float32),
-        "reads": _reads_of_all(short_log, policy, GAMMA),
+        "reads": _reads_of_all(tiny_log, policy, GAMMA),
     }
 
 
@@ -76,15 +77,15 @@ def _seconds_of_products(dtype: Any) -> float:
 
     generator = torch.Generator().manual_seed(0)
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+    def draw(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    rows = draw(_REPLICAS, _INPUTS, _BLOCK)
-    first = draw(_REPLICAS, _HIDDEN, _INPUTS)
-    second = draw(_REPLICAS, _HIDDEN, _HIDDEN)
-    terms = draw(_REPLICAS, _HIDDEN + 2, _BLOCK)
-    critics = draw(_BLOCK, _CRITICS).expand(_REPLICAS, -1, -1)
-    total = draw(_REPLICAS, _HIDDEN + 2, _CRITICS)
+    rows = draw((_REPLICAS, _INPUTS, _BLOCK))
+    first = draw((_REPLICAS, _HIDDEN, _INPUTS))
+    second = draw((_REPLICAS, _HIDDEN, _HIDDEN))
+    terms = draw((_REPLICAS, _HIDDEN + 2, _BLOCK))
+    critics = draw((_BLOCK, _CRITICS)).expand(_REPLICAS, -1, -1)
+    total = draw((_REPLICAS, _HIDDEN + 2, _CRITICS))
 
     def products() -> None:
         for _ in range(2):  # the state, and the next one
@@ -118,7 +119,7 @@ def _reads_of_all(log: Any, policy: Any, gamma: float) -> float:
             rows_read.append(len(block))
             yield block
 
-    LazyTransitions.shard_blocks = counting  # type: ignore[method-assign]
+    LazyTransitions.shard_blocks = counting  # type: ignore[method-assign, assignment]
     try:
         estimate_all(log, policy, gamma, **_OPTIONS)
     finally:
@@ -190,7 +191,7 @@ def as_table(results: dict[str, dict[str, float]]) -> list[list[str]]:
 def main() -> None:
     """Measure, print, and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--before", type=Path, help="another checkout of koffline")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--once", type=Path, help=argparse.SUPPRESS)

@@ -250,14 +250,15 @@ class _Reader:
         later = now
         if self._reads_policy:
             later = self._mean_over_draws(numbers)
-        critics = {wanted.critics for wanted in self._equations}
-        psi_of = {
-            kind: kind(table.compared[numbers].double())
-            for kind in critics
-            if kind is not None
-        }
+        psi_of: dict[FourierFeatures, Tensor] = {}
         blocks = []
         for wanted in self._equations:
+            psi = None
+            if wanted.critics is not None:
+                if wanted.critics not in psi_of:
+                    compared = table.compared[numbers].double()
+                    psi_of[wanted.critics] = wanted.critics(compared)
+                psi = psi_of[wanted.critics]
             next_rows = later
             probabilities = next_probabilities
             if wanted.of_log:
@@ -270,7 +271,7 @@ class _Reader:
                 _Block(
                     now=now,
                     later=next_rows,
-                    psi=psi_of.get(wanted.critics),
+                    psi=psi,
                     weights=filled,
                     rewards=table.rewards[numbers].double(),
                     discounts=table.discounts[numbers].double(),
