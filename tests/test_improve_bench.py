@@ -313,6 +313,19 @@ def test_choices_of_the_peers():
     }
 
 
+def test_certificates_by_hand(tmp_path):
+    def record(low, certified):
+        answer = {"kind": "equal", "seed": 0, "uplift": 0.1}
+        return {**answer, "low": low, "certified": certified, "truth": 0.0}
+
+    block = [record(-0.1, False), record(0.0, False), record(0.3, True)]
+    cells.run([cells.Cell("equal", lambda: block)], tmp_path / "certificates")
+    (line,) = report.certificate_rows(tmp_path)
+    assert (line["logs"], line["above_truth"], line["certified"]) == (3, 1, 1)
+    assert line["above_truth_interval"] == [0.0084, 0.9057]
+    assert line["mean_low"] == pytest.approx(0.2 / 3.0)
+
+
 def test_cells_go_on(tmp_path):
     calls = []
 

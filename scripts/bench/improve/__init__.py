@@ -4,5 +4,6 @@ python -m scripts.bench.improve spibb                # the published protocol, t
 python -m scripts.bench.improve spibb-ours           # the same, ours
 python -m scripts.bench.improve peers                # others on many logs
 python -m scripts.bench.improve ours                 # ours on them
+python -m scripts.bench.improve certificates         # their lower ends alone
 python -m scripts.bench.improve summary              # docs/results/improve*.json
 """

@@ -13,11 +13,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from scripts.bench.improve import __doc__ as overview
-from scripts.bench.improve import cells, ours, peers, report, spibb
+from scripts.bench.improve import cells, certificates, ours, peers, report, spibb
 from scripts.bench.improve.logs import ENTRIES, Entry
 
 ROOT = Path(__file__).resolve().parents[3]
-PARTS = ("spibb", "spibb-ours", "peers", "ours")
+PARTS = ("spibb", "spibb-ours", "peers", "ours", "certificates")
 _BLOCK = 20  # draws in a tabular cell
 _OUR_SIZES = (20, 100, 500, 2000)
 _RESULTS = ROOT / "docs" / "results"
@@ -45,6 +45,18 @@ def our_protocol_cells(draws: int, improve: Callable[..., Any]) -> list[cells.Ce
         for seed in range(draws)
         for size in _OUR_SIZES
         for family in spibb.FAMILIES
+    ]
+
+
+def certificate_cells(draws: int) -> list[cells.Cell]:
+    """Blocks of draws of both kinds, in turn."""
+    return [
+        cells.Cell(
+            f"{kind} {first:05}",
+            partial(certificates.measure, kind, range(first, first + _BLOCK)),
+        )
+        for first in range(0, draws, _BLOCK)
+        for kind in certificates.KINDS
     ]
 
 
@@ -98,6 +110,8 @@ def planned(
     ]
     if part == "spibb":
         return tabular_cells(options.draws), "spibb"
+    if part == "certificates":
+        return certificate_cells(options.certificates), "certificates"
     if part == "peers":
         return peer_cells(entries), "logs"
     if improve is None:
@@ -139,6 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", help="cells whose log has this in half or name")
     parser.add_argument("--draws", type=int, default=2000, help="of spibb")
     parser.add_argument("--our-draws", type=int, default=20, help="of spibb-ours")
+    parser.add_argument("--certificates", type=int, default=200, help="draws of each")
     parser.add_argument("--list", action="store_true", help="print what is missing")
     options = parser.parse_args(arguments)
     if options.part == "summary":

@@ -172,13 +172,18 @@ def _random(seed: int) -> EmbeddedMDP:
     return EmbeddedMDP(mdp, generator.permutation(points)[:30] / 4.0)
 
 
-def _offers(name: str, rows: int, key: int) -> Callable[[], World]:
+def offers(name: str, rows: int, key: int) -> Bandit:
+    """Visitors and five offers, shown by habit."""
     world = Clicks(key)
     behavior = c.Mixed(0.4, c.Fixed((0.4, 0.3, 0.1, 0.1, 0.1)))
-    return lambda: Bandit(name, 8, behavior, world.chances, rows)
+    return Bandit(name, 8, behavior, world.chances, rows)
 
 
-def _equal_arms(name: str, rows: int, arms: int, rate: float) -> Callable[[], World]:
+def _offers(name: str, rows: int, key: int) -> Callable[[], World]:
+    return lambda: offers(name, rows, key)
+
+
+def equal_arms(name: str, rows: int, arms: int, rate: float) -> Bandit:
     """Every arm pays alike, whoever comes."""
     behavior = c.Fixed(tuple(generator_of(name, 1).dirichlet(np.full(arms, 3.0))))
 
@@ -186,7 +191,11 @@ def _equal_arms(name: str, rows: int, arms: int, rate: float) -> Callable[[], Wo
         lift = 1.0 + 0.5 * np.tanh(contexts[:, :1])
         return np.repeat(rate * lift, arms, axis=1)
 
-    return lambda: Bandit(name, 4, behavior, rates, rows)
+    return Bandit(name, 4, behavior, rates, rows)
+
+
+def _equal_arms(name: str, rows: int, arms: int, rate: float) -> Callable[[], World]:
+    return lambda: equal_arms(name, rows, arms, rate)
 
 
 def _best_offer(name: str, rows: int, key: int) -> Callable[[], World]:

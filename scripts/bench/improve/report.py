@@ -72,6 +72,33 @@ def _summary(numbers: list[float]) -> dict[str, Any]:
     return answer
 
 
+def certificate_rows(folder: Path) -> list[dict[str, Any]]:
+    """For each kind of `certificates`: logs, lower ends above the truth with the
+    interval of their share, logs with a certificate, the true uplift and the mean lower
+    end.
+    """
+    blocks = cells.results(folder / "certificates")
+    records = [record for block in blocks for record in block]
+    rows = []
+    for kind in dict.fromkeys(record["kind"] for record in records):
+        of_kind = [record for record in records if record["kind"] == kind]
+        bounded = [record for record in of_kind if record["low"] is not None]
+        missed = sum(record["low"] > record["truth"] + _SAME for record in bounded)
+        interval = clopper_pearson(missed, len(of_kind))
+        rows.append(
+            {
+                "kind": kind,
+                "logs": len(of_kind),
+                "above_truth": missed,
+                "above_truth_interval": [round(end, 4) for end in interval],
+                "certified": sum(record["certified"] for record in of_kind),
+                "truth": of_kind[0]["truth"],
+                "mean_low": float(np.mean([record["low"] for record in bounded])),
+            }
+        )
+    return rows
+
+
 def log_rows(folder: Path) -> list[dict[str, Any]]:
     """A row for each log that ours has answered."""
     rows = []
@@ -276,6 +303,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "both": lambda row: True,
     }
     answer: dict[str, Any] = {"logs": len(ENTRIES), "halves": {}, "rows": rows}
+    answer["certificates"] = certificate_rows(folder)
     for half, belongs in halves.items():
         chosen = [row for row in rows if belongs(row)]
         with_peers = [row for row in chosen if row["peers"]]
