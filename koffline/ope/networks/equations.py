@@ -132,7 +132,7 @@ def sum_equations(
     def sum_blocks(replicas: slice, rows_of_blocks: list[slice]) -> list[Tensor]:
         """Sums (R', p + 1, m) of some of the networks, parameters before critics."""
         some_networks = in_double.with_flat(in_double.flat[replicas])
-        reader = _Reader(some_networks, table, kinds, replicas, is_one_step)
+        reader = _BlockReader(some_networks, table, kinds, replicas, is_one_step)
         totals = reader.zeros()
         for rows in rows_of_blocks:
             for total, block in zip(totals, reader.blocks(rows), strict=True):
@@ -187,7 +187,7 @@ def accumulate_systems(
     return sum_equations(network, table, equations, is_one_step)[name]
 
 
-class _Reader:
+class _BlockReader:
     """Reads blocks of a table's rows, for each of the equations, by networks in
     float64.
 
