@@ -240,7 +240,7 @@ def test_a_bandits_table_is_made_and_read(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exec(
-        compile(blocks(PAGES["bandits"], "python")[1], "docs", "exec"),
+        compile(blocks(PAGES["bandits"], "python")[0], "docs", "exec"),
         {"__name__": "docs"},
     )
     truth = float(capsys.readouterr().out.split()[-1])
