@@ -308,6 +308,8 @@ def _of_function(
     notes: list[str] = []
     remedy = CHECK_BATCH
     if library is not None:
+        if not isinstance(function, EstimatorFunction):
+            remedy = _frame_received(features, library)
         function = _of_frame(function, name, observation_shape, features, library)
     elif layout is not None:
         function, form = _of_labels(function, layout, action_space)
@@ -369,6 +371,23 @@ def _library_for(
 def _has_names(features: Features | None, observation_shape: Sequence[int]) -> bool:
     """Whether the log's columns have names, so that a frame can be made of them."""
     return features is not None and tuple(observation_shape) == (len(features.names),)
+
+
+def _frame_received(features: Features | None, library: Library) -> str:
+    """What to do where a function of a frame fails: which frame it received, and how it
+    receives one of the other library.
+    """
+    columns = ""
+    if features is not None:
+        columns = f" with the columns {listed(features.columns, _MOST_COLUMNS)}"
+    other = "pandas"
+    if library == "pandas":
+        other = "polars"
+    return (
+        f"it received a {library} frame{columns}; for one of {other} annotate the"
+        f" parameter as {other}.DataFrame, or give koffline.frame_policy(function,"
+        f" '{other}')"
+    )
 
 
 def _of_frame(

@@ -137,6 +137,40 @@ def test_a_function_that_fails_on_arrays_is_told_of_frames_once() -> None:
         probabilities(act, None)
 
 
+def test_a_function_that_fails_on_a_frame_is_told_which_frame_it_received() -> None:
+    def by_attribute(table):
+        return np.where(table.angle > 0.0, "right", "left")  # pandas's way
+
+    received = "it received a polars frame with the columns speed, angle"
+    with one_line(PolicyError, received, "koffline.frame_policy(function, 'pandas')"):
+        probabilities(by_attribute)
+    # the printed remedies
+    policy = koffline.frame_policy(by_attribute, "pandas")
+    assert probabilities(policy)[:, 1].tolist() == RIGHT.tolist()
+    by_attribute.__annotations__["table"] = pd.DataFrame
+    assert probabilities(by_attribute)[:, 1].tolist() == RIGHT.tolist()
+
+    def by_expression(rows: pd.DataFrame):
+        return rows.select(pl.col("angle") > 0.0).to_series()  # polars's way
+
+    with one_line(PolicyError, "a pandas frame", "annotate the parameter as polars."):
+        probabilities(by_expression)
+    by_expression.__annotations__["rows"] = pl.DataFrame
+    assert probabilities(by_expression)[:, 1].tolist() == RIGHT.tolist()
+
+
+def test_the_frame_that_a_function_received_has_categories_as_one_column() -> None:
+    features = Features.from_extra(
+        {
+            "feature_names": ["color=blue", "color=red"],
+            "encodings": {"color": {"one-hot": ["blue", "red"]}},
+        }
+    )
+    policy = as_policy(lambda table: table["colour"], TWO, (2,), features=features)
+    with one_line(PolicyError, "a polars frame with the columns color; "):
+        policy.probabilities(np.eye(2))
+
+
 LABELS = np.where(RIGHT, "right", "left")
 
 

@@ -245,24 +245,26 @@ class Features:
         import polars as pl
 
         place = {name: i for i, name in enumerate(self.names)}
-        columns = {}
+        table = []
+        for column in self.columns:
+            if column in self.encodings:
+                encoding = self.encodings[column]
+                places = [place[feature] for feature in encoding.names(column)]
+                texts = encoding.texts(observations[:, places])
+                table.append(pl.Series(column, texts, dtype=pl.String))
+            else:
+                table.append(pl.Series(column, observations[:, place[column]]))
+        return pl.DataFrame(table)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of `table`, a category as one."""
         inside = {
             name: column
             for column, encoding in self.encodings.items()
             for name in encoding.names(column)
         }
-        for name in self.names:
-            column = inside.get(name, name)
-            if column in columns:
-                continue
-            if column in self.encodings:
-                encoding = self.encodings[column]
-                places = [place[feature] for feature in encoding.names(column)]
-                texts = encoding.texts(observations[:, places])
-                columns[column] = pl.Series(column, texts, dtype=pl.String)
-            else:
-                columns[column] = pl.Series(column, observations[:, place[name]])
-        return pl.DataFrame(list(columns.values()))
+        return tuple(dict.fromkeys(inside.get(name, name) for name in self.names))
 
     @property
     def order_note(self) -> str:

@@ -155,7 +155,7 @@ class Improvement(LogResult):
             if self.behavior_value is not None:
                 about = f"{about} over {self.behavior_value:.4g}"
             lines.append(
-                f"{self.verdict.answer}; {about} (γ = {self.gamma:.10g},"
+                f"{self.verdict.answer}; {about} ({self.discounting},"
                 f" {self.n_transitions} transitions)"
             )
         lines += [f"  {candidate}" for candidate in self.finalists]

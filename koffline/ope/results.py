@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from koffline.config import ANY_GAMMA
 from koffline.data.disk.log import AnyLog
 from koffline.errors import ConfigError, escaped_json, percent, printable
 from koffline.json_types import JsonObject
@@ -339,6 +340,32 @@ class LogResult(Record):
     data_sha256: str
     seconds: float
 
+    @property
+    def is_one_step(self) -> bool:
+        """Whether every row of the log ends its episode, so that γ makes no difference.
+
+        Results without diagnostics hold no counts of ends: there it is whether every
+        row is an episode and nobody chose a γ.
+        """
+        diagnostics = getattr(self, "diagnostics", None)
+        if diagnostics is None:
+            is_unchosen = self.gamma == ANY_GAMMA
+            return is_unchosen and self.n_episodes == self.n_transitions
+        ended = diagnostics.get("n_terminated")  # equal episodes count once
+        if not ended:
+            return False
+        if ended == self.n_transitions:
+            return True
+        has_cuts = bool(diagnostics.get("n_truncated"))
+        return self.n_episodes == self.n_transitions and not has_cuts
+
+    @property
+    def discounting(self) -> str:
+        """How rewards are discounted, in words."""
+        if self.is_one_step:
+            return "every episode is one step"
+        return f"γ = {self.gamma:.10g}"
+
     def as_dict(self) -> JsonObject:
         """Plain JSON types."""
         content = super().as_dict()
@@ -468,7 +495,7 @@ class Estimate(LogResult):
     def _number_line(self) -> str:
         """The value with its interval; without an answer, what the number is not."""
         about = (
-            f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
+            f"{self.estimator}, {self.discounting}, {self.n_transitions} transitions"
         )
         interval = self.interval
         if interval is not None:
@@ -573,7 +600,7 @@ class EstimateTable(LogResult):
 
     def __str__(self) -> str:
         about = (
-            f"{self.verdict.answer}; {self.policy}, γ = {self.gamma:.10g},"
+            f"{self.verdict.answer}; {self.policy}, {self.discounting},"
             f" {self.n_transitions} transitions"
         )
         if self.verdict.is_open:

@@ -110,7 +110,10 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
                 " logged ones"
             ),
         ),
-        ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
+        (
+            "value",
+            f"{number(diagnosis.value)} by this model   ({diagnosis.discounting})",
+        ),
         (
             "logged return",
             (

@@ -274,7 +274,7 @@ def _cells(row: EstimateRow, table: EstimateTable) -> list[str]:
     it has no estimate.
     """
     name = row.name
-    if words.is_one_step(table) and row.name in BANDIT:
+    if table.is_one_step and row.name in BANDIT:
         name += f" ({BANDIT[row.name]})"
     estimate = row.estimate
     if estimate is None:
@@ -348,7 +348,7 @@ def draw_groups(groups: GroupValues) -> plots.Drawing:
 
 def _show_ranking(ranking: PolicyRanking, context: Context, console: Console) -> None:
     """Print ranks, intervals and differences."""
-    title = f"What the policies are worth (γ = {ranking.gamma:.10g})"
+    title = f"What the policies are worth ({ranking.discounting})"
     right = ("", "value")
     print_table(console, title, context["columns"], context["rows"], right=right)
     for line in context["sentences"]:

@@ -202,7 +202,7 @@ def model_card(result: Improvement, files: list[str]) -> str:
         f"- verdict: {result.verdict}",
         f"- value {words.number(result.value)}, of the policy that wrote the log"
         f" {words.number(result.behavior_value)}"
-        f" (discounted return, γ = {result.gamma:.10g})",
+        f" ({words.return_words(result)})",
         f"- uplift {words.number(result.uplift)}, lower end"
         f" {words.number(result.interval.low)}: holds for all finalists together with"
         f" {percent(result.level)}",

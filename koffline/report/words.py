@@ -81,19 +81,10 @@ def return_words(result: LogResult) -> str:
     """Name of the estimated quantity; rewards of one-step episodes are not
     discounted.
     """
-    if is_one_step(result):
-        return "expected reward, every episode is one step"
-    return f"expected discounted return, γ = {result.gamma:.10g}"
-
-
-def is_one_step(result: LogResult) -> bool:
-    """Whether the log is a bandit's: every row ends its episode."""
-    diagnostics = getattr(result, "diagnostics", {})
-    ended = diagnostics.get("n_terminated")  # equal episodes count once
-    alone = result.n_episodes == result.n_transitions and not diagnostics.get(
-        "n_truncated"
-    )
-    return bool(ended and (alone or ended == result.n_transitions))
+    quantity = "expected discounted return"
+    if result.is_one_step:
+        quantity = "expected reward"
+    return f"{quantity}, {result.discounting}"
 
 
 def action_shares(actions: Mapping[str, Mapping[str, float]]) -> str:

@@ -16,7 +16,7 @@ from koffline.errors import DataError, PolicyError
 from koffline.policy_specs import as_policy
 from tests.data.logs import write_arrays
 from tests.data.table_rows import MAPPING, walk, write, write_text
-from tests.refusals import assert_refused, one_line, run_cli, succeed
+from tests.refusals import assert_refused, one_line, refused, run_cli, succeed
 
 
 def look(folder, name="log.csv", **columns):
@@ -490,8 +490,37 @@ class TestAnswers:
 
     def test_a_frame_is_told_of_the_function(self):
         problems = " ".join(koffline.inspect(self.FRAME).problems)
-        assert "say which one is it (koffline.inspect with action='COLUMN')" in problems
+        assert "say which one it is (koffline.inspect with action='COLUMN')" in problems
         assert "--action" not in problems
+
+    def test_an_inspection_may_stand_for_its_mapping(self):
+        inspection = koffline.inspect(self.FRAME, action="push", reward="points")
+        with one_line(DataError, "in Python: inspection.answer(terminal='fell')"):
+            koffline.open_transitions(self.FRAME, mapping=inspection)
+        inspection.answer(terminal="fell")  # as printed
+        log = koffline.open_transitions(self.FRAME, mapping=inspection)
+        by_dict = koffline.open_transitions(self.FRAME, mapping=inspection.mapping)
+        assert log.metadata.sha256 == by_dict.metadata.sha256
+        assert log.n_episodes == 40
+
+    @pytest.mark.parametrize("roles", [("action",), ("reward",), ("action", "reward")])
+    def test_what_is_named_as_action_or_reward_is_no_observation(self, roles):
+        named = {"action": "push", "reward": "points"}
+        known = {role: name for role, name in named.items() if role not in roles}
+        inspection = koffline.inspect(self.FRAME, **known)
+        lacking = [f"'{role}': '{role[0]}'" for role in roles]
+        with one_line(DataError, f"lacks {', '.join(roles)}", ", ".join(lacking)):
+            koffline.open_transitions(self.FRAME, mapping=inspection)
+        inspection.mapping["observations"] = ["x", "push", "points"]
+        inspection.answer(terminal="fell", **named)
+        assert inspection.mapping["observations"] == ["x"]
+        log = koffline.open_transitions(self.FRAME, mapping=inspection)
+        assert log.rewards.tolist() == self.FRAME["points"].to_list()
+
+    @pytest.mark.parametrize("mapping", [3, ["reward"], 0.5, FRAME])
+    def test_what_is_no_mapping_is_refused_in_one_line(self, mapping):
+        with refused(DataError, "mapping is of type .*koffline.inspect"):
+            koffline.open_transitions(self.FRAME, mapping=mapping)
 
     @pytest.mark.parametrize("answer", [{"terminal": "fell"}, {"last_row": "cut"}])
     def test_an_answer_takes_the_question_out(self, answer):

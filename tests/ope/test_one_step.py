@@ -71,6 +71,40 @@ def test_gamma_changes_nothing() -> None:
         assert values[0] == pytest.approx(values[1], rel=1e-6), name
 
 
+SHOWN = {
+    "estimate": lambda log: koffline.evaluate(log, policy, **SMALL),
+    "table": lambda log: estimate_all(log, policy, names=["is", "wis"], **SMALL),
+    "improvement": lambda log: koffline.improve(
+        log,
+        settings={
+            "candidates": ["clone_mode"],
+            "shares": [1.0],
+            "training_steps": 50,
+            "choosing_steps": 60,
+            "certifying_steps": 60,
+            "full_replicas": 1,
+            "resampled_replicas": 3,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_no_result_shows_a_gamma_that_nobody_gave(kind: str) -> None:
+    result = SHOWN[kind](users(600))
+    assert "every episode is one step" in str(result)
+    assert "γ" not in str(result)
+
+
+def test_a_ranking_shows_no_gamma_that_nobody_gave(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_transitions(users(600), "users.hdf5", None, False)
+    choice = ("uniform", "epsilon:0.5:uniform", "--set", "steps=300")
+    shown = succeed("select", "users.hdf5", "--policies", *choice)
+    assert "What the policies are worth (every episode is one step)" in shown
+    assert "γ" not in shown
+
+
 def test_the_command_needs_no_gamma_and_knows_a_bandits_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_transitions(users(600), "users.hdf5", None, False)

@@ -156,8 +156,9 @@ class Inspection:
         """Write keys into the mapping, and take out the questions that they answer.
 
         answers: values by key, as in ``inspection.answer(terminal="fell")`` where
-        ``open`` says ``{"last_row": [{"terminal": "fell"}, …]}``. Raises DataError for
-        what is no key of a mapping.
+        ``open`` says ``{"last_row": [{"terminal": "fell"}, …]}``. A column that is
+        named as action or reward is no longer an observation. Raises DataError for what
+        is no key of a mapping.
         """
         for key, value in answers.items():
             if key not in TableMapping.model_fields:
@@ -174,6 +175,30 @@ class Inspection:
                 del self.open[question]
                 self.mapping.pop(question, None)
             self.mapping[key] = value
+            if key in ("action", "reward"):
+                self._take_from_observations(value)
+
+    def _take_from_observations(self, columns: object) -> None:
+        """An action or a reward is not known before the action. columns: its name, or
+        a list of them.
+        """
+        names = columns
+        if isinstance(columns, str):
+            names = [columns]
+        if not isinstance(names, (list, tuple)):
+            return
+        observations = self.mapping.get("observations")
+        if isinstance(observations, list):
+            kept = [name for name in observations if name not in names]
+            self.mapping["observations"] = kept
+        for key in ("encode", "impute"):
+            by_column = self.mapping.get(key)
+            if not isinstance(by_column, dict):
+                continue
+            for name in names:
+                by_column.pop(name, None)
+            if not by_column:
+                del self.mapping[key]
 
     def to_json(self) -> JsonObject:
         """Plain values for JSON."""
@@ -643,7 +668,7 @@ def _has_all_roles(inspection: Inspection) -> bool:
             if isinstance(inspection.source, HeldTable):
                 option = f"koffline.inspect with {key}='COLUMN'"
             remedy = (
-                f"say which one is it ({option}), or name it in the mapping and take it"
+                f"say which one it is ({option}), or name it in the mapping and take it"
                 " out of the observations"
             )
         inspection.problems.append(f"no column looks like {key}; {remedy}")

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import ast
 import operator
+import os
 import re
 import shlex
 import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import polars as pl
 import pydantic
@@ -22,6 +23,7 @@ from koffline.data.flat import KEYS
 from koffline.data.spaces import ONE_HOT, ORDINAL, Encoding
 from koffline.data.table.text_ways import as_read, declared_times, has_offset
 from koffline.errors import DataError, nearest_name
+from koffline.json_types import JsonObject
 from koffline.store.files import Location
 from koffline.untrusted.limits import parse_yaml, read_yaml_file
 
@@ -47,6 +49,8 @@ PYTHON_EXAMPLE = (
     " 'time': 't', 'terminal': 'done'} (every row a decision of its own: 'one_step':"
     " True, not the last three)"
 )
+# What every mapping must have, with an example.
+_EXAMPLES = {"observations": "x_*", "action": "a", "reward": "r"}
 INSPECT = (
     "`koffline data inspect FILE --out mapping.yaml` writes a first mapping; to train,"
     " `data convert`"
@@ -165,9 +169,18 @@ def _asked(key: str, lines: tuple[str, ...]) -> str:
             line = f"{line[:_LONGEST_ANSWER]} …"
         shown.append(line)
     return (
-        f"the mapping leaves {key} open; write one of: {'; '.join(shown)} (or as an"
-        f" option: {_option(lines[0])})"
+        f"the mapping leaves {key} open; write one of: {'; '.join(shown)} (as an"
+        f" option: {_option(lines[0])}; in Python: {_call(lines[0])})"
     )
+
+
+def _call(line: str) -> str:
+    """The call in Python that answers by a line of a mapping."""
+    try:
+        ((name, value),) = parse_yaml(line).items()
+    except (yaml.YAMLError, AttributeError, ValueError):
+        name, _, value = line.partition(": ")
+    return f"inspection.answer({name}={value!r})"
 
 
 def _option(line: str) -> str:
@@ -422,12 +435,13 @@ def _distinct(*names: str | None) -> tuple[str, ...]:
 def _contradictions(values: Mapping[str, Any]) -> list[str]:
     """Errors of a mapping: missing or contradictory keys. values: by key."""
     problems = []
-    missing = [
-        name for name in ("observations", "action", "reward") if not values.get(name)
-    ]
+    missing = [name for name in _EXAMPLES if not values.get(name)]
     if missing:
+        options = [f"--{name} {shlex.quote(_EXAMPLES[name])}" for name in missing]
+        arguments = ", ".join(f"'{name}': {_EXAMPLES[name]!r}" for name in missing)
         problems.append(
-            f"the mapping lacks {', '.join(missing)}; name columns, as in {EXAMPLE}, or"
+            f"the mapping lacks {', '.join(missing)}; name columns, as in"
+            f" {' '.join(options)} (in Python {arguments} in the mapping), or"
             f" {INSPECT}"
         )
     if values.get("behavior_probability") and values.get("behavior_log_probability"):
@@ -475,19 +489,34 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+@runtime_checkable
+class Inspected(Protocol):
+    """What `koffline.inspect` returns: it holds a mapping."""
+
+    mapping: JsonObject
+
+
 # Types that open_transitions accepts as a mapping.
-MappingRequest = TableMapping | Mapping[str, Any] | Location
+MappingRequest = TableMapping | Mapping[str, Any] | Inspected | Location
 
 
 def as_mapping(request: MappingRequest) -> TableMapping:
-    """A mapping from the record itself, a dict with its keys, or a YAML file.
+    """A mapping from the record itself, a dict with its keys, an inspection, or a YAML
+    file.
 
     Raises DataError.
     """
     if isinstance(request, TableMapping):
         return request
-    if isinstance(request, Mapping):
+    if isinstance(request, Inspected):
+        values: Mapping[str, Any] = request.mapping
+    elif isinstance(request, Mapping):
         values = request
+    elif not isinstance(request, (str, os.PathLike)):
+        raise DataError(
+            f"mapping is of type {type(request).__name__}; give a dict of columns by"
+            " key, what koffline.inspect returns, or the path of a YAML file"
+        )
     else:
         values = read_yaml_file(Path(request), f"mapping file {request}", DataError)
     return TableMapping(
