@@ -77,9 +77,10 @@ def open_transitions(
     ``action_space`` overrides what the log declares; without either, the reader assumes
     one and says so in ``metadata.notes``. ``metadata.sha256`` is the digest of the
     rows. With ``lazy`` the rows of a folder of shards, at a path or URL, stay on disk.
-    ``mapping`` (a TableMapping, a dict, or a YAML file) says what the columns of a
-    table are; ``{"one_step": True}`` makes every row of any flat file an episode, and
-    ``{"encode": {"observations": "one-hot"}}`` says that numbers in arrays are labels.
+    ``mapping`` (a TableMapping, a dict, what `koffline.inspect` returns, or a YAML
+    file) says what the columns of a table are; ``{"one_step": True}`` makes every row
+    of any flat file an episode, and ``{"encode": {"observations": "one-hot"}}`` says
+    that numbers in arrays are labels.
     Raises DataError in one line.
     """
     if isinstance(source, Transitions):
