@@ -99,8 +99,8 @@ def test_no_result_shows_a_gamma_that_nobody_gave(kind: str) -> None:
 def test_a_ranking_shows_no_gamma_that_nobody_gave(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_transitions(users(600), "users.hdf5", None, False)
-    choice = ("uniform", "epsilon:0.5:uniform", "--set", "steps=300")
-    shown = succeed("select", "users.hdf5", "--policies", *choice)
+    command = "select users.hdf5 --policies uniform epsilon:0.5:uniform"
+    shown = succeed(*command.split(), "--set", "steps=300")
     assert "What the policies are worth (every episode is one step)" in shown
     assert "γ" not in shown
 

@@ -176,19 +176,13 @@ def _asked(key: str, lines: tuple[str, ...]) -> str:
 
 def _call(line: str) -> str:
     """The call in Python that answers by a line of a mapping."""
-    try:
-        ((name, value),) = parse_yaml(line).items()
-    except (yaml.YAMLError, AttributeError, ValueError):
-        name, _, value = line.partition(": ")
+    name, value = _key_and_value(line)
     return f"inspection.answer({name}={value!r})"
 
 
 def _option(line: str) -> str:
     """The command line's option for a line of a mapping."""
-    try:
-        ((name, value),) = parse_yaml(line).items()
-    except (yaml.YAMLError, AttributeError, ValueError):
-        name, _, value = line.partition(":")
+    name, value = _key_and_value(line)
     if isinstance(value, list):
         text = ",".join(map(str, value))
     elif isinstance(value, bool):
@@ -197,7 +191,17 @@ def _option(line: str) -> str:
             text = "yes"
     else:
         text = str(value).strip()
-    return f"--{str(name).replace('_', '-')} {shlex.quote(text)}"
+    return f"--{name.replace('_', '-')} {shlex.quote(text)}"
+
+
+def _key_and_value(line: str) -> tuple[str, Any]:
+    """The key of a line of a mapping, and its value: a text where it is no YAML."""
+    try:
+        ((name, value),) = parse_yaml(line).items()
+    except (yaml.YAMLError, AttributeError, ValueError):
+        name, _, value = line.partition(":")
+        value = value.strip()
+    return str(name), value
 
 
 def _no_flag(value: Any) -> Any:
