@@ -4,6 +4,7 @@ run.
 
 import functools
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -14,6 +15,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
+
+# Otherwise each worker, and each process that a test starts, compiles all of koffline
+# and of the tests anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ROOMS = Path(__file__).parents[1] / "koffline"
 # pydantic checks the types of `config`; `__main__` makes the process ready for a

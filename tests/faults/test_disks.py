@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def full_after(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         monkeypatch.undo()
+
+
+def test_a_module_compiled_on_a_full_disk_is_not_kept(tmp_path, monkeypatch):
+    """CPython takes a short write for a whole one: every later process would stop at
+    what is left of the file.
+    """
+    (tmp_path / "cut_if_kept.py").write_text(f"TEXT = {'a' * 5000!r}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    with full_after(1000):
+        import_module("cut_if_kept")
+    assert list(tmp_path.rglob("*.pyc")) == []
 
 
 def content(folder: Path) -> dict[str, bytes]:
