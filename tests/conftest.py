@@ -5,9 +5,9 @@ run.
 import functools
 import os
 import sys
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 
 # before torch: two busy threads on two cores collapse
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,14 +40,29 @@ _CHECKED = sorted(
     .union(f"untrusted.{path.stem}" for path in (ROOMS / "untrusted").glob("*.py"))
     .difference(_UNCHECKED)
 )
-_ALWAYS = 50
-_EVERY = 20
-_calls: Counter[CodeType] = Counter()
+_ALWAYS = 1  # in each test
+_EVERY = 50
 _check = jaxtyping.jaxtyped
 
 
+class _Calls:
+    """How often one function was called in the running test."""
+
+    __slots__ = ("count", "test")
+
+    def __init__(self) -> None:
+        self.test = -1
+        self.count = 0
+
+
+# A function inside another is made anew at each call of that one: it is known by where
+# it stands, since the hash of a code object reads all of its code.
+_calls: defaultdict[tuple[str, int, str], _Calls] = defaultdict(_Calls)
+_running = _Calls()
+
+
 def _check_some(fn=None, *, typechecker):
-    """Check the first calls of a function in each test and some of the later ones:
+    """Check the first call of a function in each test and each 50th of the later ones:
     loops repeat their shapes.
 
     To check every call takes five times as long as the training itself.
@@ -56,20 +71,25 @@ def _check_some(fn=None, *, typechecker):
         return functools.partial(_check_some, typechecker=typechecker)
     if not isinstance(fn, FunctionType):
         return _check(fn, typechecker=typechecker)
-    # A function inside another is made anew at each call of that one, and seldom needs
-    # a check of its own.
-    checked = (
-        None if "<locals>" in fn.__qualname__ else _check(fn, typechecker=typechecker)
-    )
+    code = fn.__code__
+    calls = _calls[code.co_filename, code.co_firstlineno, fn.__qualname__]
+    # The types are those at import: a test may put something else in a type's place.
+    # A function inside another seldom needs a check of its own.
+    checked = None
+    if "<locals>" not in fn.__qualname__:
+        checked = _check(fn, typechecker=typechecker)
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
         nonlocal checked
-        _calls[fn.__code__] += 1
-        count = _calls[fn.__code__]
-        if count > _ALWAYS and count % _EVERY:
+        if calls.test != _running.test:
+            calls.test = _running.test
+            calls.count = 0
+        calls.count += 1
+        if calls.count > _ALWAYS and calls.count % _EVERY:
             return fn(*args, **kwargs)
-        checked = checked or _check(fn, typechecker=typechecker)
+        if checked is None:
+            checked = _check(fn, typechecker=typechecker)
         return checked(*args, **kwargs)
 
     return call
@@ -77,7 +97,7 @@ def _check_some(fn=None, *, typechecker):
 
 @pytest.fixture(autouse=True)
 def _check_the_first_calls() -> None:
-    _calls.clear()
+    _running.test += 1
 
 
 jaxtyping.jaxtyped = _check_some  # what the hook puts above each function
