@@ -3,6 +3,7 @@ run.
 """
 
 import functools
+import gc
 import os
 import sys
 from collections import defaultdict
@@ -11,6 +12,7 @@ from types import FunctionType
 
 # before torch: two busy threads on two cores collapse
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 import jaxtyping
 import pytest
@@ -93,6 +95,14 @@ def _check_some(fn=None, *, typechecker):
         return checked(*args, **kwargs)
 
     return call
+
+
+def pytest_collection_finish() -> None:
+    """What collection made stays until the end: the garbage collector need not look at
+    it again and again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
