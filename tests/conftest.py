@@ -4,9 +4,11 @@ run.
 
 import functools
 import gc
+import io
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 
@@ -15,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 import jaxtyping
+import PIL.Image
 import pytest
 from jaxtyping import install_import_hook
 
@@ -97,6 +100,19 @@ def _check_some(fn=None, *, typechecker):
     return call
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _pages_without_images() -> Iterator[None]:
+    """Figures of pages are drawn and not rendered, which would take longer than to
+    evaluate; tests/report renders them.
+    """
+    pixel = io.BytesIO()
+    PIL.Image.new("RGB", (1, 1)).save(pixel, format="png")
+    images = report._Images(pixel.getvalue(), "<svg></svg>", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "_images", lambda figure: images)
+        yield
+
+
 def pytest_collection_finish() -> None:
     """What collection made stays until the end: the garbage collector need not look at
     it again and again.
@@ -112,3 +128,5 @@ def _check_the_first_calls() -> None:
 
 jaxtyping.jaxtyped = _check_some  # what the hook puts above each function
 install_import_hook([f"koffline.{name}" for name in _CHECKED], "beartype.beartype")
+
+from koffline import report  # noqa: E402  (after the hook)

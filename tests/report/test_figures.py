@@ -105,10 +105,30 @@ def test_names_are_no_formulas(folder, words):
     check_result(folder, words)
 
 
-def run(words, **environment):
+@pytest.fixture(scope="module")
+def images_of_defaults(tmp_path_factory):
+    """The figures that a process of its own makes where no settings lie about."""
+    folder = tmp_path_factory.mktemp("defaults")
+    write_transitions(discrete_log(120, 20), folder / "log.hdf5")
+    done = run(EVALUATE, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return images_in(folder)
+
+
+def images_in(folder):
+    plots = (folder / "out" / "plots").iterdir()
+    return {path.name: path.read_bytes() for path in plots}
+
+
+def run(words, cwd=None, **environment):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
-        [KOFFLINE, *words], env=environment, capture_output=True, text=True, timeout=300
+        [KOFFLINE, *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -120,16 +140,13 @@ def run(words, **environment):
     ],
     ids=RC,
 )
-def test_no_settings_of_the_current_folder_reach_a_figure(folder, content):
-    done = run(EVALUATE)
-    assert done.returncode == 0, done.stderr
-    images = {path.name: path.read_bytes() for path in Path("out", "plots").iterdir()}
+def test_no_settings_of_the_current_folder_reach_a_figure(
+    folder, content, images_of_defaults
+):
     Path("matplotlibrc").write_bytes(content)
-    again = run((*EVALUATE, "--force"), MPLBACKEND="junk")
-    assert (again.returncode, again.stderr) == (0, "")
-    assert {
-        path.name: path.read_bytes() for path in Path("out", "plots").iterdir()
-    } == images
+    done = run(EVALUATE, MPLBACKEND="junk")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert images_in(folder) == images_of_defaults
     plot = run(PLOT, MPLBACKEND="junk")
     assert plot.returncode == 0, plot.stderr
     check_result(folder, PLOT)

@@ -18,6 +18,7 @@ import koffline
 from koffline.data.transitions import Metadata
 from koffline.errors import ConfigError, DataError
 from koffline.ope.results import SUPPORTED
+from koffline.report import _Images
 from tests.ope.problems import discrete_log
 from tests.refusals import one_line
 
@@ -30,6 +31,8 @@ QUICK: dict[str, Any] = {
     "resampled_replicas": 3,
     "history": 0,
 }
+# for the example of a page
+QUICKER = ", steps=250, full_replicas=1, resampled_replicas=4"
 KINDS = ("estimate", "open", "groups", "table", "ranking", "diagnosis")
 WHOLE = tuple(kind for kind in KINDS if kind != "groups")
 
@@ -250,7 +253,10 @@ def test_frames_hold_the_numbers(results: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_reports_are_folders_or_single_pages(
-    kind: str, results: dict[str, Any], tmp_path: Path
+    kind: str,
+    results: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result = results[kind]
     page = result.report(tmp_path / "runs" / kind)
@@ -264,6 +270,8 @@ def test_reports_are_folders_or_single_pages(
     assert "koffline." in re.findall(r"<p><code>(.*?)</code>", text)[0]
     alone = result.report(str(tmp_path / "page.html"))
     assert alone.read_text(encoding="utf-8") == text
+    images = _Images(b"", "<svg></svg>", 1)  # to render them takes most of the time
+    monkeypatch.setattr("koffline.report._images", lambda figure: images)
     for path in (tmp_path / "runs" / kind, alone):
         with one_line(DataError, "exists already"):
             result.report(path)
@@ -293,12 +301,15 @@ def test_groups_stay_a_tuple(results: dict[str, Any]) -> None:
     assert [group.starts for group in groups] == [group.starts for group in [*groups]]
 
 
-def test_the_evaluate_page_prints_no_number_that_is_no_answer() -> None:
-    """The example as it is written, with its own number of steps."""
+@pytest.mark.parametrize(
+    "settings", [QUICKER, pytest.param("", marks=pytest.mark.slow, id="as written")]
+)
+def test_the_evaluate_page_prints_no_number_that_is_no_answer(settings: str) -> None:
     root = Path(koffline.__file__).parents[1]
     page = (root / "docs" / "evaluate.md").read_text(encoding="utf-8")
     example = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     example = example.replace('"datasets/', f'"{root}/datasets/')
+    example = example.replace("seed=0", f"seed=0{settings}")
     names: dict[str, Any] = {}
     exec(compile(example, "evaluate.md", "exec"), names)
     assert names["estimate"].verdict.answer == SUPPORTED
