@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
 
@@ -20,6 +20,8 @@ import jaxtyping
 import PIL.Image
 import pytest
 from jaxtyping import install_import_hook
+
+from tests.forked_commands import ForkedCommands
 
 # Otherwise each worker, and each process that a test starts, compiles all of koffline
 # and of the tests anew.
@@ -98,6 +100,25 @@ def _check_some(fn=None, *, typechecker):
         return checked(*args, **kwargs)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def forked_commands(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[Mapping[str, str]], ForkedCommands]]:
+    """ForkedCommands of an environment; one process for each environment."""
+    servers: dict[tuple[tuple[str, str], ...], ForkedCommands] = {}
+
+    def of(environment: Mapping[str, str]) -> ForkedCommands:
+        key = tuple(sorted(environment.items()))
+        if key not in servers:
+            scratch = tmp_path_factory.mktemp("streams")
+            servers[key] = ForkedCommands(environment, scratch)
+        return servers[key]
+
+    yield of
+    for server in servers.values():
+        server.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ import koffline
 from koffline.cli import cli
 from scripts import evidence_tables, site_glossary, site_reference
 from scripts.bench import closed_loop, control_report, leaderboard_report
+from tests.forked_commands import ForkedCommands
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -32,6 +33,7 @@ TABLE = re.findall(
 QUICKER = {
     "steps=500": "steps=60",
     "steps=300": "steps=60",
+    "steps=200": "steps=40",
     "steps_per_epoch=300": "steps_per_epoch=60",
     "resampled_replicas=5": "resampled_replicas=2, full_replicas=1",
     "resampled_replicas=4": "resampled_replicas=2, full_replicas=1",
@@ -41,6 +43,7 @@ QUICKER = {
         ' "certifying_steps": 60}'
     ),
     'cartpole.hdf5")': 'cartpole.hdf5").select_episodes(range(40))',
+    'replay.hdf5")': 'replay.hdf5").select_episodes(range(40))',
     'feature_source="random"': (
         'feature_source="random", steps=60, resampled_replicas=2'
     ),
@@ -59,30 +62,33 @@ SAID = {
 }
 
 
+AS_PROGRAM = f"""
+import sys, warnings
+import matplotlib
+matplotlib.use("agg")
+sys.path.insert(0, {str(ROOT)!r})
+warnings.simplefilter("ignore")
+with open("notebook.py", encoding="utf-8") as file:
+    exec(compile(file.read(), "notebook.py", "exec"))
+raise SystemExit
+"""
+
+
 @pytest.mark.parametrize("name", SAID)
-def test_notebooks_run_as_programs(name: str, tmp_path: Path) -> None:
+def test_notebooks_run_as_programs(
+    name: str,
+    tmp_path: Path,
+    forked_commands: Callable[[Mapping[str, str]], ForkedCommands],
+) -> None:
     (tmp_path / "datasets").symlink_to(ROOT / "datasets")
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "MPLBACKEND": "agg",
-        "PYTHONWARNINGS": "ignore",
-    }
     text = (DOCS / "notebooks" / f"{name}.py").read_text(encoding="utf-8")
     for written, here in QUICKER.items():
         text = text.replace(written, here)
     (tmp_path / "notebook.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, "notebook.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    commands = forked_commands({"LC_ALL": "C.UTF-8"})
+    done = commands.run([], tmp_path, before=AS_PROGRAM)
     assert done.returncode == 0, done.stderr
-    assert SAID[name] in done.stdout
+    assert SAID[name] in done.stdout.decode()
 
 
 def test_every_setting_has_a_meaning() -> None:

@@ -4,19 +4,15 @@ works.
 
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
 from koffline.data.sources import write_transitions
-from tests.interrupts import hear_interrupts
 from tests.train.small_runs import make_log
 
 HIT = """
-import os, signal, sys
-from koffline.cli import main
-sys.argv[1:], place, name = sys.argv[3:], *sys.argv[1:3]
+import os, signal
+place, name = {!r}.split()
 module = __import__(place, fromlist=["_"])
 owner, _, name = name.rpartition(".")
 owner = getattr(module, owner) if owner else module
@@ -25,7 +21,6 @@ def hit(*arguments, **options):
     os.kill(os.getpid(), signal.SIGINT)
     return whole(*arguments, **options)
 setattr(owner, name, hit)
-main()
 """
 TRAIN = "train train.yaml --out {out} --quiet"
 ONLINE = (
@@ -77,25 +72,25 @@ MOMENTS = {  # the command, where the interrupt comes, what is said
 
 
 @pytest.mark.parametrize(("words", "moment", "said"), MOMENTS.values(), ids=MOMENTS)
-def test_an_interrupt_names_what_is_there(words, moment, said, tmp_path):
+def test_an_interrupt_names_what_is_there(
+    words, moment, said, tmp_path, forked_commands
+):
     write_transitions(make_log(), tmp_path / "log.hdf5")
     (tmp_path / "train.yaml").write_text(
         "data: {source: log.hdf5}\nalgo: {type: kloss_dqn, params: {batch_size: 8}}\n"
         "train: {n_steps: 4, n_steps_per_epoch: 2}\nevaluators: {td_error: {}}\n"
     )
     line = words.format(out="'my run'")
-    hit = [sys.executable, "-c", HIT, *moment.split(), *shlex.split(line)]
-    done = subprocess.run(
-        hit, cwd=tmp_path, capture_output=True, text=True, preexec_fn=hear_interrupts
-    )
-    assert (done.returncode, done.stdout) == (130, ""), done.stderr
-    assert done.stderr.startswith(f"interrupted; {said}")
-    assert done.stderr.count("\n") == 1
-    for name in re.findall(r" in (my run\S*?):", done.stderr):
+    commands = forked_commands({"LC_ALL": "C.UTF-8"})
+    done = commands.run(shlex.split(line), tmp_path, before=HIT.format(moment))
+    message = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (130, b""), message
+    assert message.startswith(f"interrupted; {said}")
+    assert message.count("\n") == 1
+    for name in re.findall(r" in (my run\S*?):", message):
         assert (tmp_path / name).exists()
     again = f"{line} --resume" if words is TRAIN else line
-    if "go on with koffline " in done.stderr:
-        again = done.stderr.strip().partition("go on with koffline ")[2] + " --quiet"
-    command = [sys.executable, "-m", "koffline", *shlex.split(again)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    if "go on with koffline " in message:
+        again = message.strip().partition("go on with koffline ")[2] + " --quiet"
+    ended = commands.run(shlex.split(again), tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -4,8 +4,6 @@ cannot be used.
 
 import errno
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from koffline.checkpoints import checkpoints
 from koffline.errors import ConfigError
 from koffline.online.lockstep import LockStep
 from koffline.online.run import train
-from tests.interrupts import Hit, contents_of, hear_interrupts, hit_at
+from tests.interrupts import Hit, contents_of, hit_at
 from tests.online.small_online import check_equal, small
 from tests.refusals import one_line
 
@@ -156,7 +154,7 @@ def test_a_full_disk_at_a_checkpoint(whole, tmp_path, monkeypatch):
 
 
 INTERRUPTED = """
-import os, signal, sys
+import os, signal
 from koffline.online.lockstep import LockStep
 iterate = LockStep.iterate
 def interrupted(self):
@@ -164,27 +162,18 @@ def interrupted(self):
         os.kill(os.getpid(), signal.SIGINT)
     iterate(self)
 LockStep.iterate = interrupted
-sys.argv = ["koffline", "online", sys.argv[1], "--out", sys.argv[2], "--seeds", "2", "--quiet"]
-from koffline.cli import main
-main()
 """
 
 
-def test_ctrl_c_says_how_to_go_on(whole, tmp_path):
+def test_ctrl_c_says_how_to_go_on(whole, tmp_path, forked_commands):
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(small()))
-    command = [
-        sys.executable,
-        "-c",
-        INTERRUPTED,
-        str(tmp_path / "small.yaml"),
-        str(tmp_path / "run"),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, preexec_fn=hear_interrupts
-    )
+    out = str(tmp_path / "run")
+    words = ["online", "small.yaml", "--out", out, "--seeds", "2", "--quiet"]
+    commands = forked_commands({"LC_ALL": "C.UTF-8"})
+    done = commands.run(words, tmp_path, before=INTERRUPTED)
     assert done.returncode == 130
     assert (
-        done.stderr.strip()
+        done.stderr.decode().strip()
         == f"interrupted; go on with koffline online --resume {tmp_path / 'run'}"
     )
     newest_one = checkpoints(tmp_path / "run" / "checkpoints" / "seeds_0-1")[-1]
