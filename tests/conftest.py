@@ -134,6 +134,14 @@ def _pages_without_images() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def few_features_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test for a memory beyond the state draws 20 random features and not 200: for
+    tests of other things, whose evaluations it takes half the time of.
+    """
+    monkeypatch.setattr("koffline.ope.assumptions.markov._FEATURES", 20)
+
+
 def pytest_collection_finish() -> None:
     """What collection made stays until the end: the garbage collector need not look at
     it again and again.

@@ -25,6 +25,8 @@ from koffline.untrusted.user_code import (
 from tests.ope.problems import discrete_log
 from tests.refusals import run_cli
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 SMALL = (
     "--gamma",
     "0.9",

@@ -28,6 +28,8 @@ from tests.algos.makers import d3rlpy, with_small_networks
 from tests.ope.problems import QUICK
 from tests.refusals import assert_refused, one_line, run_cli, succeed
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 COUNT = 9
 BOX = spaces.Box(-9.0, 9.0, (2,), np.float32)
 SPACES = {

@@ -20,6 +20,8 @@ from koffline.errors import DataError
 from tests.data.table_rows import MAPPING
 from tests.refusals import one_line
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 pandas = pytest.importorskip("pandas")
 
 EPISODES = 24

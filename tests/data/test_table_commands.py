@@ -18,6 +18,8 @@ from koffline.errors import DataError
 from tests.data.table_rows import OPTIONS, shuffled, walk, write, write_text
 from tests.refusals import assert_refused, one_line, run_cli, succeed
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
 NAMES = (
     "x_10",

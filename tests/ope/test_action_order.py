@@ -21,6 +21,8 @@ from koffline.policy_specs import as_policy, load_policy
 from tests.ope.problems import QUICK
 from tests.refusals import succeed
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 COUNT = 12
 BANNERS = [f"banner_{number}" for number in range(COUNT)]
 WEIGHTS = np.random.default_rng(1).normal(size=(2, COUNT))

@@ -17,6 +17,8 @@ from tests.exact_problems import EXACT_PROBLEMS, FiniteCase
 from tests.ope.problems import QUICK, continuous_log, discrete_log, mortal_log
 from tests.ope.test_verdict import FOUND, LIMITS, ROBUST
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 SMALL = {"steps": 1000, "hidden_units": (32, 32), "instruments": 300}
 
 

@@ -23,6 +23,8 @@ from koffline.policy_specs import load_policy
 from tests.ope.importance.cases import estimate_one
 from tests.ope.problems import uneven_log
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 USERS = 30
 VISITS = 12
 QUICK = {"gamma": 0.9, "steps": 60, "resampled_replicas": 12, "full_replicas": 2}

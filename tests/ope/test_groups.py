@@ -19,6 +19,8 @@ from tests.data.logs import in_shards
 from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, SOFT, discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 KIND = np.arange(30) % 3 == 0
 
 

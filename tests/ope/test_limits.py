@@ -20,6 +20,8 @@ from koffline.ope.verdict import NOT_ANSWERABLE
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
 from tests.ope.problems import SOFT, discrete_log, facts_of
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 QUICK = {"steps": 20, "full_replicas": 2, "hidden_units": (8, 8), "instruments": 40}
 QUICK |= {"feature_source": "random"}
 NONE = (np.inf, -np.inf)  # the range of no rewards

@@ -236,8 +236,14 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
     rows = slice(*log.episode_starts[[10, 20]].tolist())
     part = LogPart(log.select_episodes(np.arange(10, 20)), np.arange(10, 20))
 
-    shift_of_part = in_problem(
-        lambda problem: problem,
+    problems = []
+
+    def keep(problem: EvaluationProblem) -> int:
+        problems.append(problem)
+        return len(problems)
+
+    in_problem(
+        keep,
         Measures(**whole.measures),
         POLICY,
         GAMMA,
@@ -248,12 +254,13 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
     )
     for name in ("inputs", "next_inputs", "kernel_inputs", "rewards"):
         np.testing.assert_array_equal(
-            getattr(shift_of_part, name), getattr(whole, name)[rows]
+            getattr(problems[0], name), getattr(whole, name)[rows]
         )
     assert whole.inputs.shape[1] == STATES + 2 * (1 + STATES + 2 + 1)
     assert not whole.start_inputs[..., STATES:].any()
 
 
+@pytest.mark.usefixtures("few_features_of_memory")
 def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
     log = ring(0.5, 3)
     truth = true_value(0.5)
@@ -274,6 +281,7 @@ def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
     assert f"without it the value would be {short.value:.4g}" in default.warnings[0]
 
 
+@pytest.mark.usefixtures("few_features_of_memory")
 def test_a_ranking_takes_the_row_before_for_every_policy() -> None:
     """Read as states the rows turn the order round; truths 1.23 and 1.99."""
     ranking = koffline.select_policies(
@@ -284,6 +292,7 @@ def test_a_ranking_takes_the_row_before_for_every_policy() -> None:
     assert ranking.settings["history"] == 1
 
 
+@pytest.mark.usefixtures("few_features_of_memory")
 def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() -> None:
     random = np.random.default_rng(0)
     shape = (130, 30)
@@ -310,6 +319,7 @@ def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() 
     assert abs(estimate.value - truth) < 0.3 * abs(ask(history=0).value - truth)
 
 
+@pytest.mark.usefixtures("few_features_of_memory")
 def test_episodes_that_end_by_a_clock_nobody_logged_ask_for_the_step() -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(6, 11, 150)
@@ -376,6 +386,7 @@ def test_who_decides_on_the_row_before() -> None:
     ]
 
 
+@pytest.mark.usefixtures("few_features_of_memory")
 def test_rows_of_long_logs_are_thinned_not_episodes() -> None:
     log = ring(0.5, 0, episodes=1200)
     assert len(log) > 10_000

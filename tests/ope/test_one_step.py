@@ -15,6 +15,8 @@ from koffline.ope.names import ESTIMATORS
 from tests.ope.problems import discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 # of rewards, by kind of user and action
 _MEANS = np.array([[1.0, 0.0, 0.5], [0.0, 2.0, 0.5]])
 _LOGGED = np.array([[0.6, 0.2, 0.2], [0.3, 0.3, 0.4]])

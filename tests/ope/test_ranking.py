@@ -19,6 +19,8 @@ from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
 from tests.refusals import refused
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 
 def test_the_better_policy_comes_first_and_differs() -> None:
     """A chain whose right end pays: policies that go right more often are worth

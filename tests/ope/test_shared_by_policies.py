@@ -16,6 +16,8 @@ from koffline.ope.networks import fitted_q, reward_regression
 from koffline.policies import DiscretePolicy
 from tests.ope.problems import SOFT, discrete_log
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 SMALL = {
     "hidden_units": (8, 8),
     "full_replicas": 2,

@@ -32,6 +32,8 @@ from tests.ope.problems import (
 )
 from tests.refusals import run_cli, succeed
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 NINE = ColumnStatistics.of(np.full(100, 9.0))
 FACTS = dataclasses.replace(facts_of(discrete_log(2000, 20), 0.9), sizes=NINE)
 LIMITS = Limits(FACTS, (-99.0, 99.0))

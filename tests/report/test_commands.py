@@ -13,6 +13,8 @@ from tests.data.logs import in_shards
 from tests.ope.problems import AS_OPTIONS, discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 MODEL = (
     "print('hello')\ndef q(s, a):\n    return s[:, 0] + a\n\ndef v(s):\n    return s[:,"
     " 0]\n"

@@ -11,6 +11,8 @@ import pytest
 from koffline.errors import escaped_json, without_controls
 from tests.refusals import run_cli
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 ATTACKS = {  # a name, and what is shown in place of its characters that act
     "\x1b[2J\x07clear": "�[2J�clear",  # clears the screen and rings
     "\x9b2Jclear": "�2Jclear",  # the same, in one byte for terminals of eight bits

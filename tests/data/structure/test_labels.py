@@ -244,6 +244,7 @@ def test_quantities_are_hardly_ever_and_labels_mostly_found() -> None:
     assert n_labels_found >= 0.5 * 50
 
 
+@pytest.mark.usefixtures("few_features_of_memory")
 def test_the_warning_reaches_the_verdict_and_its_remedy_mends_it(
     tmp_path, monkeypatch
 ) -> None:
