@@ -3,6 +3,7 @@ they belong.
 """
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -48,7 +49,10 @@ def names_in(module: str) -> set[str]:
     return names - {"koffline.__version__"}
 
 
-NAMES = {module: names_in(module) for module in FILES}
+@functools.cache
+def all_names() -> dict[str, set[str]]:
+    """`names_in` of every file; only the worker that needs them reads them all."""
+    return {module: names_in(module) for module in FILES}
 
 
 def file_of(name: str) -> str:
@@ -65,7 +69,7 @@ def floor(file: str) -> int:
 def test_imports_go_strictly_downward() -> None:
     ours = {
         file: [name for name in names if name.startswith("koffline")]
-        for file, names in NAMES.items()
+        for file, names in all_names().items()
     }
     graph = {file: set(map(file_of, names)) - {file} for file, names in ours.items()}
     pairs = [(file, other) for file, imported in graph.items() for other in imported]
@@ -93,7 +97,7 @@ def test_the_rooms_of_ope_import_downward() -> None:
     assert rooms - {"__init__"} == set(floors)
     upward = [
         (file, "imports", name)
-        for file, names in NAMES.items()
+        for file, names in all_names().items()
         for name in names
         if file.startswith("koffline.ope.")
         and name.split(".")[2:3] != [""]
@@ -106,7 +110,7 @@ def test_the_rooms_of_ope_import_downward() -> None:
 def test_only_the_seams_know_d3rlpy_and_import_by_name() -> None:
     d3rlpy = {
         file
-        for file, names in NAMES.items()
+        for file, names in all_names().items()
         if any(name.split(".")[0] == "d3rlpy" for name in names)
     }
     assert {file for file in d3rlpy if "koffline.algos" not in file} == {
@@ -173,7 +177,7 @@ def test_rooms_of_estimation_stay_apart(room, other) -> None:
     imports = [
         (file, name)
         for file in files
-        for name in NAMES[file]
+        for name in all_names()[file]
         if f"{name}.".startswith(f"{other}.")
     ]
     assert files
