@@ -17,7 +17,13 @@ from koffline.ope.networks import equations, last_layer
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import run_cli
 
-SHORT = {"steps": 120, "full_replicas": 2, "resampled_replicas": 3}
+SHORT = {
+    "steps": 30,
+    "full_replicas": 2,
+    "resampled_replicas": 3,
+    "hidden_units": (32, 32),
+    "instruments": 100,
+}
 ROWS = 300
 WEIGHTS = np.linspace(0.5, 2.0, ROWS)
 needs_forks = pytest.mark.skipif(
@@ -60,6 +66,7 @@ class Counted:
 def counted(monkeypatch) -> Counted:
     """Everything that can be divided is, however short, and is counted."""
     monkeypatch.setattr(module, "_WORTH_IF_CHOSEN", 0.0)
+    monkeypatch.setattr(markov, "_FEATURES", 20)
     calls = Counted([])
     for user in (fitting, last_layer, equations, markov):
         monkeypatch.setattr(user, "on_cores", calls)
