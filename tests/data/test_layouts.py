@@ -19,6 +19,8 @@ from tests.data import layouts
 from tests.data.layouts import LAYOUTS, SELF_DESCRIBED, chain, split_by_episode
 from tests.refusals import assert_refused, one_line, run_cli, succeed
 
+pytestmark = pytest.mark.usefixtures("few_features_of_memory")
+
 LOG = chain()
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +74,9 @@ def test_a_log_of_each_tool_is_read_row_for_row(tmp_path, name):
     assert title in layout_of(path, mapping)
 
 
-@pytest.mark.parametrize("name", ["sb3", "rllib json", "robomimic"])
+@pytest.mark.parametrize(
+    "name", ["sb3", "rllib json", pytest.param("robomimic", marks=pytest.mark.slow)]
+)
 def test_the_value_is_the_exact_one(tmp_path, name):
     file, write, _, answers = LAYOUTS[name]
     path = tmp_path / file
@@ -142,12 +146,12 @@ def test_environments_side_by_side_are_episodes_apart(tmp_path):
 
 
 def test_dones_that_mark_every_last_row_are_asked_about(tmp_path):
-    layouts.robomimic(LOG, tmp_path / "log.hdf5", done_mode=1)
+    layouts.robomimic(chain(episodes=12), tmp_path / "log.hdf5", done_mode=1)
     inspection = inspect_table(tmp_path / "log.hdf5")
     assert inspection.open == {"terminal": [{"terminal": "dones"}, {"last_row": "cut"}]}
     with one_line(DataError, match="leaves terminal open; write one of: terminal"):
         open_transitions(tmp_path / "log.hdf5", mapping=inspection.mapping)
-    for answer, n_terminated in (({"terminal": "dones"}, 60), ({"last_row": "cut"}, 0)):
+    for answer, n_terminated in (({"terminal": "dones"}, 12), ({"last_row": "cut"}, 0)):
         mapping = {**inspection.mapping, **answer}
         if "terminal" not in answer:
             assert mapping["terminal"].startswith("?")
@@ -469,7 +473,7 @@ class TestFormats:
     def test_a_named_tool_needs_no_mapping(self, tmp_path, name, tool):
         file, write, title, _ = LAYOUTS[name]
         path = tmp_path / file
-        write(LOG, path)
+        write(chain(episodes=12), path)
         summary = json.loads(succeed("data", "info", path, "--format", tool, "--json"))
         assert title in summary["layout"]
         proposed = inspect_table(path).mapping

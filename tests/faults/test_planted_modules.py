@@ -40,12 +40,9 @@ COMMANDS = {
     "inspect": "data inspect table.csv",
     "to tables": "data convert log.hdf5 new.parquet",
     "to Minari": "data convert train.hdf5 minari:some/log-v0",
-    "evaluate": (
-        "evaluate log.hdf5 --policy uniform --gamma .9 --estimator wis --out out"
+    "evaluate a policy of the folder": (
+        "evaluate log.hdf5 --policy policies:even --gamma .9 --estimator wis --out out"
         f" {SMALL}"
-    ),
-    "a policy of the folder": (
-        f"evaluate log.hdf5 --policy policies:even --gamma .9 --estimator is {SMALL}"
     ),
     "workers": (
         "build rollouts --env CartPole-v1 --policy uniform --episodes 8 --out new.hdf5"

@@ -43,7 +43,7 @@ def check(agents, settings, per_run, starts=None, **options):
 
 @pytest.mark.parametrize("count", [0, 1], ids=["all windows", "one on each path"])
 @pytest.mark.parametrize("discrete", [False, True], ids=["box", "discrete"])
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [1, 3, pytest.param(10, marks=pytest.mark.slow), 25])
 def test_every_critic(length, discrete, count):
     settings = [
         replace(SETTINGS, critic=critic, window_length=length) for critic in CRITICS
