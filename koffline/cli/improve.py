@@ -102,6 +102,7 @@ def improve(
                     budget=budget,
                     by=by,
                     constraint=constraint,
+                    resume=resume,
                     settings=settings,
                     stream=log.stream,
                     progress=bar,

@@ -17,7 +17,7 @@ from koffline.cli.options import QUIET, Command, Option, added
 from koffline.cli.output import say
 from koffline.errors import ConfigError, KofflineError
 from koffline.store import check_apart
-from koffline.store.files import MINARI, check_target, minari_folder, temporary_beside
+from koffline.store.files import MINARI, check_target, minari_folder, probe_place
 from koffline.store.run_record import check_results, named_in, now, start_run
 from koffline.untrusted.user_code import current_folder
 
@@ -73,12 +73,7 @@ def claim(
             raise ConfigError(
                 f"{option} {out} is the current folder or holds it; name another one"
             )
-        if is_whole and place.parent.is_dir():  # it will be written beside
-            probe = temporary_beside(place)
-            probe.touch()
-            probe.unlink()
-        with contextlib.suppress(FileNotFoundError):
-            temporary_beside(place, ".old.tmp").lstat()  # the longest temporary name
+        probe_place(place, is_whole)
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -34,7 +35,12 @@ class Constraint:
     @property
     def text(self) -> str:
         """The constraint as it is written."""
-        return f"{self.name} <= {self.at_most:g}"
+        return f"{self.name} <= {self.at_most:.10g}"
+
+    def identity(self, costs: np.ndarray) -> str:
+        """What tells it from another constraint, or from other costs (N,)."""
+        digest = hashlib.sha256(costs.astype("<f8").tobytes()).hexdigest()
+        return f"{self.name} <= {self.at_most!r} of costs {digest[:16]}"
 
     def costs_of(
         self,
@@ -55,7 +61,6 @@ class Constraint:
         costs = self.costs
         if costs is None:
             costs = self._column(source, action_space, mapping)
-        costs = np.asarray(costs, dtype=np.float64)
         if costs.shape != (len(log),) or not np.isfinite(costs).all():
             raise DataError(
                 f"the costs {self.name} have shape {costs.shape} for {len(log)} rows,"
@@ -80,7 +85,8 @@ class Constraint:
                 " for each row, 'at_most': X}"
             )
         roles = as_mapping(mapping).model_copy(update={"reward": self.name})
-        return np.asarray(open_transitions(source, action_space, mapping=roles).rewards)
+        rewards = open_transitions(source, action_space, mapping=roles).rewards
+        return np.asarray(rewards, dtype=np.float64)
 
 
 def parse_constraint(
@@ -97,7 +103,10 @@ def parse_constraint(
             )
         name = str(constraint["name"])
         bound = constraint["at_most"]
-        costs = np.asarray(constraint["costs"])
+        costs = _numbers(name, constraint["costs"])
+        shown = f"{name} <= {str(bound)[:40]}"
+    elif not isinstance(constraint, str):
+        raise ConfigError(f"constraint is a {type(constraint).__name__}; {_HOW}")
     else:
         match = _FORM.fullmatch(constraint)
         if match is None:
@@ -105,13 +114,24 @@ def parse_constraint(
         name = match["name"]
         bound = match["bound"]
         costs = None
+        shown = constraint
     try:
         at_most = float(bound)
     except (TypeError, ValueError):
         at_most = math.nan
     if not math.isfinite(at_most):
-        raise ConfigError(f"constraint is {constraint!r}; {_HOW}")
+        raise ConfigError(f"constraint is {shown!r}, without a finite bound; {_HOW}")
     return Constraint(name, at_most, costs)
+
+
+def _numbers(name: str, costs: object) -> np.ndarray:
+    """Costs as numbers. Raises DataError."""
+    try:
+        return np.asarray(costs, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"the costs {name} are not all numbers; give one number for each row"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)

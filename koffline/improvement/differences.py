@@ -90,13 +90,14 @@ def differences(
     rows = np.sort(generator.permutation(len(log))[:_ROWS])
     states = log.observations[rows]
     compared = _compared(new, present, states, scaling)
+    near = min(_NEIGHBOURS, len(log))
     support = _support(new, log, states, scaling, generator)
     return Differences(
         mean=float(compared.gaps.mean()),
         is_discrete=isinstance(new, DiscretePolicy),
         actions=_action_shares(compared, log, rows),
-        regions=_regions(compared.gaps, support, log, rows),
-        examples=_examples(compared, support, log, rows),
+        regions=_regions(compared.gaps, support, near, log, rows),
+        examples=_examples(compared, support, near, log, rows),
     )
 
 
@@ -179,9 +180,16 @@ def _action_shares(
 
 
 def _regions(
-    gaps: np.ndarray, support: np.ndarray, log: Transitions, rows: np.ndarray
+    gaps: np.ndarray,
+    support: np.ndarray,
+    near: int,
+    log: Transitions,
+    rows: np.ndarray,
 ) -> tuple[FeatureRange, ...]:
-    """Quarters of the feature along which the difference varies most."""
+    """Quarters of the feature along which the difference varies most.
+
+    support (M,): how many of the ``near`` nearest rows took the new policy's action.
+    """
     flat = _flat(log.observations)[rows]
     best: tuple[FeatureRange, ...] = ()
     most = -1.0
@@ -205,7 +213,7 @@ def _regions(
                     high=float(edges[number + 1]),
                     rows=round(float(inside.mean()) * len(log)),
                     difference=float(gaps[inside].mean()),
-                    supported=float(support[inside].mean()) / _NEIGHBOURS,
+                    supported=float(support[inside].mean()) / near,
                 )
             )
         spread = float(np.var([region.difference for region in regions]))
@@ -216,7 +224,11 @@ def _regions(
 
 
 def _examples(
-    compared: _Compared, support: np.ndarray, log: Transitions, rows: np.ndarray
+    compared: _Compared,
+    support: np.ndarray,
+    near: int,
+    log: Transitions,
+    rows: np.ndarray,
 ) -> tuple[Example, ...]:
     """States of ten quantiles of the upper half of the differences, the largest
     first.
@@ -240,7 +252,7 @@ def _examples(
                 new=_described(compared.new[state], compared, action_names),
                 difference=float(compared.gaps[state]),
                 like=int(support[state]),
-                near=min(_NEIGHBOURS, len(log)),
+                near=near,
             )
         )
     return tuple(examples)

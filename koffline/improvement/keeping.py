@@ -26,11 +26,17 @@ def why_keep(
     certificates: Mapping[str, Certificate],
     units: int,
     tried: int,
+    failure: str = "",
 ) -> KeepReason:
     """The reason, from what the parts of the log said of all candidates.
 
-    units: of the certify part. tried: number of mixtures.
+    units: of the certify part. tried: number of mixtures. failure: why the first
+    candidate could not be trained or valued, or empty.
     """
+    if not tried and failure:
+        return KeepReason(
+            "support", f"no candidate could be valued on this log: {failure}", _MEND
+        )
     if not tried:
         return KeepReason(
             "support", "no candidate could be valued on this log", _EXPLORE
@@ -55,7 +61,7 @@ def why_keep(
             "loosen the constraint, or log more episodes",
         )
     if "size" in by_kind:
-        return _of_size(by_kind["size"], units)
+        return _of_size(by_kind["size"], certificates, units)
     if "support" in by_kind:
         verdict = certificates[by_kind["support"][0].name].verdict
         return KeepReason("support", verdict.reasons[0].text, _EXPLORE)
@@ -76,15 +82,19 @@ def why_keep(
     )
 
 
-def _of_size(finalists: Sequence[CandidatePolicy], units: int) -> KeepReason:
+def _of_size(
+    finalists: Sequence[CandidatePolicy],
+    certificates: Mapping[str, Certificate],
+    units: int,
+) -> KeepReason:
     """The reason of finalists that seem better, with lower ends below 0."""
     best = max(finalists, key=lambda item: _signal(item))
     if best.interval is None or best.uplift is None or best.uplift <= 0.0:
-        return KeepReason(
-            "size",
-            f"{counted(units, 'unit')} to certify on allow no interval",
-            _MORE,
-        )
+        text = f"{counted(units, 'unit')} to certify on allow no interval"
+        verdict = certificates[best.name].verdict
+        if verdict.is_open and verdict.reasons:
+            text = verdict.reasons[0].text
+        return KeepReason("size", text, _MORE)
     below = best.uplift - best.interval.low
     text = (
         f"{best.name} seems to gain {best.uplift:.4g}, with a lower end of"

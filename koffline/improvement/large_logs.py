@@ -21,11 +21,11 @@ from koffline.improvement.parts import (
     LogParts,
     split_in_three,
 )
+from koffline.improvement.work import CERTIFY_SHARDS
 
 HELD_BYTES = 500_000_000  # of rows of a log that is simply read into memory
 _HELD_ROWS = 200_000  # of each sample
 _SHARD_ROWS = 100_000
-_CERTIFY = "certify_shards"
 _PART_STREAM = 0x70617274
 _SAMPLE_STREAM = 0x73616D70
 
@@ -48,7 +48,7 @@ def parts_of(
 
 def _stream(log: LazyTransitions, seed: int, folder: Path) -> LogParts:
     """One pass over the shards: units go to a part by their hash."""
-    place = folder / _CERTIFY
+    place = folder / CERTIFY_SHARDS
     if place.exists():
         shutil.rmtree(place)
     train_share = 1.0 - CERTIFY_SHARE - CHOOSE_SHARE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from koffline.data.transitions import Transitions
 from koffline.improvement.clone import Clone
+from koffline.improvement.settings import share_name
 from koffline.policies import Mixture, MixturePart, Policy
 from koffline.policies.mixtures import mixture_policy
 
@@ -24,4 +25,4 @@ def name_of(candidate: str, share: float) -> str:
     """The name of a mixture: the candidate's, and the share if it is not 1."""
     if share == 1.0:
         return candidate
-    return f"{candidate}@{share:g}"
+    return f"{candidate}@{share_name(share)}"

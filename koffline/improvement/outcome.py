@@ -132,7 +132,7 @@ class Improvement(LogResult):
         sure = percent(self.level)
         certify = self.parts.get(CERTIFY, {})
         rests = (
-            f"Certified on {certify.get('units', 0)} of the log's units"
+            f"on {certify.get('units', 0)} of the log's units"
             f" ({certify.get('rows', 0)} rows) that took no part in learning or"
             " choosing."
         )
@@ -143,8 +143,11 @@ class Improvement(LogResult):
                 f" that wrote the log, at least {self.interval.low:.4g} more with"
                 f" {sure} certainty."
             )
-            return (answer, rests)
-        return (f"Keep the present policy. {_capital(str(self.reason))}.", rests)
+            return (answer, f"Certified {rests}")
+        answer = f"Keep the present policy. {_capital(str(self.reason))}."
+        if not self.finalists:
+            return (answer,)  # the part to certify on was not looked at
+        return (answer, f"Tested {rests}")
 
     def __str__(self) -> str:
         lines = [" ".join(self.sentences)]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from koffline.config import make_settings
+from koffline.data.disk.log import AnyLog
 from koffline.data.transitions import Discrete, Transitions
 from koffline.improvement.clone import Clone
 from koffline.improvement.scaling import LogScaling
@@ -120,7 +121,7 @@ class TrainingPart:
     gamma: float
 
 
-def specs_for(log: Transitions) -> tuple[CandidateSpec, ...]:
+def specs_for(log: AnyLog) -> tuple[CandidateSpec, ...]:
     """The candidates for a log's kind of actions."""
     if isinstance(log.action_space, Discrete):
         return DISCRETE

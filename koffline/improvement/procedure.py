@@ -10,14 +10,20 @@ took no part in learning or choosing.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from koffline.data.disk.log import AnyLog
 from koffline.data.sources import LogMapping, LogSource, open_log_by
 from koffline.data.spaces import SpaceRequest
-from koffline.errors import DataError
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, DataError, counted
 from koffline.improvement.certificate import (
     Certificate,
 )
@@ -33,18 +39,21 @@ from koffline.improvement.search import (
     Tell,
     Trained,
     choose_finalists,
+    wanted_specs,
 )
 from koffline.improvement.settings import (
     ImproveSettings,
     make_improve_settings,
     seconds_of,
 )
-from koffline.improvement.work import check_same_search, work_folder
+from koffline.improvement.work import begin_search, goes_on, work_folder
+from koffline.jobs import AUTOMATIC
 from koffline.ope.evaluation import merge_settings
 from koffline.ope.groups import By, GroupValues, check_feature
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.results import Interval, describe_log
 from koffline.ope.stream_settings import StreamSettings
+from koffline.store.files import check_place
 from koffline.store.run_record import check_results
 
 # of a budget; the rest is for choosing and certifying
@@ -60,7 +69,7 @@ def improve(  # noqa: PLR0913
     seed: int = 0,
     level: float = 0.95,
     budget: str | int | float | None = None,
-    cores: int | None = None,
+    cores: int | str | None = None,
     ray: str | None = None,
     by: By | None = None,
     constraint: str | Mapping[str, Any] | None = None,
@@ -89,6 +98,7 @@ def improve(  # noqa: PLR0913
     fields. Raises KofflineError in one line.
     """
     if out is not None:
+        check_place(out)
         check_results(Path(out), force, MARKER)
     with work_folder(out, resume) as folder:
         result = search_better(
@@ -104,6 +114,7 @@ def improve(  # noqa: PLR0913
             ray=ray,
             by=by,
             constraint=constraint,
+            resume=resume,
             progress=progress,
             settings=settings,
             stream=stream,
@@ -123,50 +134,62 @@ def search_better(  # noqa: PLR0913
     seed: int = 0,
     level: float = 0.95,
     budget: str | int | float | None = None,
-    cores: int | None = None,
+    cores: int | str | None = None,
     ray: str | None = None,
     by: By | None = None,
     constraint: str | Mapping[str, Any] | None = None,
+    resume: bool = False,
     progress: Tell | None = None,
     settings: ImproveSettings | Mapping[str, Any] | None = None,
     stream: StreamSettings | None = None,
 ) -> Improvement:
-    """`improve` that keeps what is done in ``folder``, and goes on with what is
-    there.
+    """`improve` that keeps what is done in ``folder``, and with ``resume`` goes on with
+    what is there.
     """
     started = time.perf_counter()
     chosen = make_improve_settings(settings)
     seconds = seconds_of(budget)
     limit = parse_constraint(constraint)
+    if cores == AUTOMATIC:
+        cores = None
+    workers = 1
+    if isinstance(cores, int):
+        workers = cores
     opened, by = open_log_by(log, action_space, mapping, by)
     evaluation = merge_settings(
         opened, None, {"gamma": gamma, "level": level, "seed": seed, "cores": cores}
     )
-    limit_text = None
+    _check_groups(by)
+    _check_behavior_value(opened)
+    wanted_specs(opened, chosen.candidates)
+    limit_identity = None
     at_most = None
+    costs = None
     if limit is not None:
-        limit_text = limit.text
+        costs = limit.costs_of(opened, log, action_space, mapping)
+        limit_identity = limit.identity(costs)
         at_most = limit.at_most
     deadline = None
     if seconds is not None:
         deadline = time.time() + _OF_BUDGET * seconds
-    check_same_search(
-        folder,
-        {
-            "data": opened.sha256,
-            "gamma": evaluation.gamma,
-            "level": level,
-            "seed": seed,
-            "constraint": limit_text,
-            "by": _name_of_groups(by),
-            "settings": chosen.model_dump(mode="json"),
-        },
-    )
-    parts = parts_of(opened, seed, folder)
+    identity = {
+        "data": opened.sha256,
+        "actions": repr(opened.action_space),
+        "gamma": evaluation.gamma,
+        "level": evaluation.level,
+        "seed": evaluation.seed,
+        "constraint": limit_identity,
+        "by": _identity_of_groups(by),
+        "settings": chosen.model_dump(mode="json"),
+    }
+    is_begun = resume and goes_on(folder, identity)
+    parts = parts_of(opened, evaluation.seed, folder)
     cost_logs = None
-    if limit is not None:
-        costs = limit.costs_of(opened, log, action_space, mapping)
+    if costs is not None:
         cost_logs = CostLogs.of(parts, opened, costs)
+    labels = _labels_of_part(by, parts)
+    if not is_begun:
+        begin_search(folder, identity)
     search = Search(
         log=opened,
         parts=parts,
@@ -176,8 +199,8 @@ def search_better(  # noqa: PLR0913
         deadline=deadline,
         stream=stream,
         tell=progress or _tell_nobody,
-        place=(cores or 1, ray),
-        by=_labels_of_part(by, parts),
+        place=(workers, ray),
+        by=labels,
         limit=limit,
         cost_logs=cost_logs,
     )
@@ -192,6 +215,39 @@ def search_better(  # noqa: PLR0913
 
 def _tell_nobody(*_: Any) -> None:
     """Progress that nobody follows."""
+
+
+def _check_groups(by: By | None) -> None:
+    """Raise ConfigError for groups by several columns, or by none."""
+    if isinstance(by, Mapping) and len(by) != 1:
+        raise ConfigError(
+            f"by has {counted(len(by), 'column')}; give one, as in {{'segment':"
+            " labels}"
+        )
+
+
+def _check_behavior_value(log: AnyLog) -> None:
+    """Raise DataError for a log of rows that stand alone and go on: what the present
+    policy is worth, over which an improvement is measured, is unknown from it.
+    """
+    if log.has_episodes or not isinstance(log, Transitions):
+        return
+    going_on = int(np.count_nonzero(~np.asarray(log.terminated)))
+    if going_on:
+        raise DataError(
+            f"the log has no episodes, and {counted(going_on, 'row')} of it are no"
+            " last ones: what the present policy earns later is unknown; add"
+            " episode_ids, or set terminated where nothing follows"
+        )
+
+
+def _identity_of_groups(by: By | None) -> str | None:
+    """What tells groups from others: a name, and the labels if they were given."""
+    name = _name_of_groups(by)
+    if not isinstance(by, Mapping):
+        return name
+    labels = json.dumps([str(label) for label in next(iter(by.values()))])
+    return f"{name} of {hashlib.sha256(labels.encode()).hexdigest()[:16]}"
 
 
 def _labels_of_part(by: By | None, parts: LogParts) -> By | None:
@@ -243,7 +299,8 @@ def _result(
     reason = None
     if leading is None or not leading.certified:
         units = n_units(search.parts.certify)
-        reason = why_keep(candidates, certificates, units, len(scored))
+        failure = next(iter(trained.dropped.values()), "")
+        reason = why_keep(candidates, certificates, units, len(scored), failure)
     if leading is None:
         assert reason is not None
         return Improvement(

@@ -125,7 +125,7 @@ class Search:
         self.tell(0, None, "learning the behavior policy")
         clone = self._clone(rows, scaling)
         part = TrainingPart(rows, scaling.scaled_log(rows), scaling, clone, gamma)
-        specs = _wanted(specs_for(rows), self.settings.candidates)
+        specs = wanted_specs(rows, self.settings.candidates)
         steps = self.settings.training_steps or steps_for(len(rows))
         jobs = [
             Job(
@@ -332,13 +332,12 @@ def choose_finalists(
     return finalists
 
 
-def _wanted(
-    specs: Sequence[CandidateSpec], names: Sequence[str] | None
-) -> list[CandidateSpec]:
-    """The candidates whose names begin with one of ``names``; all for None.
+def wanted_specs(log: AnyLog, names: Sequence[str] | None) -> list[CandidateSpec]:
+    """The candidates for a log whose names begin with one of ``names``; all for None.
 
     Raises ConfigError for a name that fits none.
     """
+    specs = specs_for(log)
     if names is None:
         return list(specs)
     for name in names:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from koffline.config import Section, read_section
 from koffline.errors import ConfigError
@@ -20,8 +21,9 @@ class ImproveSettings(Section):
     seed.
     """
 
-    candidates: tuple[str, ...] | None = Field(
+    candidates: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
         None,
+        min_length=1,
         description="names, or beginnings of names, of the candidates; all by default",
     )
     shares: tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...] = Field(
@@ -54,6 +56,29 @@ class ImproveSettings(Section):
         20, ge=2, le=1000, description="networks on resampled episodes"
     )
 
+    @field_validator("candidates", mode="before")
+    @classmethod
+    def _one_name(cls, value: object) -> object:
+        if isinstance(value, str):
+            return (value,)
+        return value
+
+    @field_validator("shares")
+    @classmethod
+    def _different(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        """Refuse shares whose mixtures would have the same name."""
+        names = {share_name(share) for share in shares}
+        if len(names) < len(shares):
+            raise PydanticCustomError(
+                "alike", "two of them are equal in six digits; give different shares"
+            )
+        return shares
+
+
+def share_name(share: float) -> str:
+    """The share in the name of a mixture."""
+    return f"{share:g}"
+
 
 def make_improve_settings(
     settings: ImproveSettings | Mapping[str, Any] | None,
@@ -61,7 +86,14 @@ def make_improve_settings(
     """Settings from a record or a mapping; None: the defaults. Raises ConfigError."""
     if isinstance(settings, ImproveSettings):
         return settings
-    return read_section(ImproveSettings, dict(settings or {}))
+    if settings is None:
+        settings = {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"settings is {str(settings)[:40]!r}; give a mapping such as"
+            " {'finalists': 2}, or an ImproveSettings"
+        )
+    return read_section(ImproveSettings, dict(settings))
 
 
 def seconds_of(budget: str | int | float | None) -> float | None:
@@ -76,7 +108,7 @@ def seconds_of(budget: str | int | float | None) -> float | None:
         match = _BUDGET.fullmatch(budget)
         if match is not None:
             seconds = float(match[1]) * _SECONDS[match[2] or "s"]
-    elif not isinstance(budget, bool):
+    elif isinstance(budget, (int, float)) and not isinstance(budget, bool):
         seconds = float(budget)
     if not 1.0 <= seconds < float("inf"):
         raise ConfigError(

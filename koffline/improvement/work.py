@@ -16,6 +16,7 @@ from koffline.store.files import write_text
 from koffline.untrusted.limits import read_json
 
 _IDENTITY = "search.json"
+CERTIFY_SHARDS = "certify_shards"
 
 
 def work_place(out: str | Path) -> Path:
@@ -29,9 +30,13 @@ def work_folder(out: str | Path | None, resume: bool) -> Iterator[Path]:
     """The folder that keeps what is done: beside ``out``, and removed when the block
     ends without an error; a temporary one without ``out``.
 
-    resume: go on with what an earlier search left there; else it is removed. Raises
-    ConfigError while another process writes there.
+    What an earlier search left there stays until another begins (`begin_search`), so
+    that a command which is refused takes nothing away. resume: whether the search will
+    go on there. Raises ConfigError without a folder to go on in, and while another
+    process writes there.
     """
+    if out is None and resume:
+        raise ConfigError("resume goes on beside out; name the folder by out")
     if out is None:
         with TemporaryDirectory(
             prefix="koffline-", ignore_cleanup_errors=True
@@ -40,23 +45,40 @@ def work_folder(out: str | Path | None, resume: bool) -> Iterator[Path]:
         return
     place = work_place(out)
     with locked(place):
-        if not resume and place.exists():
-            shutil.rmtree(place)
         place.mkdir(parents=True, exist_ok=True)
-        yield place
+        try:
+            yield place
+        except BaseException:
+            with contextlib.suppress(OSError):
+                place.rmdir()  # only if nothing is in it
+            raise
         shutil.rmtree(place, ignore_errors=True)
 
 
-def check_same_search(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Note what determines a search in its folder, or check that it is the same.
+def begin_search(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Remove what another search has left in the folder, and note what determines this
+    one. The shards of a log's parts stay: they are written anew before.
+    """
+    path = folder / _IDENTITY
+    for left in folder.iterdir():
+        if left.name == CERTIFY_SHARDS:
+            continue
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+    write_text(path, json.dumps(identity, indent=1) + "\n")
+
+
+def goes_on(folder: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a search to go on with; ``identity`` determines it.
 
     Raises ConfigError for another search.
     """
     path = folder / _IDENTITY
     wanted = json.loads(json.dumps(identity))
     if not path.is_file():
-        write_text(path, json.dumps(wanted, indent=1) + "\n")
-        return
+        return False
     try:
         stored = read_json(path)
     except (OSError, ValueError):
@@ -68,3 +90,4 @@ def check_same_search(folder: Path, identity: Mapping[str, Any]) -> None:
                 f"{folder} holds another search: {name} is {there} there and"
                 f" {str(value)[:40]} here; leave --resume out, or choose another --out"
             )
+    return True

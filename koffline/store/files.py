@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from koffline.errors import DataError, listed
+from koffline.errors import ConfigError, DataError, listed
 from koffline.untrusted.limits import one_line, one_line_errors
 
 _BLOCK = 1 << 20  # bytes
@@ -94,6 +94,33 @@ def _foreign_files(folder: Path, own_files: Sequence[str]) -> list[str]:
         if not any(name.match(f"/{pattern}") for pattern in own_files):
             foreign.append(str(name)[1:])
     return sorted(foreign)
+
+
+def check_place(target: Location, option: str = "out") -> None:
+    """Raise ConfigError, before any work, for a path that cannot be written.
+
+    option: the path's name, for messages.
+    """
+    try:
+        probe_place(Path(target).resolve())
+    except (OSError, TypeError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(
+            f"{option} {target} cannot be written ({reason}); choose another place"
+        ) from None
+
+
+def probe_place(place: Path, is_whole: bool = True) -> None:
+    """Raise OSError or ValueError for a path beside which no temporary files can be.
+
+    is_whole: the path will be replaced; else files are added to it.
+    """
+    if is_whole and place.parent.is_dir():  # it will be written beside
+        probe = temporary_beside(place)
+        probe.touch()
+        probe.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        temporary_beside(place, _RETIRED).lstat()  # the longest temporary name
 
 
 @contextlib.contextmanager
@@ -287,10 +314,11 @@ def flush_to_disk(path: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a name that is too long, say
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from koffline.improvement.certificate import (
     certificate_from,
     level_of_one,
 )
+from koffline.improvement.constraint import parse_constraint
 from koffline.improvement.keeping import why_keep
 from koffline.improvement.outcome import CandidatePolicy
 from koffline.improvement.screening import ShareScore
@@ -149,6 +150,35 @@ def test_reasons_in_order() -> None:
     assert why_keep([unsupported], {}, units=30, tried=1).kind == "support"
     idle = CandidatePolicy("d", 1.0, "choose", 1.0, -1.0, None)
     assert why_keep([unsupported, idle], {}, units=30, tried=2).kind == "noise"
+
+
+NO_SPREAD = "rewards and endings are the same in all rows"
+
+
+@pytest.mark.parametrize(
+    ("tried", "failure", "words"),
+    [
+        (0, "", "could be valued on this log"),
+        (0, "rewards reaches 1e300", "on this log: rewards reaches 1e300"),
+    ],
+)
+def test_a_reason_without_candidates(tried: int, failure: str, words: str) -> None:
+    reason = why_keep([], {}, units=30, tried=tried, failure=failure)
+    assert words in reason.text
+    assert ("koffline data validate" in reason.remedy) == bool(failure)
+
+
+def test_a_reason_of_size_says_why_there_is_no_interval() -> None:
+    verdict = Verdict(NOT_ANSWERED, (Reason("interval", NO_SPREAD),))
+    issued = certificate(0.0, 0.0, interval=None, verdict=verdict)
+    reason = why_keep([finalist("a", issued)], {"a": issued}, units=30, tried=4)
+    assert reason.kind == "size"
+    assert NO_SPREAD in reason.text
+
+
+@pytest.mark.parametrize(("bound", "text"), [(2.5, "2.5"), (1234567.5, "1234567.5")])
+def test_a_constraint_is_shown_with_its_bound(bound: float, text: str) -> None:
+    assert parse_constraint(f"cost <= {bound!r}").text == f"cost <= {text}"
 
 
 def score(candidate: str, low: float, **changes: object) -> Scored:

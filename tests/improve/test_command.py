@@ -12,12 +12,12 @@ import pytest
 import koffline
 from koffline.data.hashing import hash_rows
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.improvement import large_logs, search
 from koffline.improvement.settings import make_improve_settings, seconds_of
 from koffline.improvement.work import work_place
 from tests.improve.worlds import GAMMA, QUICK, chain_log
-from tests.refusals import assert_refused, run_cli, succeed
+from tests.refusals import assert_refused, refused, run_cli, succeed
 
 QUICKEST = {
     **QUICK,
@@ -120,6 +120,11 @@ def test_results_are_not_replaced_without_force(
         (["--set", "finalist=2"], ["finalist", "finalists"]),
         (["--set", "finalists=0"], ["finalists is 0"]),
         (["--set", 'candidates=["dqm"]'], ["no candidate 'dqm'", "kloss_dqn"]),
+        (["--set", "candidates=dqm"], ["no candidate 'dqm'", "kloss_dqn"]),
+        (["--set", "candidates=[]"], ["candidates is []", "at least 1"]),
+        (["--set", 'candidates=[""]'], ["candidates", "at least 1"]),
+        (["--set", "shares=[0.5, 0.5]"], ["shares", "equal in six digits"]),
+        (["--set", "shares=[0.1234567, 0.12345671]"], ["equal in six digits"]),
         (["--constraint", "cost"], ["constraint is 'cost'", "COLUMN <= X"]),
         (["--constraint", "cost <= 2"], ["no table", "in Python"]),
         (["--resume"], ["--out"]),
@@ -143,6 +148,130 @@ def test_a_missing_gamma_is_asked_for(log: Path) -> None:
     log_without = EXACT.log
     with pytest.raises(ConfigError, match="gamma is missing"):
         koffline.improve(log_without, settings=QUICKEST)
+
+
+def bandit(rows: int = 20, **changes: object) -> koffline.Transitions:
+    """Rows that end by themselves, with random actions and rewards."""
+    generator = np.random.default_rng(0)
+    states = generator.normal(size=(rows, 2))
+    columns: dict = {
+        "observations": states,
+        "actions": generator.integers(2, size=rows),
+        "rewards": generator.normal(size=rows),
+        "next_observations": states,
+        "terminated": np.ones(rows, bool),
+        "truncated": np.zeros(rows, bool),
+        "episode_ids": np.arange(rows),
+        "action_space": koffline.Discrete(2),
+    }
+    return koffline.Transitions(**{**columns, **changes})
+
+
+COSTS = {"name": "effort", "costs": np.ones(20), "at_most": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"seed": "a"}, "seed is 'a'"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"budget": [1]}, "budget is"),
+        ({"settings": "x"}, "settings is 'x'; give a mapping"),
+        ({"settings": [1]}, "settings is '.1.'; give a mapping"),
+        ({"settings": {"shares": (0.5, 0.5)}}, "equal in six digits"),
+        ({"constraint": ["a"]}, "constraint is a list"),
+        ({"constraint": {**COSTS, "costs": ["x"] * 20}}, "not all numbers"),
+        ({"constraint": {**COSTS, "costs": [[1], [1, 2]]}}, "not all numbers"),
+        ({"constraint": {**COSTS, "costs": np.ones((20, 1))}}, "for 20 rows"),
+        ({"constraint": {**COSTS, "at_most": "x"}}, "'effort <= x', without a finite"),
+        ({"constraint": {**COSTS, "at_most": np.inf}}, "without a finite bound"),
+        ({"by": {}}, "by has 0 columns; give one"),
+        ({"by": {"a": [1] * 20, "b": [1] * 20}}, "by has 2 columns; give one"),
+        ({"resume": True}, "name the folder by out"),
+        ({"out": 3}, "out 3 cannot be written"),
+        ({"out": "a\0b"}, "cannot be written"),
+        ({"out": "n" * 240}, "cannot be written .File name too long"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_before_any_work(
+    arguments: dict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search, "fit_clone", None)
+    with refused(KofflineError, words):
+        koffline.improve(bandit(), gamma=GAMMA, **{"settings": QUICKEST, **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_out_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(KofflineError, match="cannot be written"):
+        koffline.improve(bandit(), gamma=GAMMA, out=tmp_path / "file" / "out")
+
+
+def test_rows_that_stand_alone_and_go_on_are_refused() -> None:
+    """What the present policy earns after them is unknown, so there is no uplift."""
+    log = bandit(episode_ids=None, terminated=np.arange(20) < 18)
+    with pytest.raises(DataError, match="no episodes, and 2 rows of it"):
+        koffline.improve(log, gamma=GAMMA, settings=QUICKEST)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--by", "nope"],
+        ["--constraint", "nope"],
+        ["--set", "finalists=0"],
+        ["--set", 'candidates=["dqm"]'],
+        ["--gamma", "1"],
+        ["--budget", "soon"],
+    ],
+)
+def test_a_refused_command_takes_away_nothing_of_an_interrupted_search(
+    words: list[str], log: Path, tmp_path: Path
+) -> None:
+    kept = work_place(tmp_path / "better") / "candidates" / "clone_mode.npz"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"hours of work")
+    out = tmp_path / "better"
+    assert run_cli("improve", log, "--gamma", GAMMA, "--out", out, *words).exit_code
+    assert kept.read_bytes() == b"hours of work"
+
+
+def test_a_refused_command_leaves_no_folder(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "better"
+    run_cli("improve", log, "--gamma", GAMMA, "--out", out, "--by", "nope")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"constraint": {**COSTS, "costs": np.zeros(20)}}, "constraint is effort"),
+        ({"constraint": {**COSTS, "at_most": 1.0 + 1e-9}}, "constraint is effort"),
+        ({"constraint": None}, "constraint is effort"),
+        ({"by": {"half": np.zeros(20)}}, "by is half"),
+        ({"action_space": koffline.Discrete(3)}, "actions is Discrete"),
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"level": 0.9}, "level is 0.95 there and 0.9 here"),
+    ],
+)
+def test_whatever_changes_a_search_makes_it_another_one(
+    changes: dict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_after(monkeypatch, "fit_clone")
+    log = bandit()
+    begun = {"gamma": GAMMA, "constraint": COSTS, "by": {"half": np.arange(20) % 2}}
+    begun |= {"settings": QUICKEST, "cores": 1, "out": tmp_path / "better"}
+    with pytest.raises(KeyboardInterrupt):
+        koffline.improve(log, **begun)
+    with pytest.raises(KeyboardInterrupt):  # the same search goes on
+        koffline.improve(log, **begun, resume=True)
+    if "action_space" in changes:
+        changes = {}
+        log = bandit(action_space=koffline.Discrete(3))
+    with pytest.raises(ConfigError, match=words):
+        koffline.improve(log, **{**begun, **changes}, resume=True)
 
 
 def interrupted_after(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:

@@ -435,7 +435,9 @@ def _compare(groups: list[np.ndarray], spacing: float, queries: _Queries) -> Cov
     ratios = []
     for rows, weights in zip(groups, queries.weights.T, strict=True):
         searched = rows if weights.any() else rows[:0]
-        ratios.append(_nearest(searched, queries.places) / spacing)
+        with np.errstate(invalid="ignore"):
+            # no neighbours anywhere: ∞ / ∞ is no number, and not near
+            ratios.append(_nearest(searched, queries.places) / spacing)
     distances = np.concatenate(ratios)
     weights = queries.weights.T.ravel()
     fraction = 0.0
