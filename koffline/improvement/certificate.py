@@ -5,7 +5,7 @@ Of k finalists each gets an interval of level 1 − 2 α / k, so that all lower 
 together with probability 1 − α (Bonferroni). The interval is that of
 `koffline.evaluate` on the certify part: paired with the behavior policy's value by the
 same resampled episodes. Where the doubly robust estimate by the same networks is
-smaller, the interval is moved down by the difference: a bias of the networks that the
+smaller, the lower end is moved down by the difference: a bias of the networks that the
 rows themselves contradict is not certified. (Thomas, Theocharous & Ghavamzadeh 2015,
 High Confidence Policy Improvement, have the words for the rest.)
 """

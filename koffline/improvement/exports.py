@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -127,10 +128,17 @@ class _PartModule(nn.Module):
         return nn.functional.one_hot(best, self.outputs).to(values)
 
 
-def export_mixture(mixture: Mixture, folder: Path) -> list[Path]:
+def export_mixture(
+    mixture: Mixture, folder: Path, observation_shape: Sequence[int] | None = None
+) -> list[Path]:
     """Write ``policy.pt`` (TorchScript), and ``policy.onnx`` if the package onnx is
     installed, to a folder; return their paths.
+
+    observation_shape: of one observation, which ONNX fixes; by default it is flat.
     """
+    shape = (mixture.inputs,)
+    if observation_shape is not None:
+        shape = tuple(observation_shape)
     suffixes = [".pt"]
     if importlib.util.find_spec("onnx") is not None:
         suffixes.append(".onnx")
@@ -148,7 +156,7 @@ def export_mixture(mixture: Mixture, folder: Path) -> list[Path]:
             # torch warns of tracing, and that both formats are deprecated
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
-            examples = (torch.rand(_EXAMPLE_ROWS, mixture.inputs),)
+            examples = (torch.rand(_EXAMPLE_ROWS, *shape),)
             content = traced(module, examples, is_onnx=suffix == ".onnx")
             temporary.write_bytes(content)
         paths.append(path)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.data.transitions import Continuous, Discrete, Transitions
+from koffline.errors import DataError
 from koffline.policies.builtin import Mlp
 
 RETURN_SIZE = 10.0  # root mean square return of the scaled rewards
@@ -143,14 +144,21 @@ def _box(log: Transitions) -> tuple[np.ndarray, np.ndarray]:
 
 def _reward_scale(log: Transitions, gamma: float) -> float:
     """What rewards are divided by, so that the root mean square return is
-    `RETURN_SIZE`.
+    `RETURN_SIZE`. Raises DataError where squares are not finite.
     """
     rewards = np.asarray(log.rewards, np.float64)
     if log.has_episodes:
         returns = log.returns_to_go(gamma)
     else:
         returns = np.where(log.terminated, rewards, rewards / (1.0 - gamma))
-    size = math.sqrt(float(np.average(np.square(returns), weights=log.row_weights)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.average(np.square(returns), weights=log.row_weights)
+    if not np.isfinite(squares):
+        raise DataError(
+            "the squares of the rewards' sums are too large for numbers; rescale the"
+            " rewards below 1e100"
+        )
+    size = math.sqrt(float(squares))
     if not size > 0.0:
         return 1.0
     return size / RETURN_SIZE

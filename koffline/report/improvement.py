@@ -170,12 +170,13 @@ def _write_policy(result: Improvement, folder: Path) -> None:
     """Write the policy in every format, and the model card; nothing if none is
     recommended.
     """
-    if result.mixture is None:
+    if result.mixture is None or result.policy is None:
         return
     from koffline.improvement.exports import export_mixture
 
     save_mixture_policy(folder / POLICY, result.mixture)
-    paths = [folder / POLICY, *export_mixture(result.mixture, folder)]
+    shape = result.policy.observation_shape
+    paths = [folder / POLICY, *export_mixture(result.mixture, folder, shape)]
     card = model_card(result, [path.name for path in paths])
     (folder / CARD).write_text(card, encoding="utf-8")
 

@@ -209,6 +209,12 @@ def test_an_out_below_a_file_is_refused(tmp_path: Path) -> None:
         koffline.improve(bandit(), gamma=GAMMA, out=tmp_path / "file" / "out")
 
 
+def test_rewards_without_finite_squares_are_refused() -> None:
+    log = bandit(rewards=np.linspace(-1e300, 1e300, 20))
+    with pytest.raises(DataError, match="rescale the rewards below 1e100"):
+        koffline.improve(log, gamma=GAMMA, settings=QUICKEST)
+
+
 def test_rows_that_stand_alone_and_go_on_are_refused() -> None:
     """What the present policy earns after them is unknown, so there is no uplift."""
     log = bandit(episode_ids=None, terminated=np.arange(20) < 18)

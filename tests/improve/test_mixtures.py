@@ -136,6 +136,21 @@ def test_exports_act_as_the_mixture(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1, 1)])
+def test_exports_take_observations_as_the_log_has_them(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    mixture = MIXTURES["discrete"]
+    states = STATES.reshape(-1, *shape)
+    expected = mixture.discrete(STATES)
+    for path in export_mixture(mixture, tmp_path, shape):
+        if path.suffix == ".onnx":
+            pytest.importorskip("onnxruntime")
+        policy = koffline.load_policy(path, space_of(mixture), shape)
+        np.testing.assert_allclose(policy.probabilities(states), expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_an_exported_continuous_mixture_draws(tmp_path: Path) -> None:
     import torch
 

@@ -7,7 +7,9 @@ import pytest
 
 import koffline
 from koffline.data.hashing import hash_rows
+from koffline.improvement.differences import differences
 from koffline.improvement.parts import n_units, split_in_three
+from koffline.improvement.scaling import LogScaling
 from tests.improve.worlds import GAMMA, QUICK, chain_log
 
 
@@ -94,6 +96,21 @@ def test_copies_of_an_episode_stay_in_one_part() -> None:
         n_units(part) for part in (parts.train, parts.choose, parts.certify)
     ) <= (log.n_episodes)
     assert parts.notes
+
+
+@pytest.mark.parametrize("rows", [40, 300])
+def test_nearest_rows_are_counted_among_those_that_there_are(rows: int) -> None:
+    log = chain_log(right=0.5, rows=300).log.select(np.arange(rows))
+    log = log.replace(actions=np.ones(rows, dtype=np.int64))
+
+    def always_right(observations: np.ndarray) -> np.ndarray:
+        return np.tile([0.0, 1.0], (len(observations), 1))
+
+    policy = koffline.policies.DiscretePolicy(2, always_right)
+    scaling = LogScaling.of(log, GAMMA)
+    shown = differences(policy, policy, log, scaling, seed=0)
+    assert [region.supported for region in shown.regions] == [1.0] * 4
+    assert all(example.like == example.near for example in shown.examples)
 
 
 def test_clusters_stay_in_one_part() -> None:
