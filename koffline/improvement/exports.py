@@ -136,7 +136,7 @@ def export_mixture(
 
     observation_shape: of one observation, which ONNX fixes; by default it is flat.
     """
-    shape = (mixture.inputs,)
+    shape: tuple[int, ...] = (mixture.inputs,)
     if observation_shape is not None:
         shape = tuple(observation_shape)
     suffixes = [".pt"]
