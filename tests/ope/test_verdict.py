@@ -419,3 +419,19 @@ def test_a_rare_action_does_not_cover_what_lies_between_its_few_rows() -> None:
         )
         < 0.2
     )
+
+
+def test_rows_alone_with_their_action_do_not_make_far_states_near() -> None:
+    """Ten of sixty rows have no neighbour with their action, at distance infinity."""
+    generator = np.random.default_rng(7)
+    states = generator.uniform(size=(60, 2))
+    actions = np.maximum(np.arange(60) - 49, 0)
+    log = discrete_log(
+        observations=states,
+        next_observations=states + 10.0,
+        actions=actions,
+        action_space=koffline.Discrete(11),
+    )
+    policy = DiscretePolicy(11, lambda s: np.tile(np.eye(11)[0], (len(s), 1)))
+    problem = prepare_problem(log, policy, 0.9, 1, np.random.default_rng(0))
+    assert measure_coverage(problem, np.random.default_rng(1)).fraction == 0.0

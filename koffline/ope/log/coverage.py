@@ -422,7 +422,12 @@ def _spacing(groups: list[np.ndarray], generator: np.random.Generator) -> float:
         _nearest(rows, rows[sample], itself=sample)
         for rows, sample in zip(groups, samples, strict=True)
     ]
-    quantile = np.quantile(np.concatenate(distances), _NEAR_QUANTILE, method="lower")
+    nearest = np.concatenate(distances)
+    quantile = np.quantile(nearest, _NEAR_QUANTILE, method="lower")
+    has_neighbour = np.isfinite(nearest)
+    if not np.isfinite(quantile) and has_neighbour.any():
+        # many rows are alone with their action, and say nothing of what is near
+        quantile = np.quantile(nearest[has_neighbour], _NEAR_QUANTILE, method="lower")
     # Repeated rows make the distance zero (small state spaces): anything as near as
     # rounding is near.
     return max(float(quantile), 1e-6)
