@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
+_MASK = "action_mask"  # a function's parameter
 _LONGEST_RECORD = 1 << 24  # bytes
 _AS_LOGGED = "as the file holds them, {}"
 _MOST_COLUMNS = 8  # in a note
@@ -191,7 +192,10 @@ def as_policy(
     see `koffline.softmax_policy` and `koffline.greedy_policy`). A fitted estimator of
     scikit-learn acts by ``predict_proba``, or by ``predict`` if it has none. If the log's observations hold
     labels (``features.layout``), the policy gets them as the file holds them; only a
-    model that was made for their encoded columns gets those.
+    model that was made for their encoded columns gets those. A function with a parameter
+    named `action_mask` gets the available actions (N, n) of a log with masks, else all
+    true; every policy of discrete actions is restricted to available ones
+    (`koffline.policies.base.among_available`).
 
     Raises PolicyError if the object is none of these or does not fit the log.
     """
@@ -305,6 +309,7 @@ def _of_function(
     is_of_outputs = isinstance(function, OutputPolicy)
     layout = _layout_of(features)
     library = _library_for(function, parameters, features)
+    function, takes_mask = _of_mask(function, parameters)
     notes: list[str] = []
     remedy = CHECK_BATCH
     if library is not None:
@@ -328,6 +333,8 @@ def _of_function(
         if features is not None and not is_network and not is_of_outputs:
             function = partial(_numbered, function, name, features)
     policy = callable_policy(function, name, action_space, observation_shape)
+    if isinstance(policy, DiscretePolicy):
+        policy = replace(policy, takes_mask=takes_mask)
     return replace(policy, notes=tuple(notes), remedy=remedy)
 
 
@@ -447,6 +454,37 @@ def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Paramet
         return {}
 
 
+def _of_mask(
+    function: Callable[..., object], parameters: Mapping[str, inspect.Parameter]
+) -> tuple[Callable[..., object], bool]:
+    """A function that may be called with masks beside the observations if it has a
+    parameter for them, and whether it has.
+    """
+    if isinstance(function, OutputPolicy):
+        return function, True
+    if _MASK in parameters:
+        return _MaskFunction(function), True
+    return function, False
+
+
+class _MaskFunction:
+    """Calls a function that has a parameter ``action_mask`` (N, n), wherever it stands
+    among the parameters.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+        self.__signature__ = inspect.signature(function)
+
+    def __call__(
+        self, observations: object, action_mask: np.ndarray | None = None
+    ) -> object:
+        """Call the function; without a mask it must do without."""
+        if action_mask is None:
+            return self._function(observations)
+        return self._function(observations, action_mask=action_mask)
+
+
 class ViewFunction:
     """Calls a function on another form of the log's observations (N, d).
 
@@ -547,9 +585,12 @@ def _numbered(
     name: str,
     features: Features,
     observations: np.ndarray,
+    *beside: np.ndarray,
 ) -> object:
-    """Call the function and convert action texts to indices."""
-    return features.numbers(function(observations), name)
+    """Call the function, with masks beside the observations if it takes them, and
+    convert action texts to indices.
+    """
+    return features.numbers(function(observations, *beside), name)
 
 
 def _read(

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.errors import DataError
+from koffline.errors import DataError, counted
 
 # Columns that say where a row lies in its episode.
 COUNTED = ("episode_ids", "steps")
+# Columns (N, n) of the actions that were available.
+MASKS = ("action_mask", "next_action_mask")
 # Rows looked at in one go: a check of a large log needs no second copy of it.
 BLOCK_ROWS = 65_536
 # Bounded actions may exceed their bounds by this much of the range: float32 rounding of
@@ -88,7 +90,7 @@ def _vector(name: str, values: object) -> np.ndarray:
 @dataclass(frozen=True, eq=False)
 class ValueFault:
     """A possible error in a column: what is wrong, a remedy, and a mask ``is_bad`` of
-    the bad numbers, in the shape of the column.
+    the bad numbers, in the shape of the column, or (N,) of bad rows of a mask.
     """
 
     column: str
@@ -98,10 +100,17 @@ class ValueFault:
 
 
 def _refuse(fault: ValueFault, array: np.ndarray, first_row: int) -> None:
-    """Raise DataError for the first bad number of a column, if there is one.
+    """Raise DataError for the first bad number of a column, or for its bad rows, if
+    there are any.
 
     first_row: number of the array's first row, for the message.
     """
+    if fault.is_bad.ndim < array.ndim and fault.is_bad.any():
+        rows = counted(int(fault.is_bad.sum()), "row")
+        raise DataError(
+            f"{fault.column}: {fault.problem} in {rows} (first: row"
+            f" {first_row + int(fault.is_bad.argmax())}); {fault.remedy}"
+        )
     if fault.is_bad.any():
         place = tuple(np.argwhere(fault.is_bad)[0].tolist())
         row, *within = place
@@ -139,7 +148,7 @@ def value_faults(
     whether it is there.
 
     columns: by name, with aligned rows. Flags may be 0 and 1; densities of continuous
-    actions may exceed 1.
+    actions may exceed 1. Masks are of discrete actions.
     """
     for name, column in columns.items():
         if column.dtype.kind == "f":
@@ -147,6 +156,7 @@ def value_faults(
                 name, "no finite number", "drop or mend such rows", ~np.isfinite(column)
             )
     yield from _action_faults(columns["actions"], space)
+    yield from _mask_faults(columns, space)
     for name in ("terminated", "truncated"):
         flags = columns[name]
         if flags.dtype != np.bool_:
@@ -169,6 +179,59 @@ def value_faults(
             "give natural logarithms of probabilities",
             log_probabilities > 1e-4,
         )
+
+
+def _mask_faults(
+    columns: Mapping[str, np.ndarray], space: ActionSpace
+) -> Iterator[ValueFault]:
+    """Yield possible errors of masks (N, n): numbers other than 0 and 1 (N, n), and rows
+    (N,) that no log can have.
+    """
+    for name in MASKS:
+        mask = columns.get(name)
+        if mask is None or not _is_mask(mask, space):
+            continue
+        if mask.dtype != np.bool_:
+            no_flag = (mask != 0) & (mask != 1)
+            yield ValueFault(name, "neither true nor false", "give 0 or 1", no_flag)
+        has_none = ~(mask != 0).any(axis=1)
+        where = "the state"
+        if name == "next_action_mask":
+            has_none = has_none & (columns["terminated"] != 1)
+            where = "the next state, which does not end the episode,"
+        yield ValueFault(
+            name,
+            f"no action is available in {where}",
+            "mark the available actions with 1, or leave the masks out",
+            has_none,
+        )
+    yield from _unavailable_actions(columns, space)
+
+
+def _is_mask(array: np.ndarray, space: ActionSpace) -> bool:
+    """Whether an array has the shape (N, n) of masks of a space's discrete actions."""
+    return isinstance(space, Discrete) and array.shape[1:] == (space.n,)
+
+
+def _unavailable_actions(
+    columns: Mapping[str, np.ndarray], space: ActionSpace
+) -> Iterator[ValueFault]:
+    """Yield the rows (N,) whose action was not available by their mask."""
+    mask = columns.get("action_mask")
+    if mask is None or not isinstance(space, Discrete) or not _is_mask(mask, space):
+        return
+    actions = columns["actions"]
+    is_inside = (actions >= 0) & (actions < space.n)
+    # what lies outside of the space is a fault of its own
+    places = np.where(is_inside, actions, 0).astype(np.int64)
+    is_available = mask[np.arange(len(mask)), places] != 0
+    yield ValueFault(
+        "action_mask",
+        "the logged action was not available",
+        "mark it with 1; if the masks are of the next states, name them"
+        " next_action_mask",
+        is_inside & ~is_available,
+    )
 
 
 def _action_faults(actions: np.ndarray, space: ActionSpace) -> Iterator[ValueFault]:
@@ -221,6 +284,8 @@ def row_columns(
     }
     for name, array in arrays.items():
         _check_shape(name, array, space)
+    for fault in _mask_faults(arrays, space):  # of all rows, to count them
+        _refuse(fault, arrays[fault.column], first_row)
     for rows in blocks(len(arrays["rewards"])):
         block = {name: array[rows] for name, array in arrays.items()}
         for fault in value_faults(block, space):
@@ -230,17 +295,35 @@ def row_columns(
             arrays[name] = array.astype(np.bool_, copy=False)
         elif name == "actions" and isinstance(space, Discrete):
             arrays[name] = array.astype(np.int64, copy=False)
+        elif name in MASKS:
+            arrays[name] = array.astype(np.bool_, copy=False)
         elif name == "clusters":
             arrays[name] = integer_column(name, array, first_row)
         elif array.dtype != np.uint8 or "observations" not in name:
             arrays[name] = as_float(array)
+    if "next_action_mask" in arrays:
+        mask = arrays["next_action_mask"]
+        # after a termination it has no influence: every action is available
+        arrays["next_action_mask"] = mask | arrays["terminated"][:, None]
     return arrays
 
 
 def _check_shape(name: str, array: np.ndarray, space: ActionSpace) -> None:
     """Raise DataError unless a column has the shape of its kind: (N, …) observations,
-    (N, k) continuous actions, else (N,).
+    (N, k) continuous actions, (N, n) masks of discrete actions, else (N,).
     """
+    if name in MASKS:
+        if not isinstance(space, Discrete):
+            raise DataError(
+                f"{name} is for discrete actions, and the log has {space}; leave it out,"
+                " or declare koffline.Discrete(n)"
+            )
+        if not _is_mask(array, space):
+            raise DataError(
+                f"{name} has shape {array.shape}, expected (N, {space.n}) for {space};"
+                " give a column for each action, or declare koffline.Discrete(n)"
+            )
+        return
     if name in ("observations", "next_observations"):
         has_numbers = bool(array.size) or not len(array)
         if array.ndim >= 2 and has_numbers:
@@ -292,7 +375,41 @@ def log_columns(columns: Mapping[str, object], space: object) -> dict[str, np.nd
         check_flags_end_episodes(checked)
         if "clusters" in checked:
             _check_clusters(checked["clusters"], checked["steps"])
+    _add_next_masks(checked)
     return checked
+
+
+def _add_next_masks(columns: dict[str, np.ndarray]) -> None:
+    """Add the masks (N, n) of next states where only those of states are given, in
+    place: each is the mask of the row below.
+
+    Raises DataError where there is no row below and the episode did not terminate, and
+    for masks of next states alone.
+    """
+    if "next_action_mask" in columns and "action_mask" not in columns:
+        raise DataError(
+            "next_action_mask is given without action_mask; give both, or neither"
+        )
+    if "action_mask" not in columns or "next_action_mask" in columns:
+        return
+    is_unknown = last_rows(columns) & ~columns["terminated"]
+    if is_unknown.any():
+        rows = counted(int(is_unknown.sum()), "row")
+        raise DataError(
+            f"next_action_mask is missing, and no row follows {rows} that did not"
+            f" terminate (first: row {int(is_unknown.argmax())}), whose next actions"
+            " are unknown; give next_action_mask, or leave these rows out"
+        )
+    columns["next_action_mask"] = following_masks(columns)
+
+
+def following_masks(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Masks (N, n) of next states, those of the rows below; all true in the last rows
+    of episodes.
+    """
+    mask = columns["action_mask"]
+    below = np.concatenate([mask[1:], np.ones_like(mask[:1])])
+    return np.asarray(below | last_rows(columns)[:, None])
 
 
 def _check_clusters(clusters: np.ndarray, steps: np.ndarray) -> None:
@@ -432,6 +549,15 @@ def row_indices(rows: object, size: int) -> np.ndarray:
             f" within 0 … {size - 1}, at least one"
         )
     return chosen
+
+
+def rows_if_given(
+    column: np.ndarray | None, rows: slice | np.ndarray
+) -> np.ndarray | None:
+    """The given rows of a column; None if the log has no such column."""
+    if column is None:
+        return None
+    return np.asarray(column[rows])
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:

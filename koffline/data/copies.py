@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, UInt64
 
+from koffline.data.columns import MASKS
 from koffline.data.hashing import hash_rows, unit_hash
 from koffline.data.transitions import Transitions
 from koffline.errors import counted
@@ -65,7 +66,8 @@ def without_copies(log: Transitions) -> DistinctLog:
 def _hash_units(
     log: Transitions, starts: Int[np.ndarray, " unit"]
 ) -> UInt64[np.ndarray, " unit"]:
-    """Hash of each unit from its ordered rows, flags, log-probabilities and cluster.
+    """Hash of each unit from its ordered rows, flags, log-probabilities, cluster
+    and masks.
 
     starts: the first row of each unit.
     """
@@ -78,6 +80,8 @@ def _hash_units(
         hashes ^= unit_hash(0, 3, bits)
     if log.clusters is not None:
         hashes ^= unit_hash(0, 5, log.clusters)
+    if log.action_mask is not None:
+        hashes ^= hash_rows(log, MASKS)
     # Odd factors are invertible, so that the order of the rows matters.
     steps = np.arange(len(log)) - starts[log.units]
     odd = 2 * steps.astype(np.uint64) + np.uint64(1)

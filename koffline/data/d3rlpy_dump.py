@@ -34,7 +34,13 @@ from koffline.store.files import atomic_file, reading
 from koffline.untrusted.hdf5 import CheckedFile, new_hdf5, open_hdf5, write_text
 
 _COLUMNS = ("observations", "actions", "rewards", "terminated")
-_LOST = ("behavior_log_probabilities", "weights", "clusters")
+_LOST = (
+    "behavior_log_probabilities",
+    "weights",
+    "clusters",
+    "action_mask",
+    "next_action_mask",
+)
 
 
 def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:

@@ -8,7 +8,16 @@ import numpy as np
 
 from koffline.data.columns import as_array
 from koffline.data.flat import KEYS
-from koffline.data.raw import FileDescription, RawLog, follow, join_episodes, raw_log
+from koffline.data.raw import (
+    FileDescription,
+    RawLog,
+    follow,
+    join_episodes,
+    lacks_next_masks,
+    leave_out_unmasked,
+    notes_on_unmasked,
+    raw_log,
+)
 from koffline.data.spaces import SpaceRequest
 from koffline.errors import DataError, listed
 
@@ -38,7 +47,9 @@ def read_episode_list(
       episode; whether the world ended;
     - truncations (``truncated``, ``timeouts``), optional: likewise; whether the
       recording stopped;
-    - ``behavior_log_probabilities``, ``weights`` (T,), optional.
+    - ``behavior_log_probabilities``, ``weights`` (T,), optional;
+    - ``action_mask``: (T, n) available actions, or (T + 1, n) with those of the state
+      that was reached, optional.
 
     Other entries, such as ``infos``, are ignored. Raises DataError, also if episodes
     differ in their entries.
@@ -49,6 +60,11 @@ def read_episode_list(
     if "next_observations" not in columns:
         columns.setdefault("truncated", np.zeros(len(columns["rewards"]), np.bool_))
         notes, has_lost = follow(columns, SOURCE)
+    elif lacks_next_masks(columns):
+        columns.setdefault("truncated", np.zeros(len(columns["rewards"]), np.bool_))
+        n_left_out = leave_out_unmasked(columns)
+        notes = notes_on_unmasked(n_left_out)
+        has_lost = n_left_out > 0
     return raw_log(columns, FileDescription(), action_space, SOURCE, notes, has_lost)
 
 
@@ -143,6 +159,10 @@ def _settle_observations(
     for name in ("observations", "next_observations"):
         if name in columns and columns[name].ndim == 1:
             columns[name] = columns[name].reshape(-1, 1)
+    mask = columns.get("action_mask")
+    if mask is not None and len(mask) == steps + 1:
+        columns["action_mask"] = mask[:-1]
+        columns.setdefault("next_action_mask", mask[1:])
     observations = columns["observations"]
     if len(observations) == steps:
         return

@@ -33,10 +33,13 @@ from koffline.data.raw import (
     RawLog,
     describe_log,
     follow,
+    lacks_next_masks,
+    leave_out_unmasked,
+    notes_on_unmasked,
     raw_log,
     read_description,
 )
-from koffline.data.spaces import SpaceRequest
+from koffline.data.spaces import Discrete, SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, counted, listed
 from koffline.store.files import atomic_file, reading
@@ -61,6 +64,12 @@ KEYS = {
     ),
     "weights": ("weights",),
     "clusters": ("clusters",),
+    "action_mask": ("action_mask", "action_masks", "available_actions"),
+    "next_action_mask": (
+        "next_action_mask",
+        "next_action_masks",
+        "next_available_actions",
+    ),
 }
 
 ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
@@ -240,6 +249,9 @@ def _apply_final_states(file: OpenArrays, arrays: dict[str, np.ndarray]) -> list
     is_end = is_last[kept + 1]
     ended = is_end & (terminated[kept] | terminated[kept + 1])
     arrays["next_observations"] = np.asarray(arrays[keys["observations"]])[kept + 1]
+    mask = keys.get("action_mask")
+    if mask is not None and "next_action_mask" not in keys:
+        arrays["next_action_mask"] = np.asarray(arrays[mask])[kept + 1]
     for key in keys.values():
         arrays[key] = np.asarray(arrays[key])[kept]
     arrays[keys["terminated"]] = ended
@@ -372,6 +384,8 @@ def _aligned(
     columns = _columns_of(arrays, keys)
     if keys.get("behavior_log_probabilities") == D4RL_LOG_PROBABILITIES:
         notes.append(_settle_log_probabilities(columns))
+    if not is_ours:
+        notes += _settle_masks(columns, keys, action_space)
     if one_step:
         _make_one_step(columns)
         notes.append(ONE_STEP_NOTE)
@@ -395,6 +409,10 @@ def _aligned(
         notes_on_rows, has_left_out = follow(columns, source)
         notes += ["next observations were derived from the rows below", *notes_on_rows]
         has_lost = has_lost or has_left_out
+    elif lacks_next_masks(columns):
+        n_left_out = leave_out_unmasked(columns)
+        has_lost = has_lost or n_left_out > 0
+        notes += notes_on_unmasked(n_left_out)
     noted = (*raw.metadata.notes, *notes)
     metadata = replace(raw.metadata, notes=noted, lost_last_rows=has_lost)
     return RawLog(columns, raw.action_space, metadata)
@@ -414,10 +432,40 @@ def _columns_of(
         if name in ("observations", "next_observations"):
             if column.ndim == 1:
                 column = column.reshape(-1, 1)
-        elif name != "actions" and column.shape[1:] == (1,):
+        elif name not in ("actions", *checks.MASKS) and column.shape[1:] == (1,):
             column = column.reshape(-1)
         columns[name] = column
     return columns
+
+
+def _settle_masks(
+    columns: dict[str, np.ndarray], keys: Mapping[str, str], requested: Any
+) -> list[str]:
+    """Leave masks out that are no numbers (N, n) of n discrete actions, in place; return
+    notes.
+
+    keys: the file's key of each column. requested: the action space that was asked for,
+    if any.
+    """
+    notes = []
+    actions = columns["actions"]
+    is_discrete = isinstance(requested, Discrete) or (
+        requested is None
+        and actions.dtype.kind in "iu"
+        and actions.size == len(actions)
+    )
+    for name in checks.MASKS:
+        if name not in columns:
+            continue
+        is_alone = name == "next_action_mask" and "action_mask" not in columns
+        if is_discrete and columns[name].ndim == 2 and not is_alone:
+            continue
+        del columns[name]
+        notes.append(
+            f"{keys[name]} was left out: it is no table of the discrete actions that"
+            " were available in each row"
+        )
+    return notes
 
 
 def _settle_log_probabilities(columns: dict[str, np.ndarray]) -> str:
@@ -439,6 +487,7 @@ def _make_one_step(columns: dict[str, np.ndarray]) -> None:
     columns["terminated"] = np.ones(rows, np.bool_)
     columns["truncated"] = np.zeros(rows, np.bool_)
     columns.pop("steps", None)
+    columns.pop("next_action_mask", None)
 
 
 def _gather_episodes(columns: dict[str, np.ndarray]) -> list[str]:

@@ -59,7 +59,13 @@ _KEYS = {
     "terminated": "terminations",
     "truncated": "truncations",
 }
-_INFO_COLUMNS = ("behavior_log_probabilities", "weights", "clusters")
+_INFO_COLUMNS = (
+    "behavior_log_probabilities",
+    "weights",
+    "clusters",
+    "action_mask",
+    "next_action_mask",
+)
 # Largest number of elements in one observation or action: a thousand Atari frames.
 LARGEST_BOX = 2**24
 
@@ -301,7 +307,7 @@ def write_minari(
 ) -> None:
     """Write a dataset folder atomically. Raises DataError.
 
-    Log-probabilities, weights and clusters are stored in the infos; images are stored
+    Log-probabilities, weights, clusters and masks are stored in the infos; images are stored
     without JPEG.
     """
     from minari import __version__ as minari_version

@@ -244,7 +244,12 @@ def raw_log(
     lost: whether last rows were left out.
     """
     actions = checks.as_array("actions", columns["actions"])
-    space, settled = settle_space(actions, action_space, described.action_space, source)
+    declared = described.action_space
+    mask = columns.get("action_mask")
+    has_mask = mask is not None and mask.ndim == 2
+    if declared is None and has_mask and actions.dtype.kind in "iu":
+        declared = Discrete(columns["action_mask"].shape[1])
+    space, settled = settle_space(actions, action_space, declared, source)
     columns["actions"] = shaped_actions(actions, space)
     notes = (*described.metadata.notes, *notes, *settled)
     lost = lost or described.metadata.lost_last_rows
@@ -294,7 +299,44 @@ def followed(
     # the row itself where it is the last one of its episode
     following = np.where(is_last[kept], kept, kept + 1)
     rows["next_observations"] = columns["observations"][following]
+    if lacks_next_masks(columns):
+        rows["next_action_mask"] = columns["action_mask"][following]
     return rows, int(lost.sum())
+
+
+def lacks_next_masks(columns: Mapping[str, np.ndarray]) -> bool:
+    """Whether columns hold the masks of states and not those of next states."""
+    return "action_mask" in columns and "next_action_mask" not in columns
+
+
+def leave_out_unmasked(columns: dict[str, np.ndarray]) -> int:
+    """Leave out the last rows of episodes that did not terminate, since no row below
+    says which actions were available next, in place; return their number.
+
+    The row before such a row becomes the truncated one. Rows that stand alone stay:
+    `Transitions` refuses them.
+    """
+    is_last = checks.last_rows(columns)
+    lost = is_last & (columns["terminated"] != 1)
+    if lost.all() or not {"episode_ids", "steps"} & columns.keys():
+        return 0
+    columns["next_action_mask"] = checks.following_masks(columns)
+    above = np.append(lost[1:] & ~is_last[:-1], False)
+    columns["truncated"] = (columns["truncated"] == 1) | above
+    for name, column in columns.items():
+        columns[name] = column[~lost]
+    return int(lost.sum())
+
+
+def notes_on_unmasked(n_rows: int) -> list[str]:
+    """A note on the rows that `leave_out_unmasked` left out, if any."""
+    if not n_rows:
+        return []
+    rows = counted(n_rows, "row", "was", "were")
+    return [
+        f"{rows} left out: the last step of an episode that did not terminate says not"
+        " which actions were available next (next_action_mask)"
+    ]
 
 
 def follow(columns: dict[str, np.ndarray], source: str) -> tuple[list[str], bool]:

@@ -16,7 +16,13 @@ from koffline.data.d3rlpy_dump import d3rlpy_steps, episode_rows, steps_of
 from koffline.data.disk.block_sampler import DRAWN, BlockSampler
 from koffline.data.raw import episodic_log
 from koffline.data.statistics import LogTally
-from koffline.data.transitions import Continuous, Discrete, Transitions, check_in_memory
+from koffline.data.transitions import (
+    Continuous,
+    Discrete,
+    Transitions,
+    check_in_memory,
+    check_without_masks,
+)
 from koffline.errors import DataError
 from koffline.json_types import JsonObject
 
@@ -79,13 +85,14 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     episodes come in windows of 1024; evaluators that only use first rows
     (InitialStateValueEstimation) then use one row in 1024, and trajectories do not
     exist. ``transitions`` is the log behind the buffer. Raises DataError for a log on
-    disk.
+    disk, and for one with masks of available actions.
     """
 
     def __init__(
         self, transitions: Transitions, seed: int | np.random.Generator | None = None
     ) -> None:
         check_in_memory(transitions)
+        check_without_masks(transitions, "d3rlpy's algorithms")
         self.transitions = transitions
         # (N, 1) indices or (N, k) vectors
         self._actions = transitions.actions.reshape(len(transitions), -1)

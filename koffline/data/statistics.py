@@ -337,6 +337,7 @@ def summarise(
         "has_log_probabilities": "behavior_log_probabilities" in log.columns,
         "has_weights": "weights" in log.columns,
         "has_clusters": "clusters" in log.columns,
+        "has_action_masks": "action_mask" in log.columns,
         "gamma": log.metadata.gamma,
         "extra": dict(log.metadata.extra),
         "notes": log.metadata.notes,

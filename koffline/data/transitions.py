@@ -84,6 +84,8 @@ COLUMNS = (
     "behavior_log_probabilities",
     "weights",
     "clusters",
+    "action_mask",
+    "next_action_mask",
 )
 
 
@@ -100,11 +102,14 @@ class Transitions:
     may be terminated or truncated. Without ids every row stands alone; with ``steps``
     only, an episode begins wherever they are 0. ``clusters``: numbers that link
     dependent episodes (or rows), such as those of one user; intervals resample a
-    cluster as a whole.
+    cluster as a whole. ``action_mask``: which of n discrete actions were available in
+    the state of each row; ``next_action_mask``: in its next state. Inside episodes the
+    latter is the mask of the row below, which is used if only the former is given; after
+    a termination it has no influence.
 
     Shapes: observations and next_observations (N, ...) float32, float64 or uint8;
-    actions (N,) int64 or (N, k) float; all else (N,). Raises DataError naming the
-    column, the row and the remedy.
+    actions (N,) int64 or (N, k) float; masks (N, n) bool; all else (N,). Raises
+    DataError naming the column, the row and the remedy.
     """
 
     observations: _Array
@@ -120,6 +125,8 @@ class Transitions:
     weights: _Array | None = None
     clusters: _Array | None = None
     metadata: Metadata = field(default_factory=Metadata)
+    action_mask: _Array | None = None
+    next_action_mask: _Array | None = None
 
     def __post_init__(self) -> None:
         kept = [
@@ -240,6 +247,14 @@ class Transitions:
         if self.has_episodes:
             return self.observations[self.episode_starts]
         return self.observations
+
+    def initial_action_mask(self) -> np.ndarray | None:
+        """Available actions (E, n) in the states of `initial_observations`; None if the
+        log has no masks.
+        """
+        if self.action_mask is not None and self.has_episodes:
+            return self.action_mask[self.episode_starts]
+        return self.action_mask
 
     def returns(self, gamma: float = 1.0) -> np.ndarray:
         """Return (E,) of each episode as logged, Σ γ^t r_t.
@@ -409,6 +424,20 @@ def check_in_memory(log: Any) -> None:
     """Raise DataError if ``log`` is on disk or no log."""
     if not isinstance(log, Transitions):
         raise no_log(log)
+
+
+def check_without_masks(log: Any, subject: str) -> None:
+    """Raise DataError for a log, also on disk, with masks of available actions.
+
+    subject: what does not know them, in the plural, for the message.
+    """
+    if "action_mask" in log.columns:
+        raise DataError(
+            f"the log has an action_mask, which {subject} do not know: they would value"
+            " and take actions that are not available; leave it out"
+            " (log.replace(action_mask=None, next_action_mask=None), or in the mapping)"
+            " to go on as if all always were"
+        )
 
 
 def no_log(log: object) -> DataError:

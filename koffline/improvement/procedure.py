@@ -22,7 +22,7 @@ import numpy as np
 from koffline.data.disk.log import AnyLog
 from koffline.data.sources import LogMapping, LogSource, open_log_by
 from koffline.data.spaces import SpaceRequest
-from koffline.data.transitions import Transitions
+from koffline.data.transitions import Transitions, check_without_masks
 from koffline.errors import ConfigError, DataError, counted
 from koffline.improvement.certificate import (
     Certificate,
@@ -156,6 +156,7 @@ def search_better(  # noqa: PLR0913
     if isinstance(cores, int):
         workers = cores
     opened, by = open_log_by(log, action_space, mapping, by)
+    check_without_masks(opened, "the methods of improve")
     evaluation = merge_settings(
         opened, None, {"gamma": gamma, "level": level, "seed": seed, "cores": cores}
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.columns import rows_if_given
 from koffline.data.copies import without_copies
 from koffline.data.late_ends import without_late_ends
 from koffline.data.sources import LogMapping, LogSource, open_transitions
@@ -202,8 +203,13 @@ def diagnose(  # noqa: PLR0913
     shares = problem.start_weights / problem.start_weights.sum()
     for rows_of_model, model in function.over(log):
         is_valued = np.isin(starts, rows_of_model)
+        chosen = starts[is_valued]
         values[is_valued] = model.expected(
-            log.observations[starts[is_valued]], policy, draws, generator
+            log.observations[chosen],
+            policy,
+            draws,
+            generator,
+            rows_if_given(log.action_mask, chosen),
         )
     about_log = describe_log(transitions, seed, started)
     about_log["notes"] = (*about_log["notes"], *policy.notes)

@@ -268,7 +268,7 @@ def _action_overlap(log: Transitions, policy: Policy) -> Diagnostics:
     """
     if not isinstance(policy, DiscretePolicy):
         return {}
-    probabilities = policy.probabilities(log.observations)
+    probabilities = policy.probabilities(log.observations, log.action_mask)
     count = policy.n
     taken = probabilities[np.arange(len(log)), log.actions]
     overlap: Diagnostics = {"mean_probability_of_logged_actions": float(taken.mean())}

@@ -30,6 +30,7 @@ from koffline.errors import DataError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import (
     CHECK_BATCH,
+    ActionMasks,
     as_numbers,
     call_in_chunks,
     check_spaces,
@@ -100,9 +101,10 @@ class ValueFunction:
         policy: Policy,
         draws: int = 8,
         generator: np.random.Generator | None = None,
+        action_mask: ActionMasks | None = None,
     ) -> Float[np.ndarray, " row"]:
         """E_{a~π} Q(s, a) (N,) float64: exact for discrete actions and deterministic
-        policies.
+        policies. action_mask: of the available ones, to which the policy is restricted.
 
         Otherwise the mean over ``draws`` draws per row from ``generator`` (seed 0 when
         None).
@@ -110,7 +112,7 @@ class ValueFunction:
         """
         total = np.zeros(len(observations))
         if isinstance(policy, DiscretePolicy):
-            probabilities = policy.probabilities(observations)
+            probabilities = policy.probabilities(observations, action_mask)
             for action in range(policy.n):
                 # only where the policy takes the action
                 rows = np.flatnonzero(probabilities[:, action])

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings, check_networks_fit
+from koffline.data.columns import rows_if_given
 from koffline.data.disk.log import AnyLog
 from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
@@ -506,6 +507,23 @@ class Workspace:
         rows, _ = self._rows_of_episodes
         return with_unknown_actions(values, rows, self.known_actions)
 
+    @cached_property
+    def notes_on_masks(self) -> tuple[str, ...]:
+        """A note if the policy gives probability to actions that were not available in
+        the rows in memory.
+        """
+        log = self.transitions
+        if log.action_mask is None or not isinstance(self.policy, DiscretePolicy):
+            return ()
+        share = self.policy.share_on_unavailable(log.observations, log.action_mask)
+        if not share > 0.0:
+            return ()
+        return (
+            f"{share:.2%} of {self.policy.name}'s probability, on average over the rows,"
+            " was on actions that were not available (action_mask): it was divided among"
+            " the available ones in proportion to theirs",
+        )
+
     def describe(self) -> dict[str, Any]:
         """Fields that describe the run in every result."""
         n_transitions = self.facts.rows
@@ -517,7 +535,11 @@ class Workspace:
             **describe_log(self.log.log, self.settings.seed, self.started),
             "gamma": self.settings.gamma,
             "policy": self.policy.name,
-            "notes": (*self.log.log.metadata.notes, *self.policy.notes),
+            "notes": (
+                *self.log.log.metadata.notes,
+                *self.policy.notes,
+                *self.notes_on_masks,
+            ),
             "n_transitions": n_transitions,
             "n_episodes": n_episodes,
             "settings": {
@@ -577,8 +599,7 @@ def open_workspace(
             initial_observations = _checked_starts(
                 log.sample.transitions, initial_observations
             )
-        states = log.sample.transitions.observations[:_STATES_TO_ANSWER]
-        answers = _checked_answers(policy, states)
+        answers = _checked_answers(policy, log.sample.transitions)
         if stream.partial is not None and not log.is_whole:
             identity = policy.name.encode() + answers.tobytes()
             log = dataclasses.replace(log, policy_identity=identity)
@@ -592,21 +613,24 @@ def open_workspace(
         )
 
 
-def _checked_answers(policy: Policy, states: np.ndarray) -> np.ndarray:
-    """The policy's probabilities in these states, or its draws from one seed.
+def _checked_answers(policy: Policy, log: Transitions) -> np.ndarray:
+    """The policy's probabilities in the log's first states, or its draws from one seed.
 
     Raises PolicyError if the same states get other answers when asked again, or (for
     deterministic answers) in another batch.
     """
-    answers = _answers(policy, states)
+    states = log.observations[:_STATES_TO_ANSWER]
+    masks = rows_if_given(log.action_mask, slice(_STATES_TO_ANSWER))
+    answers = _answers(policy, states, masks)
     # Draws depend on the place of a state in its batch: then the batch stays the same.
     rows: slice | np.ndarray = slice(None)
     if getattr(policy, "deterministic", True):
         # half of the states, in another order, those with the smallest sums first
         sums = states.reshape(len(states), -1).sum(axis=1)
         rows = sums.argsort()[: len(states) // 2]
-    repeated = _answers(policy, states)
-    of_other_batch = _answers(policy, states[rows])
+    repeated = _answers(policy, states, masks)
+    masks_of_rows = rows_if_given(masks, rows)
+    of_other_batch = _answers(policy, states[rows], masks_of_rows)
     if _share_of_changes(answers, repeated) > 0.0:
         raise PolicyError(
             f"{policy.name} answers the same states in another way each time; return"
@@ -626,9 +650,11 @@ def _share_of_changes(answers: np.ndarray, repeated: np.ndarray) -> float:
     return float(1.0 - is_same.mean())
 
 
-def _answers(policy: Policy, states: np.ndarray) -> np.ndarray:
+def _answers(
+    policy: Policy, states: np.ndarray, masks: np.ndarray | None
+) -> np.ndarray:
     if isinstance(policy, DiscretePolicy):
-        return policy.probabilities(states)
+        return policy.probabilities(states, masks)
     return policy.sample(states, np.random.default_rng(0))
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped, UInt64
+from jaxtyping import Bool, Float, Int, Shaped, UInt64
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import KofflineError, PolicyError
@@ -46,6 +46,8 @@ Observations = Shaped[np.ndarray, "row *observation"]
 Check = Callable[[np.ndarray, int], np.ndarray]
 Spaces = tuple[ActionSpace, Sequence[int] | None]
 _WORDS = "the policy has", "give a policy trained for this log"
+# which of n actions are available
+ActionMasks = Bool[np.ndarray, "row action"]
 # actions of k numbers, or probabilities of n actions
 Actions = Float[np.ndarray, "row action"]
 
@@ -67,8 +69,10 @@ class DiscretePolicy:
     """A distribution over n actions for each observation.
 
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for
-    a greedy policy. observation_shape: shape of one observation; None accepts any.
-    copies: how often the function copies each row; it then gets fewer rows at a time.
+    a greedy policy. takes_mask: whether it is called with (observations, masks (N, n)),
+    all true where every action is available. observation_shape: shape of one
+    observation; None accepts any. copies: how often the function copies each row; it
+    then gets fewer rows at a time.
     notes: readable sentences on how the policy is read. trained_on: None if unknown.
     remedy: what to do if the function fails, for the message.
     """
@@ -81,19 +85,53 @@ class DiscretePolicy:
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
     remedy: str = CHECK_BATCH
+    takes_mask: bool = False
     # for the messages of `call_in_chunks`
     noun = "policy"
     error = PolicyError
 
-    def probabilities(self, observations: Observations) -> Actions:
-        """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
+    def probabilities(
+        self, observations: Observations, action_mask: ActionMasks | None = None
+    ) -> Actions:
+        """Action probabilities (N, n), float64, rows sum to one.
+
+        action_mask: available actions of each observation, to which the policy is
+        restricted (`among_available`). Raises PolicyError, also where the policy takes
+        no available action.
+        """
+        probabilities = self.unmasked_probabilities(observations, action_mask)
+        if action_mask is None:
+            return probabilities
+        return among_available(probabilities, action_mask, self.name)
+
+    def unmasked_probabilities(
+        self, observations: Observations, action_mask: ActionMasks | None = None
+    ) -> Actions:
+        """What the function returns as probabilities (N, n), also of unavailable
+        actions; it gets ``action_mask`` if it takes masks. Raises PolicyError.
+        """
+        beside = None
+        if self.takes_mask and action_mask is None:
+            beside = np.ones((len(observations), self.n), dtype=np.bool_)
+        elif self.takes_mask:
+            beside = np.asarray(action_mask)
         return call_in_chunks(
             self,
             self.function,
             partial(_probabilities, n=self.n),
             (self.n,),
             observations,
+            beside,
         )
+
+    def share_on_unavailable(
+        self, observations: Observations, action_mask: ActionMasks
+    ) -> float:
+        """Mean probability that the function gives to unavailable actions, which
+        `probabilities` removes. Raises PolicyError.
+        """
+        probabilities = self.unmasked_probabilities(observations, action_mask)
+        return float(np.where(action_mask, 0.0, probabilities).sum(axis=1).mean())
 
     def sample(
         self, observations: Observations, generator: np.random.Generator
@@ -105,6 +143,31 @@ class DiscretePolicy:
         return pick_actions(
             self.probabilities(observations), generator.random(len(observations))
         )
+
+
+def among_available(
+    probabilities: Actions, action_mask: ActionMasks, name: str
+) -> Actions:
+    """π(a|s, A(s)) = π(a|s) 1[a ∈ A(s)] / Σ_{b ∈ A(s)} π(b|s): probabilities (N, n) among
+    the available actions of each row. Rows without probability elsewhere stay as they
+    are.
+
+    name: of the policy. Raises PolicyError if some row has no probability of an
+    available action.
+    """
+    kept = np.where(action_mask, probabilities, 0.0)
+    mass = kept.sum(axis=1)
+    has_none = ~(mass > 0.0)
+    if has_none.any():
+        raise PolicyError(
+            f"{name} takes no available action in {int(has_none.sum())} of"
+            f" {len(kept)} states (first: number {int(has_none.argmax())}); give it a"
+            " parameter action_mask (N, n), or action values or logits by"
+            " koffline.greedy_policy or koffline.softmax_policy"
+        )
+    has_others = (kept != probabilities).any(axis=1)
+    kept[has_others] /= mass[has_others, None]
+    return kept
 
 
 def pick_actions(
@@ -297,8 +360,8 @@ def call_in_chunks(
 
     function: takes observations, and ``beside`` if there is something beside them.
     check: takes the function's output and its number of rows; returns the rows of the
-    result. columns: the shape of a row of the result. beside: actions (N, …), which are
-    chunked, too, or a generator.
+    result. columns: the shape of a row of the result. beside: actions (N, …) or masks
+    (N, n), which are chunked, too, or a generator.
 
     Raises ``owner.error`` if the function fails or its output is wrong.
     """
@@ -314,9 +377,12 @@ def call_in_chunks(
         call = partial(function, chunk)
         failed = f"the {owner.noun} failed on observations of shape {chunk.shape}"
         if isinstance(beside, np.ndarray):
-            actions = beside[rows].copy()
-            call = partial(function, chunk, actions)
-            failed += f" and actions {actions.shape}"
+            beside_chunk = beside[rows].copy()
+            call = partial(function, chunk, beside_chunk)
+            kind = "actions"
+            if beside.dtype == np.bool_:
+                kind = "masks"
+            failed += f" and {kind} {beside_chunk.shape}"
         elif beside is not None:
             call = partial(function, chunk, beside)
         with user_code(owner.name, failed, owner.remedy, owner.error):

@@ -71,10 +71,19 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
     if isinstance(base, DiscretePolicy):
         n = base.n
 
-        def probabilities(observations: np.ndarray) -> np.ndarray:
-            return epsilon / n + (1.0 - epsilon) * base.probabilities(observations)
+        def probabilities(
+            observations: np.ndarray, action_mask: np.ndarray | None = None
+        ) -> np.ndarray:
+            of_base = base.unmasked_probabilities(observations, action_mask)
+            return epsilon / n + (1.0 - epsilon) * of_base
 
-        return DiscretePolicy(n, probabilities, name, base.observation_shape)
+        return DiscretePolicy(
+            n,
+            probabilities,
+            name,
+            base.observation_shape,
+            takes_mask=base.takes_mask,
+        )
     assert isinstance(action_space, Continuous), (
         "the base policy was checked against the space"
     )

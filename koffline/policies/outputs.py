@@ -41,8 +41,12 @@ class OutputPolicy:
         """The same of another model."""
         return OutputPolicy(model, self._convert)
 
-    def __call__(self, observations: object) -> Outputs:
-        """Probabilities (N, n). Raises PolicyError for outputs of another shape."""
+    def __call__(
+        self, observations: object, action_mask: np.ndarray | None = None
+    ) -> Outputs:
+        """Probabilities (N, n); actions that ``action_mask`` (N, n) rules out count as
+        outputs of −inf. Raises PolicyError for outputs of another shape.
+        """
         raw = self.model(observations)
         if hasattr(raw, "columns") or isinstance(raw, Mapping):
             raise PolicyError(
@@ -55,6 +59,8 @@ class OutputPolicy:
                 f"{self.__name__}: its output has shape {outputs.shape}; return one"
                 " column per action, (N, n)"
             )
+        if action_mask is not None and action_mask.shape == outputs.shape:
+            outputs = np.where(action_mask, outputs, -np.inf)
         return self._convert(outputs)
 
 

@@ -40,6 +40,8 @@ _OWN_ROLES = (
     "behavior_log_probability",
     "weight",
     "cluster",
+    "action_mask",
+    "next_action_mask",
 )
 EXAMPLE = (
     "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
@@ -65,7 +67,13 @@ _END_OF_SCALAR = "...\n"  # PyYAML writes it below a single value
 _LONGEST_ANSWER = 200  # characters of one in a message
 _ANSWERS = {"last_row": ("last_row: cut", "last_row: terminal")}
 # Roles of several columns, in whose names ? stands for any letter.
-_PATTERNS = ("observations", "action", "next_observations")
+_PATTERNS = (
+    "observations",
+    "action",
+    "next_observations",
+    "action_mask",
+    "next_action_mask",
+)
 # Fields that do not apply to one-step episodes.
 _OF_EPISODES = (
     "episode",
@@ -290,6 +298,9 @@ class TableMapping(pydantic.BaseModel):
     probability.
     weight: a column of numbers of at least 0.
     cluster: a column of ids (such as the user's) that several dependent episodes share.
+    action_mask: which actions were available: a column of 0 and 1 for each action, or
+    one column of lists, of the available actions or of 0 and 1.
+    next_action_mask: likewise in the next state; by default that of the row below.
     action_names: the values of a discrete action in the order of their numbers; by
     default texts are in natural order (banner_2 before banner_10).
     impute: what replaces missing values (zero, mean, forward, a number; cut ends the
@@ -342,6 +353,8 @@ class TableMapping(pydantic.BaseModel):
     behavior_log_probability: _Name | None = None
     weight: _Name | None = None
     cluster: _Name | None = None
+    action_mask: _Names = ()
+    next_action_mask: _Names = ()
     impute: _Imputed = {}
     drop_duplicates: Literal["exact", "first", "last"] | None = None
     decimal_comma: bool | None = None
@@ -419,6 +432,8 @@ class TableMapping(pydantic.BaseModel):
             self.truncated,
             self.starts,
             self.cluster,
+            *self.action_mask,
+            *self.next_action_mask,
         )
 
     @property

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.config import BellmanSettings
+from koffline.data.columns import rows_if_given
 from koffline.data.late_ends import without_late_ends
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -151,6 +152,7 @@ def make_case(
             policy,
             settings.action_draws,
             generator,
+            rows_if_given(transitions.next_action_mask, rows),
         )
         later[rows] = problem.discounts[rows] * next_values
     inputs = torch.as_tensor(problem.kernel_inputs)

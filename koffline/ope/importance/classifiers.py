@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
+from koffline.policies.base import among_available
 from koffline.policy_specs import import_object
 from koffline.untrusted.limits import one_line
 
@@ -70,7 +71,8 @@ def held_out_chances(
     it to all rows, and the chances are not held out. A classifier may say that an
     action which was taken has no chance: a share 1 / (rows it was fitted to + 1) of
     each row's chances is therefore the actions' own share, in which every action counts
-    once more than it was taken.
+    once more than it was taken. Chances are restricted to the actions that were
+    available, if the log has masks.
 
     Raises ConfigError for continuous actions, DataError where the classifier fails.
     """
@@ -110,7 +112,10 @@ def held_out_chances(
         of_actions[:, classes] = predicted
         weight = 1.0 / (rows + 1.0)
         chances[held_out] = (1.0 - weight) * of_actions + weight * shares
-    return chances
+    if transitions.action_mask is None:
+        return chances
+    # the actions' shares are positive, so every row has an available action
+    return among_available(chances, transitions.action_mask, "behavior_model")
 
 
 def _parts(

@@ -26,7 +26,13 @@ from koffline.ope.log.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _ROW_BYTES = 150  # bytes of a row's columns, ratios and weights
-_LEFT_OUT = ("observations", "next_observations", "episode_ids")
+_LEFT_OUT = (
+    "observations",
+    "next_observations",
+    "episode_ids",
+    "action_mask",
+    "next_action_mask",
+)
 # most steps, and most numbers, in a block of steps of all episodes
 STEPS = 1024
 MOST_NUMBERS = 1 << 20

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.optimize import minimize
 from scipy.special import softmax
 from torch import Tensor
@@ -159,7 +159,9 @@ def action_log_probabilities(
     Raises PolicyError.
     """
     if isinstance(policy, DiscretePolicy):
-        probabilities = policy.probabilities(transitions.observations)
+        probabilities = policy.probabilities(
+            transitions.observations, transitions.action_mask
+        )
         taken = probabilities[
             np.arange(len(transitions)), np.asarray(transitions.actions)
         ]
@@ -312,7 +314,8 @@ def _estimated_by_classifier(
 @dataclass(frozen=True, eq=False)
 class _Model:
     """``log_likelihood(parameters (p, q), features (n, p), actions)`` -> (n,);
-    ``features``: of all rows.
+    ``features``: of all rows. ``available``: masks of actions, to which chances are
+    restricted; None if all always are.
     """
 
     name: str
@@ -323,6 +326,7 @@ class _Model:
     log_unit: Float[np.ndarray, " row"]
     features: Float[np.ndarray, "row feature"]
     generator: np.random.Generator
+    available: Bool[np.ndarray, "row action"] | None = None
 
     def evaluate(self, parameters: np.ndarray) -> Float[np.ndarray, " row"]:
         """Log likelihoods of all rows."""
@@ -342,7 +346,10 @@ class _Model:
         chances = np.empty((len(fold), self.outputs))
         for held_out, of_fold in parameters.items():
             rows = fold == held_out
-            chances[rows] = softmax(self.features[rows] @ of_fold, axis=1)
+            logits = self.features[rows] @ of_fold
+            if self.available is not None:
+                logits = np.where(self.available[rows], logits, -np.inf)
+            chances[rows] = softmax(logits, axis=1)
         return chances
 
     def fit(
@@ -468,6 +475,10 @@ def _model(
     space = transitions.action_space
     if isinstance(space, Discrete):
         actions = np.array(transitions.actions, dtype=np.int64)
+        available = transitions.action_mask
+        if available is not None:
+            # the likelihood of a row needs its mask: beside the action
+            actions = np.column_stack([actions, available])
         return _Model(
             name="multinomial logistic",
             outputs=space.n,
@@ -476,6 +487,7 @@ def _model(
             log_unit=np.zeros(len(features)),
             features=features,
             generator=generator,
+            available=available,
         )
     raw = np.asarray(transitions.actions, dtype=np.float64)
     least = 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0)
@@ -509,8 +521,14 @@ def _model(
 def _categorical_log_likelihood(
     parameters: Tensor, features: Tensor, actions: Tensor
 ) -> Tensor:
-    # (n, p) @ (p, a) = (n, a)
-    return -cross_entropy(features @ parameters, actions, reduction="none")
+    """(n,) for actions (n,), or (n, 1 + a): the action, and which actions were
+    available.
+    """
+    logits = features @ parameters  # (n, p) @ (p, a) = (n, a)
+    if actions.ndim == 2:
+        logits = logits.masked_fill(actions[:, 1:] == 0, -math.inf)
+        actions = actions[:, 0]
+    return -cross_entropy(logits, actions, reduction="none")
 
 
 def _gaussian_log_likelihood(

@@ -17,7 +17,7 @@ from koffline.ope import thresholds
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.results import Reason
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policies.base import pick_actions
+from koffline.policies.base import ActionMasks, Actions, Observations, pick_actions
 
 _REFERENCE_ROWS = 20_000  # of the log that queries are compared with
 _QUERY_ROWS = 2_000
@@ -105,7 +105,7 @@ def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
         return None
     is_known = counts > 0
     if not log.terminated.all():
-        use = policy.probabilities(log.observations).mean(axis=0)
+        use = policy.probabilities(log.observations, log.action_mask).mean(axis=0)
         expected = use * counts.sum()
         is_used_alike = counts >= expected / thresholds.OVERUSED
         is_known = is_frequent | (is_known & is_used_alike)
@@ -118,23 +118,41 @@ def among(policy: DiscretePolicy, known: np.ndarray) -> DiscretePolicy:
     """Restrict the policy to the known actions and renormalise its probabilities.
 
     States where the policy takes no known action get equal probabilities of all known
-    actions.
+    actions that are available there; of all known ones if none is.
     """
-    return DiscretePolicy(
+    return _AmongKnown(
         len(known),
         partial(_among, policy, known),
         policy.name,
         policy.observation_shape,
+        takes_mask=True,
     )
 
 
-def _among(
-    policy: DiscretePolicy, known: np.ndarray, observations: np.ndarray
-) -> np.ndarray:
-    """Probabilities (N, n) restricted to known actions; equal ones where the policy
-    takes none of them.
+class _AmongKnown(DiscretePolicy):
+    """A policy among known actions, which takes an unavailable one only where no known
+    action is available.
     """
-    kept = policy.probabilities(observations) * known + 1e-12 * known
+
+    def probabilities(
+        self, observations: Observations, action_mask: ActionMasks | None = None
+    ) -> Actions:
+        """Action probabilities (N, n), float64, rows sum to one."""
+        return self.unmasked_probabilities(observations, action_mask)
+
+
+def _among(
+    policy: DiscretePolicy,
+    known: np.ndarray,
+    observations: np.ndarray,
+    action_mask: np.ndarray,
+) -> np.ndarray:
+    """Probabilities (N, n) restricted to known actions among the available ones (N, n);
+    equal ones where the policy takes none of them.
+    """
+    usable = known & action_mask
+    usable |= known & ~usable.any(axis=1, keepdims=True)
+    kept = policy.probabilities(observations, action_mask) * usable + 1e-12 * usable
     return kept / kept.sum(axis=1, keepdims=True)
 
 

@@ -324,9 +324,18 @@ def _check_rows(log: Transitions, history: int) -> None:
 def _start_states(
     log: Transitions, initial_observations: np.ndarray | None
 ) -> np.ndarray:
-    """The given start states, else the log's own."""
+    """The given start states, else the log's own.
+
+    Raises DataError for given ones of a log with masks: those of the states are unknown.
+    """
     if initial_observations is None:
         return log.initial_observations()
+    if log.action_mask is not None:
+        raise DataError(
+            "the log has an action_mask, and which actions are available in the given"
+            " start states is unknown; leave initial_observations out, so that episodes"
+            " start where the log's do"
+        )
     return initial_observations
 
 
@@ -356,14 +365,20 @@ def _inputs(
 def _discrete_inputs(
     log: Transitions, policy: DiscretePolicy, measures: Measures, starts: np.ndarray
 ) -> ProblemInputs:
-    """Observations as inputs; the action reads out one of n outputs."""
+    """Observations as inputs; the action reads out one of n outputs.
+
+    starts (E, ...): those of the log, if it has masks of available actions.
+    """
+    start_mask = log.initial_action_mask()
     return ProblemInputs(
         inputs=measures.standardise(log.observations),
         next_inputs=measures.standardise(log.next_observations)[:, None],
         start_inputs=measures.standardise(starts)[:, None],
         readout=np.eye(policy.n)[np.asarray(log.actions)],
-        next_probabilities=policy.probabilities(log.next_observations),
-        start_probabilities=policy.probabilities(starts),
+        next_probabilities=policy.probabilities(
+            log.next_observations, log.next_action_mask
+        ),
+        start_probabilities=policy.probabilities(starts, start_mask),
     )
 
 

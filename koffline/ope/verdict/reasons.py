@@ -225,7 +225,7 @@ def order_of_actions(workspace: Workspace) -> Iterator[Reason]:
     texts = list(map(str, names))
     if len(set(texts)) < len(texts) or not any(usual_orders(log.actions, texts)):
         return
-    probabilities = policy.probabilities(log.observations)
+    probabilities = policy.probabilities(log.observations, log.action_mask)
     other = find_other_order(probabilities, log.actions, log.units, texts)
     if other is not None:
         yield Reason("actions", str(other))
