@@ -189,7 +189,8 @@ def _summary_lines(log: Any, summary: Mapping[str, Any]) -> Iterator[tuple[str, 
         yield "episode lengths", _text(summary["lengths"])
     yield "ends", _ends(summary)
     yield from _coverage(summary)
-    for name in ("has_log_probabilities", "has_weights", "has_clusters"):
+    optional = ("log_probabilities", "weights", "clusters", "action_masks")
+    for name in [f"has_{column}" for column in optional]:
         answer = "no"
         if summary[name]:
             answer = "yes"

@@ -242,6 +242,16 @@ _TABLE = (
     ("--weight", "COLUMN", "Weight of the row."),
     ("--cluster", "COLUMN", "Column of what several episodes share, such as a user."),
     (
+        "--action-mask",
+        "COLUMNS",
+        "Available actions: a column of 0 and 1 for each, or one of lists.",
+    ),
+    (
+        "--next-action-mask",
+        "COLUMNS",
+        "Those of the next state, if the table has them.",
+    ),
+    (
         "--next-observations",
         "COLUMNS",
         "Columns of the next state, if the table has them.",

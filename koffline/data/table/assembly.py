@@ -9,8 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from koffline.data.raw import RawLog, followed, shaped_actions
+from koffline.data.raw import (
+    RawLog,
+    followed,
+    lacks_next_masks,
+    leave_out_unmasked,
+    shaped_actions,
+)
 from koffline.data.spaces import Discrete
+from koffline.data.table.action_masks import masks_of_columns, masks_of_lists
 from koffline.data.table.column_names import Flag, flag_of
 from koffline.data.table.column_types import Kind
 from koffline.data.table.flag_values import read_flags
@@ -125,6 +132,10 @@ def _add_values(
     columns["rewards"] = _numbers(frame[roles.reward or ""])
     if roles.weight is not None:
         columns["weights"] = _numbers(frame[roles.weight])
+    if roles.action_mask:
+        columns["action_mask"] = _masks(frame, roles.action_mask, table)
+    if roles.next_action_mask:
+        columns["next_action_mask"] = _masks(frame, roles.next_action_mask, table)
     if roles.behavior is None:
         return
     behavior = _numbers(frame[roles.behavior])
@@ -133,6 +144,32 @@ def _add_values(
         with np.errstate(divide="ignore", invalid="ignore"):
             behavior = np.log(behavior)
     columns["behavior_log_probabilities"] = behavior
+
+
+def _masks(
+    frame: pl.DataFrame, names: tuple[str, ...], table: SurveyedTable
+) -> np.ndarray:
+    """Masks (N, n) of available actions, from the columns of a role.
+
+    Raises DataError for actions that are not there.
+    """
+    space = table.action_space
+    column = frame[names[0]]
+    if not column.dtype.is_nested():
+        return masks_of_columns(frame, names, table.categories, table.source)
+    if not isinstance(space, Discrete):
+        raise DataError(
+            f"column {column.name} lists available actions, and the actions are"
+            f" {space}; leave it out, or declare choices (--discrete N)"
+        )
+    first = table.roles.action_mask[:1]
+    return masks_of_lists(
+        column.cast(pl.List(getattr(column.dtype, "inner", None))),
+        are_flags=any(table.mask_flags.get(name, False) for name in first),
+        categories=table.categories,
+        spelled=table.spelled.get(table.roles.action[0], {}),
+        n_actions=space.n,
+    )
 
 
 def _episode_ids(
@@ -174,7 +211,11 @@ def _with_next_observations(
         return columns | {"next_observations": columns["observations"]}
     if roles.next_observations:
         following = _vectors(frame, roles.next_observations, table)
-        return columns | {"next_observations": following}
+        columns = columns | {"next_observations": following}
+        if lacks_next_masks(columns):
+            n_unmasked = leave_out_unmasked(columns)
+            table.counts.left_out = (table.counts.left_out or 0) + n_unmasked
+        return columns
     is_lost = is_last & ~columns["terminated"]
     has_action = ~frame[_NO_ACTION].to_numpy()
     table.lost_rewards.add(columns["rewards"][has_action], is_lost[has_action])

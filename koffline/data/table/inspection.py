@@ -89,7 +89,13 @@ _CHOICES = {
     ),
     "drop_duplicates": "exact, or first or last of rows of one episode and time",
 }
-_SEVERAL = ("observations", "next_observations", "action")
+_SEVERAL = (
+    "observations",
+    "next_observations",
+    "action",
+    "action_mask",
+    "next_action_mask",
+)
 _FEW_VALUES = 20  # a column with more values cannot be an end flag
 _MOST_UNREADABLE = 20  # columns; a file with more is damaged
 _BY_CHANCE = 5  # fewer rows may be last rows by chance
@@ -101,8 +107,11 @@ _OF_LAST_ROWS = (
     "no terminal column",
 )
 # Words of columns that list the actions which are possible in a row.
-_POSSIBLE = frozenset(("possible", "legal", "available", "allowed", "valid"))
+_POSSIBLE = frozenset(
+    ("possible", "legal", "available", "allowed", "valid", "mask", "masks")
+)
 _ACTIONS = frozenset(("action", "actions"))
+_FLAG_TEXTS = frozenset(("0", "1", "0.0", "1.0", "true", "false"))
 _COSTS = ("cost", "costs", "loss", "penalty")
 
 
@@ -437,7 +446,7 @@ def inspect_table(
         _check_last_flag(inspection, guess, tool)
         _ask_about_doubtful(inspection, tool, known or {})
     _check_last_rows(inspection, guess)
-    _check_possible_actions(inspection)
+    _settle_masks(inspection)
     if guess.steps.has_ids:
         _check_ends(inspection, guess)
     _check_later(inspection, guess)
@@ -527,19 +536,35 @@ def _ask_about_doubtful(
             )
 
 
-def _check_possible_actions(inspection: Inspection) -> None:
-    """Say so if the actions that are possible differ from row to row."""
+def _settle_masks(inspection: Inspection) -> None:
+    """Propose what says which actions were available as masks: a column of lists, or
+    two or more columns of 0 and 1 that belong together; if they differ from row to row.
+    """
+    flags: dict[str, list[ColumnProfile]] = {}
     for column in inspection.columns:
-        words = set(parts(column.name))
-        is_set = words & _POSSIBLE and words & _ACTIONS
+        words = parts(column.name)
+        is_set = _POSSIBLE.intersection(words) and _ACTIONS.intersection(words)
+        is_free = column.role in (IGNORED, "observations")
         values = column.values.drop_nulls()
-        if not is_set or not values.dtype.is_nested() or values.n_unique() < 2:
+        if not is_set or not is_free or not len(values):
             continue
-        inspection.problems.append(
-            f"{column.name}: the possible actions differ from row to row, which is not"
-            " read: every action counts as possible everywhere; let the policy give"
-            " probability 0 to the others, or keep the rows with one set of actions"
-        )
+        role = "action_mask"
+        if "next" in words:
+            role = "next_action_mask"
+        if not values.dtype.is_nested():
+            if set(values.cast(pl.String).unique()) <= _FLAG_TEXTS:
+                flags.setdefault(role, []).append(column)
+        elif values.n_unique() > 1:
+            _take_as_masks(role, [column])
+    for role, columns in flags.items():
+        if len(columns) > 1:
+            _take_as_masks(role, columns)
+
+
+def _take_as_masks(role: str, columns: list[ColumnProfile]) -> None:
+    for column in columns:
+        column.role = role
+        column.reason = "the available actions"
 
 
 def _settle_probabilities(inspection: Inspection) -> None:

@@ -36,6 +36,9 @@ _SAMPLE_BATCH = "SampleBatch"
 _MULTI_AGENT = "MultiAgentBatch"
 # Keys of one decision in VowpalWabbit's dsjson.
 _DECISION = ("_label_cost", "_label_probability", "c")
+# Column of the actions that were available, where they differ from row to row.
+AVAILABLE = "available_actions"
+_IDENTITIES = ("id", "tag")  # words of features that identify an action
 _MOST_DEEP = 8  # objects inside of objects
 _INT64 = 2**63
 _BYTES_OF_CELL = 8
@@ -72,6 +75,7 @@ def columns_of(text: str, name: str) -> tuple[dict[str, pl.Series], str]:
             rows += _rows_of_batch(record, number, name)
         else:
             rows.append(_flat(record))
+    decisions.name_actions()
     names = dict.fromkeys(key for row in rows for key in row)
     if decisions.are_all_of_one_weight(rows):
         del names["weight"]
@@ -214,21 +218,31 @@ def _rows_of_batch(record: JsonObject, number: int, name: str) -> list[Row]:
 
 
 class _Decisions:
-    """Rows of VowpalWabbit's decisions; the actions must be the same in all of them.
+    """Rows of VowpalWabbit's decisions.
 
     A decision has the columns ``action``, ``cost``, ``probability`` and those of its
-    context ``c``. The actions are listed in ``c._multi``. Actions whose only feature is
-    a text or number are called by it, others by their place, from 1. Raises DataError
-    where the actions differ from those of the first decision.
+    context ``c``. The actions are listed in ``c._multi``. If they are the same in all
+    decisions, those whose only feature is a text or number are called by it, others by
+    their place, from 1. If they differ, each is called by what identifies it
+    (`_identity`), and the column ``available_actions`` lists those of each decision.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._first: list[str] | None = None
+        # of each decision: its row, its number in the file, the place of its action, and
+        # what identifies all of its actions
+        self._rows: list[Row] = []
+        self._numbers: list[int] = []
+        self._places: list[int] = []
+        self._identities: list[list[str | None]] = []
         self._labels: list[str] = []
+        self._other: int | None = None  # number of the first one with other actions
 
     def row_of(self, record: JsonObject, number: int) -> Row:
-        """The row of a decision, the ``number``-th of the file."""
+        """The row of a decision, the ``number``-th of the file; `name_actions` fills in
+        its action. Raises DataError.
+        """
         context = record["c"]
         if not isinstance(context, dict) or not isinstance(context.get("_multi"), list):
             raise DataError(
@@ -242,7 +256,7 @@ class _Decisions:
                 " leave such lines out"
             )
         actions = context["_multi"]
-        self._check_actions(actions, number)
+        self._look_at(actions, number)
         place = record.get("_labelIndex")
         one_based = record.get("_label_Action")
         if place is None and isinstance(one_based, int):
@@ -252,8 +266,9 @@ class _Decisions:
                 f"{self._name}: decision {number} does not say which action was chosen"
                 " (_labelIndex, _label_Action)"
             )
+        self._places.append(place)
         row: Row = {
-            "action": self._labels[place],
+            "action": None,
             "cost": record["_label_cost"],
             "probability": record["_label_probability"],
         }
@@ -269,29 +284,69 @@ class _Decisions:
             if key in record:
                 row[key] = record[key]
         shared = {key: value for key, value in context.items() if key != "_multi"}
-        return {**row, **_flat(shared)}
+        row |= _flat(shared)
+        self._rows.append(row)
+        return row
 
     def are_all_of_one_weight(self, rows: Sequence[Row]) -> bool:
         """Whether there are decisions, and none was dropped before."""
         return self._first is not None and all(row.get("weight") == 1.0 for row in rows)
 
-    def _check_actions(self, actions: Sequence[object], number: int) -> None:
+    def name_actions(self) -> None:
+        """Fill in the actions of all rows, and the available ones where they differ from
+        row to row. Raises DataError if nothing identifies them.
+        """
+        decisions = zip(self._rows, self._places, self._identities, strict=True)
+        if self._other is None:
+            for row, place, _ in decisions:
+                row["action"] = self._labels[place]
+            return
+        for number, identities in zip(self._numbers, self._identities, strict=True):
+            if None in identities or len(set(identities)) < len(identities):
+                raise DataError(
+                    f"{self._name}: the actions differ from row to row (decision"
+                    f" {self._other} has others than decision 1), and nothing identifies"
+                    f" those of decision {number}: give each an id or a tag of its own"
+                    " in c._multi, or put the decisions with the same c._multi into a"
+                    " file of their own"
+                )
+        for row, place, identities in decisions:
+            row["action"] = identities[place]
+            row[AVAILABLE] = identities
+
+    def _look_at(self, actions: Sequence[object], number: int) -> None:
+        """Compare a decision's actions with those of the first one."""
         features = [json.dumps(action, sort_keys=True) for action in actions]
         if self._first is None:
             self._first = features
             self._labels = _labels(actions)
-        if features == self._first:
-            return
-        if len(features) != len(self._first):
-            differ = f"{len(self._first)} actions in decision 1, {len(features)}"
-        else:
-            differ = "other features or another order of actions than decision 1"
-        raise DataError(
-            f"{self._name}: the actions differ from row to row ({differ} in decision"
-            f" {number}), which is not read: actions must be the same in all rows; put"
-            " the decisions with the same c._multi into a file of their own, or write a"
-            " table with one column for the chosen action's kind"
-        )
+        if features != self._first and self._other is None:
+            self._other = number
+        self._numbers.append(number)
+        self._identities.append([_identity(action) for action in actions])
+
+
+def _identity(action: object) -> str | None:
+    """What identifies an action: its only feature, or else the only one that is called
+    id or tag; None if there is no such text or number.
+    """
+    if not isinstance(action, dict):
+        return None
+    features = {
+        key: value
+        for key, value in _flat(action).items()
+        if isinstance(value, (str, int)) and not isinstance(value, bool)
+    }
+    named = [
+        value
+        for key, value in features.items()
+        if key.split(".")[-1].strip("_").lower() in _IDENTITIES
+    ]
+    if len(named) == 1:
+        return str(named[0])
+    if len(_flat(action)) == len(features) == 1:
+        return str(next(iter(features.values())))
+    return None
 
 
 def _labels(actions: Sequence[object]) -> list[str]:

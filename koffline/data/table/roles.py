@@ -53,6 +53,14 @@ _COMPUTED = (
     "truncated",
     "starts",
 )
+# roles that may be several columns, in the order in which patterns take columns
+_OF_SEVERAL = (
+    "action",
+    "next_observations",
+    "action_mask",
+    "next_action_mask",
+    "observations",
+)
 _SIGNS = set("+-*/<>=!(`")  # of formulas; a column's name with one is in backticks
 
 
@@ -69,7 +77,7 @@ def resolved(
     single = {getattr(mapping, role) for role in (*_SINGLE, *_COMPUTED)}
     taken = single.union(*(formula.columns for formula in formulas))
     changes: dict[str, Any] = {}
-    for role in ("action", "next_observations", "observations"):
+    for role in _OF_SEVERAL:
         columns = _fitting(names, getattr(mapping, role), role, taken, problems)
         changes[role] = columns
         taken |= set(columns)
@@ -169,6 +177,7 @@ def _methods(
         allowed = {*states, reward, mapping.weight}
         if method == CUT:
             allowed |= {*mapping.action, mapping.behavior, mapping.cluster}
+            allowed |= {*mapping.action_mask}
         if column not in (*names, reward, ""):
             problems.unknown(name, "impute", names)
         elif column not in allowed:
@@ -250,6 +259,11 @@ def _has_actions(kind: ColumnType) -> bool:
 
 def _has_flags(kind: ColumnType) -> bool:
     return kind == pl.String or _is_number(kind)
+
+
+def _has_mask(kind: ColumnType) -> bool:
+    """Whether a type is of flags, or of lists of numbers or texts."""
+    return _has_flags(getattr(kind, "inner", kind))
 
 
 def _has_order_in_time(kind: ColumnType) -> bool:
@@ -362,6 +376,11 @@ def _type_rules(
             _is_number,
             needed,
         ),
+        _TypeRule(
+            (*roles.action_mask, *roles.next_action_mask),
+            _has_mask,
+            "give a column of 0 and 1 for each action, or one of lists",
+        ),
         _TypeRule(compared, _has_words, "compare it with a number"),
         _TypeRule(
             (roles.terminal, roles.truncated, roles.starts),
@@ -380,7 +399,8 @@ def _check_lists(roles: TableMapping, types: Types, problems: Problems) -> None:
     """Add problems for lists beside other columns, lists that are imputed, and next
     observations of another kind than the observations. types: by column that is read.
     """
-    for columns in (roles.observations, roles.next_observations, roles.action):
+    by_role = [getattr(roles, role) for role in _OF_SEVERAL]
+    for columns in by_role:
         lists = [name for name in columns if name in types and types[name].is_nested()]
         if lists and len(columns) > 1:
             problems.add(
@@ -482,7 +502,8 @@ def ways_of_texts(
     decided = {name: left[0] for name, left in ways.items() if left}
     if roles.episode in decided and not is_own and roles.episode != roles.time:
         decided[roles.episode] = FLAGS_OR_IDS
-    for flag in (roles.terminal, roles.truncated, roles.starts):
+    flags = (roles.terminal, roles.truncated, roles.starts)
+    for flag in (*flags, *roles.action_mask, *roles.next_action_mask):
         if flag is not None and rows.types.get(flag) == pl.String:
             decided.setdefault(flag, FLAGS_OR_IDS)
     return decided

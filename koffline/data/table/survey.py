@@ -24,6 +24,7 @@ from koffline.data.spaces import (
 )
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
+from koffline.data.table.action_masks import MaskLists
 from koffline.data.table.column_types import ColumnType, Kind, Types
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.flag_values import read_flags
@@ -63,7 +64,9 @@ class SurveyedTable:
     earliest time. ``origin``: the column of each feature that encodes a category.
     ``counts``: what is done to the rows later. ``end_flags``: rows flagged terminal,
     truncated or both. ``earliest``: smallest numeric time. ``links``:
-    counted if next observations must show which rows form an episode. ``unearned``,
+    counted if next observations must show which rows form an episode. ``mask_lists``:
+    what the lists of available actions hold, by column; ``mask_flags``: whether that is
+    a flag for each action. ``unearned``,
     ``lost_rewards``: rewards of rows that are left out.
     """
 
@@ -97,6 +100,8 @@ class SurveyedTable:
     earliest: float = np.inf
     runs: pl.DataFrame | None = None
     links: LinkCounts | None = None
+    mask_lists: dict[str, MaskLists] = field(default_factory=dict)
+    mask_flags: dict[str, bool] = field(default_factory=dict)
     unearned: UnearnedRewards = field(default_factory=UnearnedRewards)
     lost_rewards: LostRewards = field(default_factory=LostRewards)
 
@@ -362,6 +367,8 @@ def _describe(
         if table.categories:
             extra = {**extra, ACTIONS: list(table.categories)}
             declared = Discrete(len(table.categories))
+        elif declared is None and len(table.roles.action_mask) > 1:
+            declared = Discrete(len(table.roles.action_mask))
         # a few actions that determine the space like all of them
         if table.seen:
             actions = np.array(table.seen)
@@ -509,8 +516,7 @@ def _look_through(table: SurveyedTable, in_pieces: bool) -> None:
         table.n_rows += frame.height
         if in_pieces and roles.episode is not None:
             runs.append(_runs_of_ids(frame, roles.episode, time))
-        for column in frame:
-            _look_at(table, column)
+        _look_at_columns(table, frame)
         _count_flags(table, frame)
         if time is not None:
             table.earliest = min(table.earliest, _least_number(frame[time]))
@@ -529,7 +535,54 @@ def _look_through(table: SurveyedTable, in_pieces: bool) -> None:
         table.runs = pl.concat(runs)
     if table.links is not None and held is not None and time is not None:
         _add_links(table, held.sort(time, maintain_order=True))
+    _settle_masks(table, categories)
     _settle_categories(table, categories)
+
+
+def _look_at_columns(table: SurveyedTable, frame: pl.DataFrame) -> None:
+    """Look at every column of a frame, and at lists of available actions."""
+    for column in frame:
+        if not _is_mask_list(table, column):
+            _look_at(table, column)
+    _look_at_masks(table, frame)
+
+
+def _settle_masks(table: SurveyedTable, categories: set[Any]) -> None:
+    """Decide what lists of available actions hold, and add their actions to those that
+    were taken: to ``categories``, or to ``table.seen``; errors are problems.
+    """
+    with table.problems.noted():
+        for name, lists in table.mask_lists.items():
+            table.mask_flags[name] = lists.settle(name, table.is_own)
+            if categories and not table.mask_flags[name]:
+                applied.gather(categories, pl.Series(list(lists.labels)))
+            elif not categories:
+                table.seen += _largest_action(lists, table.mask_flags[name])
+
+
+def _is_mask_list(table: SurveyedTable, column: pl.Series) -> bool:
+    """Whether a column holds lists of available actions, which may have any length."""
+    masks = (*table.roles.action_mask, *table.roles.next_action_mask)
+    return column.name in masks and column.dtype.is_nested()
+
+
+def _look_at_masks(table: SurveyedTable, frame: pl.DataFrame) -> None:
+    """Look at lists of available actions; missing ones are counted."""
+    roles = table.roles
+    for name in roles.action_mask:
+        if _is_mask_list(table, frame[name]):
+            lists = frame[name].cast(pl.List(getattr(frame[name].dtype, "inner", None)))
+            table.missing[name] += lists.null_count()
+            table.mask_lists.setdefault(name, MaskLists()).add(
+                lists, frame[roles.action[0]]
+            )
+
+
+def _largest_action(lists: MaskLists, are_flags: bool) -> list[int]:
+    """The largest number of an action that lists of available ones tell, if any."""
+    if are_flags:
+        return [max(lists.lengths) - 1]
+    return [int(label) for label in [max(lists.labels)] if label == int(label)]
 
 
 def _below(last_row: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
@@ -721,7 +774,7 @@ def _check_missing(table: SurveyedTable) -> None:
     for formula in table.formulas:
         if formula.text == roles.reward:
             spelled[formula.text] = "reward"
-    replaced = {*roles.impute, *roles.next_observations}
+    replaced = {*roles.impute, *roles.next_observations, *roles.next_action_mask}
     missing: dict[str, int] = {}
     for name, count in table.missing.items():
         is_group = name == roles.by and name not in roles.needed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from koffline.data.array_layouts import ENVIRONMENTS, GROUPS, RING
-from koffline.data.table.json_records import BATCHES, DECISIONS, EPISODES
+from koffline.data.table.json_records import AVAILABLE, BATCHES, DECISIONS, EPISODES
 from koffline.errors import DataError
 
 _AFTER = "measured after the action"
@@ -77,6 +77,7 @@ TOOLS = (
             "reward": ["cost"],
             "behavior_probability": ["probability"],
             "weight": ["weight"],
+            "action_mask": [AVAILABLE],
         },
         # VowpalWabbit makes the cost small
         formulas={"cost": "-cost"},
