@@ -409,7 +409,7 @@ def following_masks(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """
     mask = columns["action_mask"]
     below = np.concatenate([mask[1:], np.ones_like(mask[:1])])
-    return np.asarray(below | last_rows(columns)[:, None])
+    return np.where(last_rows(columns)[:, None], np.ones_like(mask), below)
 
 
 def _check_clusters(clusters: np.ndarray, steps: np.ndarray) -> None:

@@ -57,11 +57,10 @@ def read_episode_list(
     columns = join_episodes(_columns_of_episodes(episodes), SOURCE)
     notes: list[str] = []
     has_lost = False
+    columns.setdefault("truncated", np.zeros(len(columns["rewards"]), np.bool_))
     if "next_observations" not in columns:
-        columns.setdefault("truncated", np.zeros(len(columns["rewards"]), np.bool_))
         notes, has_lost = follow(columns, SOURCE)
     elif lacks_next_masks(columns):
-        columns.setdefault("truncated", np.zeros(len(columns["rewards"]), np.bool_))
         n_left_out = leave_out_unmasked(columns)
         notes = notes_on_unmasked(n_left_out)
         has_lost = n_left_out > 0

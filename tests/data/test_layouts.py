@@ -232,13 +232,20 @@ class TestRLlib:
         }
 
 
-def test_possible_actions_that_differ_are_a_problem(tmp_path):
+def test_possible_actions_that_differ_are_masks(tmp_path):
     rows = list(layouts.reagent_rows(LOG))
-    rows[3]["possible_actions"] = ["1"]
+    chosen = rows[3]["action"]
+    rows[3]["possible_actions"] = [chosen]
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    (problem,) = inspect_table(path).problems
-    assert "possible actions differ from row to row" in problem
+    inspection = inspect_table(path)
+    assert inspection.problems == []
+    assert inspection.mapping["action_mask"] == ["possible_actions"]
+    mapping = {**inspection.mapping, "last_row": "terminal"}
+    log = open_transitions(path, mapping=mapping)
+    counts = log.action_mask.sum(axis=1)
+    assert np.flatnonzero(counts == 1).tolist() == [3]
+    assert log.action_mask[3, log.actions[3]]
 
 
 class TestVowpalWabbit:
@@ -292,6 +299,42 @@ class TestVowpalWabbit:
         ).value
         assert value == pytest.approx(0.5, abs=0.1)  # 120 rows: standard error 0.046
 
+    def test_sets_of_actions_that_differ_are_masks(self, tmp_path):
+        """In the morning politics is not on offer; actions have an id beside other
+        features.
+        """
+
+        def change(record, i):
+            multi = [
+                {"Article": {"id": label, "age": i + 0.5}} for label in self.LABELS
+            ]
+            if i % 2 == 0:
+                if record["_labelIndex"] == 2:
+                    record["_labelIndex"] = 0
+                multi = multi[:2]
+                record["_label_probability"] = (0.7, 0.3)[record["_labelIndex"]]
+                record["_label_cost"] = -float(record["_labelIndex"])
+            return {**record, "c": {**record["c"], "_multi": multi}}
+
+        path = self.write(tmp_path / "log.json", change, decisions=1000)
+        inspection = inspect_table(path)
+        assert (inspection.problems, inspection.open) == ([], {})
+        assert inspection.mapping["action_mask"] == ["available_actions"]
+        log = open_transitions(path, mapping=inspection.mapping)
+        assert log.metadata.extra["action_names"] == ["food", "politics", "sport"]
+        np.testing.assert_array_equal(log.action_mask[:2], [[1, 0, 1], [1, 1, 1]])
+        estimate = koffline.evaluate(
+            log,
+            # in the morning a third of its probability is on what is not available
+            lambda observations: np.full((len(observations), 3), 1.0 / 3.0),
+            gamma=0.5,
+            estimator="wis",
+        )
+        # mornings: food is right, chosen in half of the rows; afternoons: sport, in a
+        # third
+        assert estimate.value == pytest.approx(0.5 * (1 / 2 + 1 / 3), abs=0.06)
+        assert any("16.67% of" in note for note in estimate.notes)
+
     def test_dropped_decisions_are_weights(self, tmp_path):
         path = self.write(
             tmp_path / "log.json",
@@ -305,17 +348,19 @@ class TestVowpalWabbit:
         ("changed", "words"),
         [
             (
-                lambda c: {**c, "_multi": c["_multi"][:2]},
-                "3 actions in decision 1, 2 in decision 8",
+                lambda c: {**c, "_multi": [{"x": 1.5}, *c["_multi"][1:]]},
+                "nothing identifies those of decision 8",
             ),
             (
-                lambda c: {**c, "_multi": c["_multi"][::-1]},
-                "other features or another order",
+                lambda c: {**c, "_multi": [c["_multi"][0]] * 3},
+                "nothing identifies those of decision 8",
             ),
             (lambda c: {"User": c["User"]}, "decision 8 lists no actions"),
         ],
     )
-    def test_other_sets_of_actions_are_refused(self, tmp_path, changed, words):
+    def test_sets_of_actions_that_nothing_identifies_are_refused(
+        self, tmp_path, changed, words
+    ):
         def change(record, i):
             if i != 7:
                 return record

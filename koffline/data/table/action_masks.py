@@ -20,6 +20,14 @@ from koffline.errors import DataError, counted, listed
 _REMEDY = "name a column of 0 and 1 for each action, or a list of the labels"
 
 
+def as_lists(column: pl.Series) -> pl.Series:
+    """A column of lists or arrays as one of lists."""
+    kind = column.dtype
+    if isinstance(kind, pl.Array):
+        return column.cast(pl.List(kind.inner))
+    return column
+
+
 @dataclass
 class MaskLists:
     """What lists of one column may be, from the rows so far.
@@ -39,7 +47,9 @@ class MaskLists:
         """Add rows. lists (N,): of texts or numbers. actions (N,): the logged ones."""
         rows = pl.DataFrame({"lists": lists, "actions": actions}).drop_nulls()
         self.rows += rows.height
-        inner = getattr(lists.dtype, "inner", None)
+        kind = lists.dtype
+        assert isinstance(kind, pl.List), "of `as_lists`"
+        inner = kind.inner
         size = pl.col("lists").list.len()
         self.lengths |= set(rows.select(size.unique()).to_series().to_list())
         items = rows.select(pl.col("lists").explode(empty_as_null=False)).to_series()

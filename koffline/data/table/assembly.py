@@ -17,7 +17,11 @@ from koffline.data.raw import (
     shaped_actions,
 )
 from koffline.data.spaces import Discrete
-from koffline.data.table.action_masks import masks_of_columns, masks_of_lists
+from koffline.data.table.action_masks import (
+    as_lists,
+    masks_of_columns,
+    masks_of_lists,
+)
 from koffline.data.table.column_names import Flag, flag_of
 from koffline.data.table.column_types import Kind
 from koffline.data.table.flag_values import read_flags
@@ -164,7 +168,7 @@ def _masks(
         )
     first = table.roles.action_mask[:1]
     return masks_of_lists(
-        column.cast(pl.List(getattr(column.dtype, "inner", None))),
+        as_lists(column),
         are_flags=any(table.mask_flags.get(name, False) for name in first),
         categories=table.categories,
         spelled=table.spelled.get(table.roles.action[0], {}),

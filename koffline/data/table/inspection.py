@@ -541,6 +541,7 @@ def _settle_masks(inspection: Inspection) -> None:
     two or more columns of 0 and 1 that belong together; if they differ from row to row.
     """
     flags: dict[str, list[ColumnProfile]] = {}
+    lists: dict[str, list[ColumnProfile]] = {}
     for column in inspection.columns:
         words = parts(column.name)
         is_set = _POSSIBLE.intersection(words) and _ACTIONS.intersection(words)
@@ -555,16 +556,14 @@ def _settle_masks(inspection: Inspection) -> None:
             if set(values.cast(pl.String).unique()) <= _FLAG_TEXTS:
                 flags.setdefault(role, []).append(column)
         elif values.n_unique() > 1:
-            _take_as_masks(role, [column])
-    for role, columns in flags.items():
-        if len(columns) > 1:
-            _take_as_masks(role, columns)
-
-
-def _take_as_masks(role: str, columns: list[ColumnProfile]) -> None:
-    for column in columns:
-        column.role = role
-        column.reason = "the available actions"
+            lists.setdefault(role, []).append(column)
+    for role in ("action_mask", "next_action_mask"):
+        columns = lists.get(role, flags.get(role, []))
+        is_pair = role == "action_mask" or "action_mask" in (lists or flags)
+        if is_pair and (len(columns) == 1) == (role in lists):
+            for column in columns:
+                column.role = role
+                column.reason = "the available actions"
 
 
 def _settle_probabilities(inspection: Inspection) -> None:

@@ -24,7 +24,7 @@ from koffline.data.spaces import (
 )
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
-from koffline.data.table.action_masks import MaskLists
+from koffline.data.table.action_masks import MaskLists, as_lists
 from koffline.data.table.column_types import ColumnType, Kind, Types
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.flag_values import read_flags
@@ -571,7 +571,7 @@ def _look_at_masks(table: SurveyedTable, frame: pl.DataFrame) -> None:
     roles = table.roles
     for name in roles.action_mask:
         if _is_mask_list(table, frame[name]):
-            lists = frame[name].cast(pl.List(getattr(frame[name].dtype, "inner", None)))
+            lists = as_lists(frame[name])
             table.missing[name] += lists.null_count()
             table.mask_lists.setdefault(name, MaskLists()).add(
                 lists, frame[roles.action[0]]
