@@ -446,7 +446,7 @@ def inspect_table(
         _check_last_flag(inspection, guess, tool)
         _ask_about_doubtful(inspection, tool, known or {})
     _check_last_rows(inspection, guess)
-    _settle_masks(inspection)
+    _settle_masks(inspection, known or {})
     if guess.steps.has_ids:
         _check_ends(inspection, guess)
     _check_later(inspection, guess)
@@ -536,16 +536,20 @@ def _ask_about_doubtful(
             )
 
 
-def _settle_masks(inspection: Inspection) -> None:
+def _settle_masks(inspection: Inspection, known: Mapping[str, Sequence[str]]) -> None:
     """Propose what says which actions were available as masks: a column of lists, or
     two or more columns of 0 and 1 that belong together; if they differ from row to row.
+
+    known: columns by role, as the user says.
     """
+    settled = {name for names in known.values() for name in names}
     flags: dict[str, list[ColumnProfile]] = {}
     lists: dict[str, list[ColumnProfile]] = {}
     for column in inspection.columns:
         words = parts(column.name)
         is_set = _POSSIBLE.intersection(words) and _ACTIONS.intersection(words)
         is_free = column.role in (IGNORED, "observations")
+        is_free = is_free and column.name not in settled
         values = column.values.drop_nulls()
         if not is_set or not is_free or not len(values):
             continue
