@@ -310,6 +310,86 @@ def further_policies() -> str:
     return markdown([*head, "a further one, CPU s", "ratio"], lines)
 
 
+def wide_states() -> str:
+    """Errors of the default on wide states, by attempt."""
+    lines = []
+    for row in results("wide_states")["summary"]:
+        if row["estimator"] not in ("kloss+fqe", "drl", "wdr"):
+            continue
+        lines.append(
+            [
+                row["world"],
+                row["attempt"],
+                f"`{row['estimator']}`",
+                ", ".join(f"{100 * error:+.1f} %" for error in row["errors"]),
+                _of([row["covered"], row["intervals"]]),
+                f"{100 * row['width']:.0f} %",
+            ]
+        )
+    head = ["world", "networks", "estimator", "errors by draw", "held", "width"]
+    return markdown(head, lines)
+
+
+def wide_states_by_weights() -> str:
+    """What weights by earlier visits add, on wide states and where nothing is
+    hidden.
+    """
+    lines = []
+    depths = ("1", "2", "4", "8")
+    for run in results("wide_states")["runs"]:
+        if run["attempt"] != "as it is" or "centred" not in run:
+            continue
+        line = [run["world"], str(run["draw"])]
+        for depth in depths:
+            value, error = run["centred"][depth]
+            line.append(f"{value:+.3f} ({value / error:+.1f})")
+        lines.append(line)
+    return markdown(["world", "draw", *(f"{depth} back" for depth in depths)], lines)
+
+
+def wide_states_by_bricks() -> str:
+    """Values of the player's screens by the number of bricks gone, beside returns."""
+    content = results("wide_states_by_bricks")
+    lines = [
+        ["rows of the log", "", *(f"{rows:,}" for rows in content["rows"])],
+        ["share of the visits", "", *(f"{share:.0%}" for share in content["visits"])],
+        ["mean return", "", *(f"{value:.2f}" for value in content["returns"])],
+    ]
+    for way, of_way in content["ways"].items():
+        values = [f"{value:.2f}" for value in of_way["values"]]
+        lines.append([way, f"{of_way['held_out_kernel_ratio']:.2f}", *values])
+    head = ["bricks gone", "held-out loss"]
+    for low, high in content["bricks"]:
+        if low == high:
+            head.append(str(low))
+        else:
+            head.append(f"{low} to {high}")
+    return markdown(head, lines)
+
+
+def small_logs() -> str:
+    """Errors and intervals of small logs, by attempt."""
+    lines = []
+    for row in results("small_logs")["summary"]:
+        least = "–"
+        if row["least_error"] is not None:
+            least = f"{100 * row['least_error']:.1f} %"
+        lines.append(
+            [
+                row["world"],
+                f"{row['rows']:,}",
+                row["attempt"],
+                f"{100 * row['error']:.1f} %",
+                least,
+                f"{100 * row['bias']:+.1f} %",
+                _of([row["covered"], row["intervals"]]),
+                f"{100 * row['width']:.0f} %",
+            ]
+        )
+    head = ["world", "rows", "estimate", "mean error", "least", "bias", "held"]
+    return markdown([*head, "width"], lines)
+
+
 def structure() -> str:
     """How many of the faulty logs the tests of a log's structure noticed."""
     detected = results("structure")["detected"]
@@ -552,6 +632,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "open-bandit-pipeline": open_bandit_pipeline,
     "further-policies": further_policies,
     "stream-pass": stream_pass,
+    "wide-states": wide_states,
+    "wide-states-by-weights": wide_states_by_weights,
+    "wide-states-by-bricks": wide_states_by_bricks,
+    "small-logs": small_logs,
     "structure": structure,
     "state-and-drift": state_and_drift,
     "kernel-intervals": kernel_intervals,
