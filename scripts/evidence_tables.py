@@ -347,26 +347,6 @@ def wide_states_by_weights() -> str:
     return markdown(["world", "draw", *(f"{depth} back" for depth in depths)], lines)
 
 
-def wide_states_by_bricks() -> str:
-    """Values of the player's screens by the number of bricks gone, beside returns."""
-    content = results("wide_states_by_bricks")
-    lines = [
-        ["rows of the log", "", *(f"{rows:,}" for rows in content["rows"])],
-        ["share of the visits", "", *(f"{share:.0%}" for share in content["visits"])],
-        ["mean return", "", *(f"{value:.2f}" for value in content["returns"])],
-    ]
-    for way, of_way in content["ways"].items():
-        values = [f"{value:.2f}" for value in of_way["values"]]
-        lines.append([way, f"{of_way['held_out_kernel_ratio']:.2f}", *values])
-    head = ["bricks gone", "held-out loss"]
-    for low, high in content["bricks"]:
-        if low == high:
-            head.append(str(low))
-        else:
-            head.append(f"{low} to {high}")
-    return markdown(head, lines)
-
-
 def small_logs() -> str:
     """Errors and intervals of small logs, by attempt."""
     lines = []
@@ -634,7 +614,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "stream-pass": stream_pass,
     "wide-states": wide_states,
     "wide-states-by-weights": wide_states_by_weights,
-    "wide-states-by-bricks": wide_states_by_bricks,
     "small-logs": small_logs,
     "structure": structure,
     "state-and-drift": state_and_drift,

@@ -25,7 +25,7 @@ from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.workspace import Workspace
 
 _FEATURES = 200
-_RIDGE = 1e-2  # relative to a feature's mean square
+_RIDGE = 1e-2  # relative to the mean square of all features
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,9 @@ def explain_by_rows(
             is_in_half = unit % 2 == half
             known = features[~is_in_half]
             second = known.T @ known
-            ridge = _RIDGE * np.maximum(np.diag(second), 1e-12)
-            slopes = np.linalg.solve(
-                second + np.diag(ridge), known.T @ weights[~is_in_half]
-            )
+            # the same for all: a column that hardly varies in this half has no slope
+            ridge = _RIDGE * np.diag(second).mean() * np.eye(len(second))
+            slopes = np.linalg.solve(second + ridge, known.T @ weights[~is_in_half])
             explained[is_in_half] = features[is_in_half] @ slopes
         return explained
 

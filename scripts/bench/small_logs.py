@@ -22,7 +22,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -319,10 +319,10 @@ def cut_at_returns(
 # --- Runs -----------------------------------------------------------------------------
 
 
-def cells(draws: int) -> Iterator[tuple[str, int, int]]:
+def cells(draws: int, worlds: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield (world, rows, draw), draw by draw."""
     for draw in range(draws):
-        for name in WORLDS:
+        for name in worlds:
             for rows in ROWS:
                 yield name, rows, draw
 
@@ -400,6 +400,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--draws", type=int, default=12)
+    parser.add_argument("--worlds", nargs="*", choices=WORLDS, default=WORLDS)
     parser.add_argument("--runs", type=Path, default=Path("out/small_logs.jsonl"))
     parser.add_argument("--set", nargs="*", default=[], help="settings, as ridge=1e-3")
     parser.add_argument("--out", type=Path)
@@ -410,7 +411,9 @@ def main() -> None:
         return answer(world, rows, draw, options)
 
     names = ("world", "rows", "draw")
-    runs = kept_runs(arguments.runs, names, cells(arguments.draws), measure)
+    runs = kept_runs(
+        arguments.runs, names, cells(arguments.draws, arguments.worlds), measure
+    )
     summary = summarise(runs)
     print(as_table(summary))
     if arguments.out is not None:

@@ -258,9 +258,14 @@ def right_question(name: str) -> Question:
 
 
 def as_it_is(question: Question) -> dict[str, Any]:
-    """The default."""
+    """The default, and what weights by earlier visits add to it."""
     with opened(question) as workspace:
-        return answers(workspace)
+        result = answers(workspace)
+        if question.log.behavior_log_probabilities is not None:
+            by_weights = corrections(workspace, DEPTHS)
+            result["corrections"] = by_weights.plain
+            result["centred"] = by_weights.centred
+    return result
 
 
 def last_action_known(question: Question) -> dict[str, Any]:
@@ -296,8 +301,11 @@ def by_half_gap(question: Question) -> dict[str, Any]:
         mean = np.where(has_two, observations.mean(axis=0), measures.input_location)
         return dataclasses.replace(measures, input_scale=scale, input_location=mean)
 
-    with mock.patch.object(problem_module, "_measure", measure):
-        return as_it_is(question)
+    with (
+        mock.patch.object(problem_module, "_measure", measure),
+        opened(question) as workspace,
+    ):
+        return answers(workspace)
 
 
 ATTEMPTS: dict[str, Callable[[Question], dict[str, Any]]] = {
@@ -325,8 +333,8 @@ def opened(question: Question) -> Any:
 
 
 def answers(workspace: Workspace) -> dict[str, Any]:
-    """Values and intervals by estimator, the verdict, and by how much weighted
-    residuals would correct the networks (`scripts.bench.backward_weights`).
+    """Values and intervals by estimator, the verdict, and what the networks' rows
+    tell.
     """
     by_name: dict[str, Any] = {}
     verdict = None
@@ -354,10 +362,6 @@ def answers(workspace: Workspace) -> dict[str, Any]:
         "memory_p_value": memory and memory.p_value,
     }
     result["direct"] = float(workspace.held_values.starts.mean())
-    if workspace.transitions.behavior_log_probabilities is not None:
-        by_weights = corrections(workspace, DEPTHS)
-        result["corrections"] = by_weights.plain
-        result["centred"] = by_weights.centred
     return result
 
 
@@ -371,7 +375,7 @@ OTHER_WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "first layer decays, 0.1": ({}, 0.1),
     "first layer decays, 1": ({}, 1.0),
 }
-BRICKS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 5), (6, 8), (9, 30))
+BRICKS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 5), (6, 8), (9, 14), (15, 30))
 _SCREEN = 400
 _PLAYED = 800
 
