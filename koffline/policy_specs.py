@@ -333,9 +333,15 @@ def _of_function(
         if features is not None and not is_network and not is_of_outputs:
             function = partial(_numbered, function, name, features)
     policy = callable_policy(function, name, action_space, observation_shape)
+    policy = replace(policy, notes=tuple(notes), remedy=remedy)
+    return _told_of_mask(policy, takes_mask)
+
+
+def _told_of_mask(policy: Policy, takes_mask: bool) -> Policy:
+    """A policy that is given masks of available actions if its function takes them."""
     if isinstance(policy, DiscretePolicy):
-        policy = replace(policy, takes_mask=takes_mask)
-    return replace(policy, notes=tuple(notes), remedy=remedy)
+        return replace(policy, takes_mask=takes_mask)
+    return policy
 
 
 def _of_network(function: Callable[..., object]) -> Callable[..., object]:
