@@ -591,12 +591,14 @@ def _numbered(
     name: str,
     features: Features,
     observations: np.ndarray,
-    *beside: np.ndarray,
+    masks: np.ndarray | None = None,
 ) -> object:
     """Call the function, with masks beside the observations if it takes them, and
     convert action texts to indices.
     """
-    return features.numbers(function(observations, *beside), name)
+    if masks is None:
+        return features.numbers(function(observations), name)
+    return features.numbers(function(observations, masks), name)
 
 
 def _read(

@@ -156,7 +156,7 @@ def export_mixture(
             # torch warns of tracing, and that both formats are deprecated
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
-            examples = (torch.rand(_EXAMPLE_ROWS, *shape),)
+            examples = (torch.rand((_EXAMPLE_ROWS, *shape)),)
             content = traced(module, examples, is_onnx=suffix == ".onnx")
             temporary.write_bytes(content)
         paths.append(path)

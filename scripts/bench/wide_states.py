@@ -177,7 +177,17 @@ def breakout_log(seed: int, repeats: float) -> Transitions:
         rows += count
         episodes += 1
     joined = {name: np.concatenate(columns) for name, columns in parts.items()}
-    return Transitions(**joined, action_space=Discrete(3))
+    return Transitions(
+        observations=joined["observations"],
+        actions=joined["actions"],
+        rewards=joined["rewards"],
+        next_observations=joined["next_observations"],
+        terminated=joined["terminated"],
+        truncated=joined["truncated"],
+        episode_ids=joined["episode_ids"],
+        behavior_log_probabilities=joined["behavior_log_probabilities"],
+        action_space=Discrete(3),
+    )
 
 
 def breakout_truth(repeats: float) -> float:
@@ -201,8 +211,8 @@ def one_hot_grid() -> FiniteCase:
     """A grid of 15 times 15 cells with a goal in the far corner."""
     world = EmbeddedMDP(grid(15, 15, goal=20.0), np.eye(225))
     log = np.tile((0.35, 0.35, 0.15, 0.15), (225, 1))
-    asked = np.tile((0.45, 0.45, 0.05, 0.05), (225, 1))
-    return FiniteCase(GRID, world, log, asked, gamma=0.98, time_limit=100)
+    target = np.tile((0.45, 0.45, 0.05, 0.05), (225, 1))
+    return FiniteCase(GRID, world, log, target, gamma=0.98, time_limit=100)
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,24 +174,26 @@ def test_episodes_with_other_masks_are_no_copies() -> None:
 
 
 def test_arrays_of_other_programs_under_usual_names(tmp_path: Path) -> None:
-    made = columns(next_action_mask=None, action_space=None, steps=None)
+    log_columns = columns(next_action_mask=None, action_space=None, steps=None)
     arrays = {
-        "observations": made["observations"],
-        "actions": made["actions"],
-        "rewards": made["rewards"],
-        "terminals": made["terminated"],
-        "timeouts": made["truncated"],
-        "action_masks": made["action_mask"].astype(np.float32),
+        "observations": log_columns["observations"],
+        "actions": log_columns["actions"],
+        "rewards": log_columns["rewards"],
+        "terminals": log_columns["terminated"],
+        "timeouts": log_columns["truncated"],
+        "action_masks": log_columns["action_mask"].astype(np.float32),
     }
     np.savez(tmp_path / "log.npz", **arrays)
     log = open_transitions(tmp_path / "log.npz")
     # the last rows of three cut episodes have no next observation
     assert len(log) == ROWS - 3
     assert log.action_space == Discrete(ACTIONS)
-    np.testing.assert_array_equal(log.action_mask[:4], made["action_mask"][:4])
-    np.testing.assert_array_equal(log.next_action_mask[6], made["action_mask"][7])
+    np.testing.assert_array_equal(log.action_mask[:4], log_columns["action_mask"][:4])
+    np.testing.assert_array_equal(
+        log.next_action_mask[6], log_columns["action_mask"][7]
+    )
     # with next observations those rows say not what was available next
-    arrays["next_observations"] = made["next_observations"]
+    arrays["next_observations"] = log_columns["next_observations"]
     log = open_transitions(arrays)
     assert len(log) == ROWS - 3
     assert any(
@@ -204,14 +206,16 @@ def test_arrays_of_other_programs_under_usual_names(tmp_path: Path) -> None:
 
 
 def test_lists_of_episodes() -> None:
-    made = columns()
+    log_columns = columns()
     episodes = [
         {
             "observations": np.zeros((3, 2)),
-            "actions": made["actions"][:2],
+            "actions": log_columns["actions"][:2],
             "rewards": np.zeros(2),
             "terminations": False,
-            "action_mask": np.concatenate([made["action_mask"][:2], [[0, 1, 0]]]),
+            "action_mask": np.concatenate(
+                [log_columns["action_mask"][:2], [[0, 1, 0]]]
+            ),
         }
     ]
     log = open_transitions(episodes)

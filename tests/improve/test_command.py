@@ -240,7 +240,8 @@ def test_a_refused_command_takes_away_nothing_of_an_interrupted_search(
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"hours of work")
     out = tmp_path / "better"
-    assert run_cli("improve", log, "--gamma", GAMMA, "--out", out, *words).exit_code
+    command = ["improve", log, "--gamma", GAMMA, "--out", out]
+    assert run_cli(*[*command, *words]).exit_code
     assert kept.read_bytes() == b"hours of work"
 
 

@@ -141,7 +141,7 @@ def test_exports_take_observations_as_the_log_has_them(
     shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     mixture = MIXTURES["discrete"]
-    states = STATES.reshape(-1, *shape)
+    states = STATES.reshape((-1, *shape))
     expected = mixture.discrete(STATES)
     for path in export_mixture(mixture, tmp_path, shape):
         if path.suffix == ".onnx":

@@ -71,8 +71,9 @@ class MaskedWorld:
                 is_over = bool(generator.random() > GOES_ON)
                 rows.append((state, action, reward, after, is_over, episode))
                 state = after
-        states, actions, rewards, following, ended, numbers = map(
-            np.array, zip(*rows, strict=True)
+        fields = range(len(rows[0]))
+        states, actions, rewards, following, ended, numbers = (
+            np.array([row[field] for row in rows]) for field in fields
         )
         return koffline.Transitions(
             observations=np.eye(STATES)[states],
