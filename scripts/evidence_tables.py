@@ -507,6 +507,8 @@ def improvement_logs() -> str:
     lines = []
     for half, title in titles.items():
         ours = halves[half]["ours"]
+        if not ours["logs"]:
+            continue
         lines.append(
             [
                 title,

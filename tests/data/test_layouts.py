@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 
 import koffline
 from koffline.data.sources import layout_of, open_transitions
@@ -433,6 +434,24 @@ def test_open_bandit_rows_are_decisions_on_items(tmp_path):
         estimator="wis",
     ).value
     assert value == pytest.approx(0.4, abs=0.08)  # 400 rows: standard error 0.025
+
+
+def test_open_bandit_rows_without_propensities_are_decisions_on_items_too():
+    mapping = inspect_table("datasets/open_bandit/men_bts.parquet").mapping
+    assert (mapping["one_step"], mapping["action"]) == (True, ["item_id"])
+    assert mapping["reward"] == "click"
+    assert "episode" not in mapping
+    assert "behavior_probability" not in mapping
+
+
+def test_options_that_are_not_given_leave_what_the_tool_says(tmp_path):
+    open_bandit(tmp_path / "all.csv")
+    written = tmp_path / "m.yaml"
+    done = run_cli("data", "inspect", tmp_path / "all.csv", "--out", written)
+    assert done.exit_code == 0
+    by_command = yaml.safe_load(written.read_text())
+    assert by_command["action"] in ("item_id", ["item_id"])
+    assert by_command["behavior_probability"] == "propensity_score"
 
 
 @pytest.mark.parametrize(

@@ -421,12 +421,14 @@ def inspect_table(
         )
         for column in stored
     ]
-    _check_known(name, known or {}, list(stored))
+    # an option that was not given has no columns
+    settled = {role: names for role, names in (known or {}).items() if names}
+    _check_known(name, settled, list(stored))
     try:
         tool = find_tool(stored, header.layout, format)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
-    guess = _guess(columns, tool, known or {})
+    guess = _guess(columns, tool, settled)
     inspection = Inspection(source, held.height, columns)
     if tool is not None:
         inspection.layout = tool.title
@@ -444,9 +446,9 @@ def inspect_table(
         inspection.ask(key, answers)
     if tool is not None:
         _check_last_flag(inspection, guess, tool)
-        _ask_about_doubtful(inspection, tool, known or {})
+        _ask_about_doubtful(inspection, tool, settled)
     _check_last_rows(inspection, guess)
-    _settle_masks(inspection, known or {})
+    _settle_masks(inspection, settled)
     if guess.steps.has_ids:
         _check_ends(inspection, guess)
     _check_later(inspection, guess)

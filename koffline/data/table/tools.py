@@ -87,7 +87,7 @@ TOOLS = (
     Tool(
         name="open-bandit",
         title="Open Bandit Dataset",
-        columns=frozenset(("item_id", "position", "click", "propensity_score")),
+        columns=frozenset(("item_id", "position", "click")),
         roles={
             "action": ["item_id"],
             "reward": ["click"],
