@@ -148,8 +148,8 @@ class DiscretePolicy:
 def among_available(
     probabilities: Actions, action_mask: ActionMasks, name: str
 ) -> Actions:
-    """π(a|s, A(s)) = π(a|s) 1[a ∈ A(s)] / Σ_{b ∈ A(s)} π(b|s): probabilities (N, n) among
-    the available actions of each row. Rows without probability elsewhere stay as they
+    """π(a|s, A(s)) = π(a|s) 1[a ∈ A(s)] / Σ_{b ∈ A(s)} π(b|s): probabilities (N, n)
+    among the available actions of each row. Rows without probability elsewhere stay as they
     are.
 
     name: of the policy. Raises PolicyError if some row has no probability of an

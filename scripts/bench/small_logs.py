@@ -44,9 +44,20 @@ from koffline.policies import Policy
 from scripts.bench.coverage import kept_runs
 from scripts.bench.efficiency import efficiency_bound
 from scripts.bench.embedded import EmbeddedMDP
+from scripts.bench.percent_table import percent_table
 from scripts.bench.user_logs import problems as user_problems
 from tests.exact_problems import CASES, FiniteCase
 
+_SHOWN = {
+    "world": "world",
+    "rows": "rows",
+    "attempt": "attempt",
+    "draws": "draws",
+    "error": "mean error",
+    "least_error": "least possible",
+    "bias": "bias",
+    "width": "mean width",
+}
 ROWS = (300, 1000)
 TODAY = "as it is"
 TOWARD_BEHAVIOR = "toward the behavior policy's value"
@@ -372,28 +383,6 @@ def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return summary
 
 
-def as_table(summary: list[dict[str, Any]]) -> str:
-    """A markdown table of a summary."""
-    lines = [
-        "| world | rows | attempt | draws | mean error | least possible | bias |"
-        " intervals that hold | mean width |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in summary:
-        width = "–"
-        if row["width"] is not None:
-            width = f"{row['width']:.0%}"
-        least = "–"
-        if row["least_error"] is not None:
-            least = f"{row['least_error']:.1%}"
-        lines.append(
-            f"| {row['world']} | {row['rows']} | {row['attempt']} | {row['draws']} |"
-            f" {row['error']:.1%} | {least} | {row['bias']:+.1%} |"
-            f" {row['covered']} of {row['intervals']} | {width} |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Answer what is missing, then print and write the summary."""
     parser = argparse.ArgumentParser(
@@ -415,7 +404,7 @@ def main() -> None:
         arguments.runs, names, cells(arguments.draws, arguments.worlds), measure
     )
     summary = summarise(runs)
-    print(as_table(summary))
+    print(percent_table(summary, _SHOWN))
     if arguments.out is not None:
         command = ["python", "-m", "scripts.bench.small_logs", *sys.argv[1:]]
         content = {"command": shlex.join(command), "summary": summary, "runs": runs}

@@ -49,9 +49,19 @@ from scripts.bench.backward_weights import corrections
 from scripts.bench.coverage import kept_runs
 from scripts.bench.embedded import EmbeddedMDP
 from scripts.bench.finite_worlds import grid
+from scripts.bench.percent_table import percent_table
 from scripts.bench.user_logs import problems as user_problems
 from tests.exact_problems import CASES, FiniteCase
 
+_SHOWN = {
+    "world": "world",
+    "attempt": "attempt",
+    "estimator": "estimator",
+    "draws": "draws",
+    "bias": "bias",
+    "error": "mean error",
+    "width": "mean width",
+}
 MISSING = (
     "Breakout needs the package MinAtar, which is not installed; pip install --no-deps"
     " MinAtar==1.0.15"
@@ -551,25 +561,6 @@ def summarise(
     return summary
 
 
-def as_table(summary: list[dict[str, Any]]) -> str:
-    """A markdown table of a summary."""
-    lines = [
-        "| world | attempt | estimator | draws | bias | mean error | intervals that"
-        " hold | mean width |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in summary:
-        width = "–"
-        if row["width"] is not None:
-            width = f"{row['width']:.0%}"
-        lines.append(
-            f"| {row['world']} | {row['attempt']} | `{row['estimator']}` |"
-            f" {row['draws']} | {row['bias']:+.1%} | {row['error']:.1%} |"
-            f" {row['covered']} of {row['intervals']} | {width} |"
-        )
-    return "\n".join(lines)
-
-
 def table_of_weights(runs: list[dict[str, Any]]) -> str:
     """A markdown table of the centred corrections by depth, each with its distance from
     zero in standard errors.
@@ -632,7 +623,7 @@ def main() -> None:
     names = ("world", "attempt", "draw")
     runs = kept_runs(arguments.runs, names, cells(arguments.draws), measure)
     summary = summarise(runs, truth_of)
-    print(as_table(summary))
+    print(percent_table(summary, _SHOWN))
     print(table_of_weights(runs))
     if arguments.out is not None:
         content = {"command": command, "summary": summary, "runs": runs}

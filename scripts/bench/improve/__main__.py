@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,17 @@ _OUR_SIZES = (20, 100, 500, 2000)
 _RESULTS = ROOT / "docs" / "results"
 
 
-def tabular_cells(draws: int) -> list[cells.Cell]:
-    """Blocks of draws of both families, in turn."""
+def blocks_of_draws(
+    kinds: Sequence[str], measure: Callable[[str, range], Any], draws: int
+) -> list[cells.Cell]:
+    """Blocks of draws of every kind, in turn."""
     return [
         cells.Cell(
-            f"{family} {first:05}",
-            partial(spibb.measure_tabular, family, range(first, first + _BLOCK)),
+            f"{kind} {first:05}",
+            partial(measure, kind, range(first, first + _BLOCK)),
         )
         for first in range(0, draws, _BLOCK)
-        for family in spibb.FAMILIES
+        for kind in kinds
     ]
 
 
@@ -45,18 +47,6 @@ def our_protocol_cells(draws: int, improve: Callable[..., Any]) -> list[cells.Ce
         for seed in range(draws)
         for size in _OUR_SIZES
         for family in spibb.FAMILIES
-    ]
-
-
-def certificate_cells(draws: int) -> list[cells.Cell]:
-    """Blocks of draws of both kinds, in turn."""
-    return [
-        cells.Cell(
-            f"{kind} {first:05}",
-            partial(certificates.measure, kind, range(first, first + _BLOCK)),
-        )
-        for first in range(0, draws, _BLOCK)
-        for kind in certificates.KINDS
     ]
 
 
@@ -109,9 +99,13 @@ def planned(
         if options.only is None or options.only in f"{entry.half} {entry.name}"
     ]
     if part == "spibb":
-        return tabular_cells(options.draws), "spibb"
+        plan = blocks_of_draws(spibb.FAMILIES, spibb.measure_tabular, options.draws)
+        return plan, "spibb"
     if part == "certificates":
-        return certificate_cells(options.certificates), "certificates"
+        plan = blocks_of_draws(
+            certificates.KINDS, certificates.measure, options.certificates
+        )
+        return plan, "certificates"
     if part == "peers":
         return peer_cells(entries), "logs"
     if improve is None:
