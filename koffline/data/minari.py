@@ -307,8 +307,8 @@ def write_minari(
 ) -> None:
     """Write a dataset folder atomically. Raises DataError.
 
-    Log-probabilities, weights, clusters and masks are stored in the infos; images are stored
-    without JPEG.
+    Log-probabilities, weights, clusters and masks are stored in the infos; images are
+    stored without JPEG.
     """
     from minari import __version__ as minari_version
     from minari.data_collector import EpisodeBuffer

@@ -8,6 +8,8 @@ from β: Brandfonbrener et al. 2021)
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import torch
 from scipy.linalg import block_diag
@@ -113,7 +115,7 @@ def _mean_layers(network: StackedMLP) -> list[tuple[np.ndarray, np.ndarray]]:
         if number == 0:
             layers.append((np.concatenate(list(weights), axis=1), biases.ravel()))
         elif number < len(stacked) - 1:
-            layers.append((block_diag(*weights), biases.ravel()))
+            layers.append((reduce(block_diag, weights), biases.ravel()))
         else:
             stacked_weights = np.concatenate(list(weights), axis=0) / count
             layers.append((stacked_weights, biases.mean(axis=0)))
