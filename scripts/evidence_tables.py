@@ -287,6 +287,28 @@ def open_bandit_pipeline() -> str:
     return markdown([*head, "mean error", "held", "width"], lines)
 
 
+def all_cores() -> str:
+    """What an evaluation takes on one core and on several."""
+    rows = results("cores")
+    one = rows["1 core"]
+    lines = []
+    for name, row in rows.items():
+        if row["digest"] != one["digest"]:
+            raise ValueError(f"{name}: the digits differ from those of 1 core")
+        lines.append(
+            [
+                name,
+                f"{row['wall']:.1f}",
+                f"{one['wall'] / row['wall']:.2f}",
+                f"{row['processor']:.1f}",
+                f"{row['memory']:.0f}",
+                f"{row['memory'] / one['memory']:.2f}",
+            ]
+        )
+    head = ["", "seconds", "times as fast", "processor seconds", "MB", "ratio"]
+    return markdown(head, lines)
+
+
 def stream_pass() -> str:
     """What a row of a log on disk costs, before and now."""
     header, *rows = pass_cost.as_table(results("pass_cost"))
@@ -632,6 +654,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rewards-or-kernel-loss": rewards_or_kernel_loss,
     "open-bandit-pipeline": open_bandit_pipeline,
     "further-policies": further_policies,
+    "cores": all_cores,
     "stream-pass": stream_pass,
     "wide-states": wide_states,
     "wide-states-by-weights": wide_states_by_weights,
