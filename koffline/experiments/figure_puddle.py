@@ -223,8 +223,11 @@ def _row_title(place: str, curves: Curves) -> str:
             f"Target policy of temperature {temperature:g}, nearly deterministic: one"
             " log, ten seeds"
         )
-    name = place.partition(" ")[2].replace("T ", "temperature ")
-    text = f"Target policy of {name}: five logs, two seeds each"
+    name = place.partition(" ")[2]
+    policy = f"Target policy of {name.replace('T ', 'temperature ')}"
+    if name == "random":
+        policy = "Random target policy"
+    text = f"{policy}: five logs, two seeds each"
     if len(methods) < len(style.METHODS):
         text += f"; {len(methods)} of {len(style.METHODS)} methods are finished"
     return text
