@@ -9,7 +9,7 @@ DATA := datasets/cartpole.hdf5
 POLICY := datasets/cartpole_policy.npz
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow coverage check format bench docs clean
+.PHONY: help demo test test-long test-slow coverage check format bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,11 +34,14 @@ demo: $(VENV)/.base  ## evaluate a policy from the bundled log: a table and a re
 test: $(VENV)/.dev  ## the default tests
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
+test-long: $(VENV)/.dev  ## whole jobs that take some seconds each
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not slow'
+
 test-slow: $(VENV)/.dev  ## statistical checks that take minutes
 	@$(BIN)/python -m pytest -n 2 -m slow
 
-coverage: $(VENV)/.dev  ## the default tests, and which lines they reach: out/coverage/index.html
-	@$(BIN)/python -m pytest -n 2 --dist worksteal --cov=koffline --cov-report=term:skip-covered --cov-report=html:out/coverage
+coverage: $(VENV)/.dev  ## the default and the long tests, and which lines they reach: out/coverage/index.html
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' --cov=koffline --cov-report=term:skip-covered --cov-report=html:out/coverage
 
 check: $(VENV)/.dev  ## lint, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

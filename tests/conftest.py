@@ -29,6 +29,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ROOMS = Path(__file__).parents[1] / "koffline"
+LONG_TESTS = Path(__file__).with_name("long_tests.txt")
 # pydantic checks the types of `config`; `__main__` makes the process ready for a
 # command; `user_code` looks at the frames of its callers; `algos` refuses wrong types
 # itself, as d3rlpy's users may give them, and tests do so on purpose.
@@ -47,13 +48,13 @@ _CHECKED = sorted(
     .union(f"untrusted.{path.stem}" for path in (ROOMS / "untrusted").glob("*.py"))
     .difference(_UNCHECKED)
 )
-_ALWAYS = 1  # in each test
+_ALWAYS = 1  # in each test function, whose rows count together
 _EVERY = 50
 _check = jaxtyping.jaxtyped
 
 
 class _Calls:
-    """How often one function was called in the running test."""
+    """How often one function was called in the running test function."""
 
     __slots__ = ("count", "test")
 
@@ -69,10 +70,11 @@ _running = _Calls()
 
 
 def _check_some(fn=None, *, typechecker):
-    """Check the first call of a function in each test and each 50th of the later ones:
-    loops repeat their shapes.
+    """Check the first call of a function in each test function and each 50th of the
+    later ones: loops and the rows of a table repeat their shapes.
 
-    To check every call takes five times as long as the training itself.
+    To check every call takes five times as long as the training itself, and to check
+    the first call in each row of a table a quarter of the suite.
     """
     if fn is None:
         return functools.partial(_check_some, typechecker=typechecker)
@@ -142,6 +144,15 @@ def few_features_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("koffline.ope.assumptions.markov._FEATURES", 20)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that `long_tests.txt` names, or whose function it names, are long."""
+    lines = LONG_TESTS.read_text(encoding="utf-8").splitlines()
+    long = {line for line in lines if not line.startswith("#")}
+    for item in items:
+        if item.nodeid in long or item.nodeid.partition("[")[0] in long:
+            item.add_marker("long")
+
+
 def pytest_collection_finish() -> None:
     """What collection made stays until the end: the garbage collector need not look at
     it again and again.
@@ -151,8 +162,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _check_the_first_calls() -> None:
-    _running.test += 1
+def _check_the_first_calls(request: pytest.FixtureRequest) -> None:
+    _running.test = hash(request.node.nodeid.partition("[")[0])
 
 
 jaxtyping.jaxtyped = _check_some  # what the hook puts above each function
