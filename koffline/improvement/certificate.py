@@ -20,6 +20,7 @@ from typing import Any
 from koffline.config import EvaluationSettings
 from koffline.data.disk.log import AnyLog
 from koffline.fitting import Progress
+from koffline.improvement.parts import UNITS_TO_CERTIFY, count_units
 from koffline.ope.evaluation import evaluate_one_of_several
 from koffline.ope.groups import By, GroupValue
 from koffline.ope.results import (
@@ -49,6 +50,8 @@ OF_STRUCTURE = frozenset(
         "values",
     )
 )
+# of logged probabilities that do not fit the logged actions
+CONTRADICTION = "contradiction"
 _ROUNDED_LEVEL = 10_000
 _LEAST_LEVEL = 0.1  # of an interval, where level is low and finalists are few
 _ASSUMPTIONS = (
@@ -75,7 +78,9 @@ class Certificate(Record):
     that holds for all finalists together; None where the log does not answer.
     ``moved``: by how much the doubly robust estimate moved it down, ≤ 0. ``cost``: the
     second return, whose upper end is to be at most ``cost_limit``. ``groups``: values of
-    groups of start states.
+    groups of start states. ``effective_units``: of the certify part; None in what an
+    earlier version wrote. ``probabilities``: what the logged probabilities of actions
+    contradict.
     """
 
     value: float
@@ -91,6 +96,8 @@ class Certificate(Record):
     groups: tuple[GroupValue, ...] = ()
     cost: Cost | None = None
     cost_limit: float | None = None
+    effective_units: float | None = None
+    probabilities: tuple[str, ...] = ()
 
     @property
     def keeps_limit(self) -> bool:
@@ -109,6 +116,28 @@ class Certificate(Record):
         for reason in self.verdict.reasons:
             if reason.kind in OF_STRUCTURE:
                 return str(reason)
+        if self.probabilities and self.doubt_of_support is None:
+            return f"{CONTRADICTION}: {self.probabilities[0]}"
+        return None
+
+    @property
+    def doubt_of_support(self) -> str | None:
+        """The first reason by which the log lacks what the policy does; None if there
+        is none.
+        """
+        for reason in self.verdict.reasons:
+            if reason.kind == "support":
+                return reason.text
+        return None
+
+    @property
+    def few_units(self) -> float | None:
+        """The effective units, if they are too few to see rare losses."""
+        units = self.effective_units
+        if units is None:
+            units = float(self.units)
+        if 0.0 < units < UNITS_TO_CERTIFY:
+            return units
         return None
 
     @property
@@ -128,9 +157,13 @@ class Certificate(Record):
             if reason in ("size", "interval"):
                 return "size"
             return "support"
+        if self.probabilities:
+            return "support"
         if self.interval is None or self.uplift is None:
             return "size"
         if self.interval.low > 0.0:
+            if self.few_units is not None:
+                return "size"
             if self.keeps_limit:
                 return None
             return "constraint"
@@ -171,7 +204,11 @@ def certify(
     estimate = evaluate_one_of_several(
         log, policy, of_one, shared, stream=stream, progress=progress, by=by
     )
-    return _certificate(estimate, finalists, settings.level)
+    certificate = _certificate(estimate, finalists, settings.level)
+    units = count_units(log)
+    return dataclasses.replace(
+        certificate, units=units.number, effective_units=units.effective
+    )
 
 
 def certify_cost(
@@ -203,7 +240,6 @@ def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificat
     behavior_value = None
     moved = 0.0
     of_log = estimate.uplift
-    units = estimate.n_episodes or estimate.n_transitions
     if of_log is not None:
         uplift = of_log.value
         behavior_value = of_log.behavior_value
@@ -231,7 +267,9 @@ def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificat
         verdict=verdict,
         moved=moved,
         scale=estimate.diagnostics["reward_scale"],
-        units=units,
+        probabilities=tuple(
+            text.rstrip(".") for text in estimate.diagnostics.get("probabilities", ())
+        ),
         warnings=estimate.warnings,
         groups=tuple(estimate.groups),
     )
@@ -255,6 +293,7 @@ def certificate_from(content: dict[str, Any]) -> Certificate:
             **intervals,
             "verdict": Verdict(verdict["answer"], reasons, verdict["sentence"]),
             "warnings": tuple(content["warnings"]),
+            "probabilities": tuple(content.get("probabilities", ())),
             "groups": tuple(map(_group_from, content["groups"])),
             "cost": cost,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,13 @@ from koffline.errors import ConfigError, DataError
 from koffline.improvement.parts import LogParts
 
 _FORM = re.compile(r"\s*(?P<name>.+?)\s*<=\s*(?P<bound>[-+0-9.eE]+)\s*")
+# in messages on a column that was read in place of the reward
+_WORDS = {
+    "(reward)": "(constraint)",
+    "(reward '": "(constraint '",
+    "(a reward)": "(a constraint)",
+}
+_IMPUTED = "; replace them (--impute"
 _HOW = "write it as \"COLUMN <= X\", as in --constraint 'cost <= 2.5'"
 
 
@@ -60,7 +67,7 @@ class Constraint:
             )
         costs = self.costs
         if costs is None:
-            costs = self._column(source, action_space, mapping)
+            costs = self._column(log.feature_names, source, action_space, mapping)
         if costs.shape != (len(log),) or not np.isfinite(costs).all():
             raise DataError(
                 f"the costs {self.name} have shape {costs.shape} for {len(log)} rows,"
@@ -70,11 +77,14 @@ class Constraint:
 
     def _column(
         self,
+        observed: Sequence[str],
         source: LogSource,
         action_space: SpaceRequest | None,
         mapping: LogMapping,
     ) -> np.ndarray:
-        """The column, read in place of the reward."""
+        """The column, read in place of the reward. observed: names of the columns that
+        are observations.
+        """
         from koffline.data.objects import is_of_arrays
         from koffline.data.table.mapping import as_mapping
 
@@ -84,9 +94,26 @@ class Constraint:
                 " with a mapping; in Python give constraint={'name': …, 'costs': one"
                 " for each row, 'at_most': X}"
             )
-        roles = as_mapping(mapping).model_copy(update={"reward": self.name})
-        rewards = open_transitions(source, action_space, mapping=roles).rewards
+        column = self.name
+        if column in observed:
+            # no reward may be an observation, but a formula of it may
+            column = f"`{column}` + 0"
+        roles = as_mapping(mapping).model_copy(update={"reward": column})
+        try:
+            rewards = open_transitions(source, action_space, mapping=roles).rewards
+        except DataError as error:
+            # the table was read before, so that it fails by this column
+            raise DataError(self._as_of_cost(str(error))) from None
         return np.asarray(rewards, dtype=np.float64)
+
+    def _as_of_cost(self, message: str) -> str:
+        """A message on the column that was read as the reward, in words of costs."""
+        for of_reward, of_cost in _WORDS.items():
+            message = message.replace(of_reward, of_cost)
+        missing, is_missing, _ = message.partition(_IMPUTED)
+        if is_missing:  # only what a log holds can be replaced
+            message = f"{missing}; give a number in every row"
+        return f"constraint {self.text}: {message}"
 
 
 def parse_constraint(
@@ -143,11 +170,30 @@ class CostLogs:
 
     @classmethod
     def of(cls, parts: LogParts, log: AnyLog, costs: np.ndarray) -> CostLogs:
-        """costs (N,): of the rows of the whole log."""
+        """costs (N,): of the rows of the whole log. A row that stands for copies gets
+        their weighted mean, so that every weighted sum is that of all rows.
+        """
         assert isinstance(log, Transitions)
         assert isinstance(parts.certify, Transitions)
         part_of_row = parts.part_of[log.units]
+        if len(np.unique(parts.row_of)) < len(log):
+            costs = _mean_of_copies(costs, log.row_weights, parts.row_of)
         return cls(
             choose=parts.choose.replace(rewards=costs[part_of_row == 1]),
             certify=parts.certify.replace(rewards=costs[part_of_row == 2]),
         )
+
+
+def _mean_of_copies(
+    costs: np.ndarray, weights: np.ndarray, row_of: np.ndarray
+) -> np.ndarray:
+    """Weighted means (N,) of the costs of equal rows; of all copies' costs alike where
+    they have no weight.
+    """
+    # weights near zero decide where all are zero, and change no other mean
+    counted = np.maximum(weights, 1e-12 * weights.max())
+    sums = np.bincount(row_of, weights=counted * costs, minlength=len(costs))
+    totals = np.bincount(row_of, weights=counted, minlength=len(costs))
+    means = np.zeros(len(costs))
+    np.divide(sums, totals, out=means, where=totals > 0.0)
+    return means

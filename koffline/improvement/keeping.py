@@ -6,18 +6,24 @@ import math
 from collections.abc import Mapping, Sequence
 
 from koffline.errors import counted
-from koffline.improvement.certificate import Certificate
+from koffline.improvement.certificate import CONTRADICTION, Certificate
 from koffline.improvement.outcome import CandidatePolicy, KeepReason
-from koffline.improvement.parts import CERTIFY
+from koffline.improvement.parts import (
+    CERTIFY,
+    UNITS_TO_CERTIFY,
+    units_for,
+)
 
 _MEND = (
     "mend the log first (koffline data validate LOG, koffline evaluate shows the signs)"
 )
+_CORRECT = "correct the logged probabilities of actions, or leave them out of the log"
 _EXPLORE = (
     "log more of other actions: let the present policy take them now and then, and"
     " record their probabilities"
 )
 _MORE = "log more episodes, or more varied actions"
+_RARE = 0.1  # share of units, in a reason that says what few units miss
 _MOST_TIMES = 1000.0  # as long a log; beyond, nothing is said
 
 
@@ -46,25 +52,16 @@ def why_keep(
         if candidate.stage == CERTIFY:
             by_kind.setdefault(candidate.note, []).append(candidate)
     if "log" in by_kind:
-        doubt = certificates[by_kind["log"][0].name].doubt_of_log
-        return KeepReason("log", doubt or "", _MEND)
+        return _of_log(certificates[by_kind["log"][0].name])
     if "constraint" in by_kind:
         best = by_kind["constraint"][0]
-        certificate = certificates[best.name]
-        high = "unknown"
-        if certificate.cost is not None and certificate.cost.high is not None:
-            high = f"{certificate.cost.high:.4g}"
-        return KeepReason(
-            "constraint",
-            f"{best.name} is better, but the upper end of its cost is {high}, above"
-            f" {certificate.cost_limit:.4g}",
-            "loosen the constraint, or log more episodes",
-        )
+        return _of_constraint(best.name, certificates[best.name])
     if "size" in by_kind:
         return _of_size(by_kind["size"], certificates, units)
     if "support" in by_kind:
-        verdict = certificates[by_kind["support"][0].name].verdict
-        return KeepReason("support", verdict.reasons[0].text, _EXPLORE)
+        certificate = certificates[by_kind["support"][0].name]
+        lacking = certificate.doubt_of_support or certificate.verdict.reasons[0].text
+        return KeepReason("support", lacking, _EXPLORE)
     refused = [candidate for candidate in candidates if candidate.note == "support"]
     if not by_kind and len(refused) == len(candidates):
         return KeepReason(
@@ -82,12 +79,35 @@ def why_keep(
     )
 
 
+def _of_log(certificate: Certificate) -> KeepReason:
+    """The reason of a finalist whose certificate questions the log itself."""
+    doubt = certificate.doubt_of_log or ""
+    if doubt.startswith(CONTRADICTION):
+        return KeepReason("log", doubt, _CORRECT)
+    return KeepReason("log", doubt, _MEND)
+
+
+def _of_constraint(name: str, certificate: Certificate) -> KeepReason:
+    """The reason of a finalist that is better and may break the constraint."""
+    high = "unknown"
+    if certificate.cost is not None and certificate.cost.high is not None:
+        high = f"{certificate.cost.high:.4g}"
+    return KeepReason(
+        "constraint",
+        f"{name} is better, but the upper end of its cost is {high}, above"
+        f" {certificate.cost_limit:.4g}",
+        "loosen the constraint, or log more episodes",
+    )
+
+
 def _of_size(
     finalists: Sequence[CandidatePolicy],
     certificates: Mapping[str, Certificate],
     units: int,
 ) -> KeepReason:
-    """The reason of finalists that seem better, with lower ends below 0."""
+    """The reason of finalists that seem better, on too few units or with lower ends
+    below 0.
+    """
     best = max(finalists, key=lambda item: _signal(item))
     if best.interval is None or best.uplift is None or best.uplift <= 0.0:
         text = f"{counted(units, 'unit')} to certify on allow no interval"
@@ -95,18 +115,49 @@ def _of_size(
         if verdict.is_open and verdict.reasons:
             text = verdict.reasons[0].text
         return KeepReason("size", text, _MORE)
-    below = best.uplift - best.interval.low
     text = (
         f"{best.name} seems to gain {best.uplift:.4g}, with a lower end of"
         f" {best.interval.low:.4g}"
     )
+    below = best.uplift - best.interval.low
     times = (below / best.uplift) ** 2
+    few = certificates[best.name].few_units
+    if few is not None:
+        return _of_few_units(text, few, units, times)
     if not 1.0 <= times < _MOST_TIMES:
         return KeepReason("size", text, _MORE)
     remedy = (
         f"a log about {math.ceil(10.0 * times) / 10.0:g} times as long would tell, if"
         " the gain is real"
     )
+    return KeepReason("size", text, remedy)
+
+
+def _of_few_units(text: str, few: float, units: int, times: float) -> KeepReason:
+    """The reason of a finalist with too few units to see rare losses.
+
+    few: effective units to certify on, of ``units``. times: how many times as long a
+    log would bring the lower end to 0.
+    """
+    effective = ""
+    if few < units - 0.5:
+        effective = f" (effectively {few:.3g}, as their weights differ)"
+    missed = (1.0 - _RARE) ** few
+    text = (
+        f"{text}, but {counted(units, 'unit')} to certify on{effective} are fewer than"
+        f" {UNITS_TO_CERTIFY}: they miss what happens in every tenth with a chance of"
+        f" {missed:.0%}"
+    )
+    # of weights that differ as these do
+    wanted = units_for(UNITS_TO_CERTIFY * max(1.0, units / few))
+    remedy = (
+        f"log at least {wanted} units (episodes, clusters, or rows that stand alone)"
+    )
+    if 1.0 < times < _MOST_TIMES:
+        remedy = (
+            f"{remedy}, and about {math.ceil(10.0 * times) / 10.0:g} times as many as"
+            " now"
+        )
     return KeepReason("size", text, remedy)
 
 

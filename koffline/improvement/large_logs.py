@@ -9,12 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units, joined
+from koffline.data.copies import without_copies
+from koffline.data.disk.log import AnyLog, LazyTransitions, joined
 from koffline.data.disk.writer import ShardWriter, open_lazy
 from koffline.data.hashing import unit_hash
 from koffline.data.late_ends import without_late_ends
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.improvement.copies_on_disk import (
+    Copies,
+    CopyMerger,
+    find_copies,
+    whole_blocks,
+)
 from koffline.improvement.parts import (
     CERTIFY_SHARE,
     CHOOSE_SHARE,
@@ -26,7 +33,6 @@ from koffline.improvement.work import CERTIFY_SHARDS
 HELD_BYTES = 500_000_000  # of rows of a log that is simply read into memory
 _HELD_ROWS = 200_000  # of each sample
 _SHARD_ROWS = 100_000
-_PART_STREAM = 0x70617274
 _SAMPLE_STREAM = 0x73616D70
 
 
@@ -47,7 +53,7 @@ def parts_of(
 
 
 def _stream(log: LazyTransitions, seed: int, folder: Path) -> LogParts:
-    """One pass over the shards: units go to a part by their hash."""
+    """Two passes over the shards: one to find copies, one that sends units to parts."""
     place = folder / CERTIFY_SHARDS
     if place.exists():
         shutil.rmtree(place)
@@ -57,60 +63,67 @@ def _stream(log: LazyTransitions, seed: int, folder: Path) -> LogParts:
         1: _HELD_ROWS / (CHOOSE_SHARE * len(log)),
     }
     held: dict[int, list[Transitions]] = {0: [], 1: []}
+    copies = find_copies(log, seed)
+    merger = CopyMerger(copies)
     first_unit = 0
     folder.mkdir(parents=True, exist_ok=True)
     with ShardWriter(place, _SHARD_ROWS) as writer:
-        for shard in range(len(log.shards)):
-            for block in in_whole_units(log.shard_blocks(shard)):
-                units = block.units - int(block.units[0])
-                numbers = units + first_unit
-                first_unit += int(units.max()) + 1
-                if block.clusters is not None:
-                    numbers = np.asarray(block.clusters)
-                part_of_row = _part_by_hash(numbers, seed)
-                for part, share in kept.items():
-                    uniform = unit_hash(seed ^ _SAMPLE_STREAM, part, numbers) * 2.0**-64
-                    rows = (part_of_row == part) & (uniform < share)
-                    if rows.any():
-                        held[part].append(_whole(block, rows))
-                rows = part_of_row == 2
+        for read in whole_blocks(log):
+            block = copies.with_joined_clusters(read)
+            numbers = copies.numbers(block, first_unit)
+            first_unit += len(block.unit_starts)
+            part_of_row = copies.parts(numbers)
+            for part, share in kept.items():
+                uniform = unit_hash(seed ^ _SAMPLE_STREAM, part, numbers) * 2.0**-64
+                rows = (part_of_row == part) & (uniform < share)
                 if rows.any():
-                    writer.append(_whole(block, rows))
+                    held[part].append(_whole(block, rows))
+            rows = part_of_row == 2
+            if rows.any():
+                merged = merger.merge(_whole(block, rows))
+                if merged is not None:
+                    writer.append(merged)
     if not held[0] or not held[1]:
         raise DataError(
             "the log has too few episodes for parts to learn from and to choose on;"
             " write it with more episodes"
         )
+    train = _joined(held[0], log, copies)
+    choose = _joined(held[1], log, copies)
+    is_merged = (
+        len(copies.contents) > 0
+        or len(train) < sum(map(len, held[0]))
+        or len(choose) < sum(map(len, held[1]))
+    )
     return LogParts(
-        train=without_late_ends(_joined(held[0], log)),
-        choose=_joined(held[1], log),
+        train=without_late_ends(train),
+        choose=choose,
         certify=open_lazy(place),
         part_of=np.zeros(0, dtype=np.int64),
+        row_of=np.zeros(0, dtype=np.int64),
         notes=(
             f"{len(log)} rows stay on disk: candidates learn from a sample of whole"
             " episodes and are chosen on another; the certificate uses all rows of its"
             " part.",
+            *copies.notes(is_merged),
         ),
     )
-
-
-def _part_by_hash(numbers: np.ndarray, seed: int) -> np.ndarray:
-    """The part (N,) of rows by the number of their unit."""
-    uniform = unit_hash(seed ^ _PART_STREAM, 0, numbers) * 2.0**-64
-    parts = np.zeros(len(numbers), dtype=np.int64)
-    parts[uniform < CERTIFY_SHARE + CHOOSE_SHARE] = 1
-    parts[uniform < CERTIFY_SHARE] = 2
-    return parts
 
 
 def _whole(block: Transitions, rows: np.ndarray) -> Transitions:
     """The given rows of a block, whole episodes with ids of their own."""
     columns = {name: column[rows] for name, column in block.columns.items()}
     columns.pop("episode_ids", None)
-    return Transitions.of_whole_units(columns, block.action_space, block.metadata)
+    return Transitions.of_checked(columns, block.action_space)
 
 
-def _joined(blocks: list[Transitions], log: LazyTransitions) -> Transitions:
+def _joined(
+    blocks: list[Transitions], log: LazyTransitions, copies: Copies
+) -> Transitions:
+    """The blocks of whole units as one log, with copies merged."""
     columns = dict(joined(blocks).columns)
     columns.pop("episode_ids", None)
-    return Transitions.of_whole_units(columns, log.action_space, log.metadata)
+    rows = Transitions.of_whole_units(columns, log.action_space, log.metadata)
+    if copies.by_chance:
+        return rows
+    return without_copies(rows).transitions.with_metadata(log.metadata)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.copies import without_copies
-from koffline.data.disk.log import AnyLog
+from koffline.data.copies import with_joined_clusters, without_copies
+from koffline.data.disk.log import AnyLog, in_whole_units
 from koffline.data.hashing import unit_hash
 from koffline.data.late_ends import without_late_ends
 from koffline.data.transitions import Transitions
+from koffline.data.units import cluster_sums
 from koffline.errors import DataError, counted
 
 TRAIN = "train"
@@ -23,6 +25,12 @@ CERTIFY_SHARE = 0.2
 FEW_UNITS = 150
 CERTIFY_SHARE_OF_FEW = 0.4
 FEWEST_UNITS = 6
+# Effective units to certify on, below which nothing is recommended. Measured by
+# `scripts.bench.improve.few_units`: a policy that loses in every seventh unit has 5 to
+# 6 % false lower ends on 20 units, 15 % on 12 and 30 % on 8, where 2.5 % are promised.
+UNITS_TO_CERTIFY = 20
+# A log of at least so many units keeps `UNITS_TO_CERTIFY` of them for that.
+UNITS_TO_ANSWER = 2 * UNITS_TO_CERTIFY
 _STREAM = 0x696D7072  # key of the hashes that split units
 
 
@@ -32,7 +40,9 @@ class LogParts:
 
     ``train`` is without last rows that recording made too frequent; the others hold
     their rows as logged. ``part_of (U,)``: of every episode of the log (every row
-    without episodes), 0, 1 or 2 in this order, or −1 for a copy of another. ``notes``:
+    without episodes), 0, 1 or 2 in this order, or −1 for a copy of another. ``row_of
+    (N,)``: of every row of the log the one that stands for it, as in
+    `koffline.data.copies.DistinctLog`. Both are empty for a log on disk. ``notes``:
     what was done to the log.
     """
 
@@ -40,6 +50,7 @@ class LogParts:
     choose: Transitions
     certify: AnyLog
     part_of: Int[np.ndarray, " unit"]
+    row_of: Int[np.ndarray, " row"]
     notes: tuple[str, ...] = ()
 
     def of_certified(self, by_unit: np.ndarray) -> np.ndarray:
@@ -51,10 +62,12 @@ def split_in_three(log: Transitions, seed: int) -> LogParts:
     """Split whole units by hashes of their numbers: 60 % to learn from, 20 % to choose
     on, 20 % to certify on; of fewer than 150 units 40, 20 and 40 %.
 
-    Copies of units are merged into weights first, so that no part holds a copy of what
-    another has seen. Raises DataError for fewer units than `FEWEST_UNITS`.
+    Copies of units are merged into weights first, and clusters that share one are
+    joined, so that no part holds a copy of what another has seen. Raises DataError for
+    fewer units than `FEWEST_UNITS`.
     """
-    distinct = without_copies(log)
+    joined = with_joined_clusters(log)
+    distinct = without_copies(joined)
     merged = distinct.transitions.with_metadata(log.metadata)
     unit_of = _independent_units(merged)
     units = int(unit_of.max()) + 1
@@ -73,22 +86,53 @@ def split_in_three(log: Transitions, seed: int) -> LogParts:
         choose=merged.select(part_of_row == 1),
         certify=merged.select(part_of_row == 2),
         part_of=part_of,
-        notes=tuple(distinct.notes),
+        row_of=distinct.row_of,
+        notes=(*distinct.notes, *notes_on_clusters(log.clusters, joined.clusters)),
     )
+
+
+def notes_on_clusters(
+    clusters: np.ndarray | None, joined: np.ndarray | None
+) -> list[str]:
+    """A note if clusters were joined. clusters, joined: their numbers before and after,
+    of the same rows or units.
+    """
+    if clusters is None or joined is None:
+        return []
+    before = len(np.unique(clusters))
+    after = len(np.unique(joined))
+    if after == before:
+        return []
+    return [
+        f"The log has {before} clusters, some of which hold copies of the same episodes:"
+        f" those count as one, which leaves {after}."
+    ]
 
 
 def assign_parts(units: int, seed: int) -> Int[np.ndarray, " unit"]:
     """The part (U,) of each unit: 0 to learn from, 1 to choose on, 2 to certify on."""
+    order = np.argsort(unit_hash(seed ^ _STREAM, 0, np.arange(units)), kind="stable")
     certified = CERTIFY_SHARE
     if units < FEW_UNITS:
         certified = CERTIFY_SHARE_OF_FEW
-    order = np.argsort(unit_hash(seed ^ _STREAM, 0, np.arange(units)), kind="stable")
     n_certify = max(1, round(certified * units))
+    if units >= UNITS_TO_ANSWER:
+        n_certify = max(n_certify, UNITS_TO_CERTIFY)
     n_choose = max(1, round(CHOOSE_SHARE * units))
     parts = np.zeros(units, dtype=np.int64)
     parts[order[:n_certify]] = 2
     parts[order[n_certify : n_certify + n_choose]] = 1
     return parts
+
+
+def units_for(certified: float) -> int:
+    """How many units a log needs so that at least ``certified`` of them certify."""
+    if certified <= UNITS_TO_CERTIFY:
+        return UNITS_TO_ANSWER
+    units = math.ceil(certified / CERTIFY_SHARE_OF_FEW)
+    if units < FEW_UNITS:
+        return units
+    return math.ceil(certified / CERTIFY_SHARE)
 
 
 def _independent_units(log: Transitions) -> Int[np.ndarray, " row"]:
@@ -98,10 +142,36 @@ def _independent_units(log: Transitions) -> Int[np.ndarray, " row"]:
     return log.units
 
 
-def n_units(log: AnyLog) -> int:
-    """Number of independent units: clusters, episodes, or rows that stand alone; of a
-    log on disk, of episodes or rows.
+@dataclass(frozen=True)
+class UnitCount:
+    """The independent units of a log: clusters, episodes, or rows that stand alone.
+
+    ``effective``: how many of equal weight would tell as much.
     """
-    if not isinstance(log, Transitions):
-        return log.n_episodes or len(log)
-    return int(_independent_units(log).max()) + 1
+
+    number: int
+    effective: float
+
+
+def count_units(log: AnyLog) -> UnitCount:
+    """Count the independent units of a log, in memory or on disk."""
+    names = log.columns.keys()
+    if "weights" not in names and "clusters" not in names:
+        number = log.n_episodes or len(log)
+        return UnitCount(number, float(number))
+    # a unit weighs as much as its rows on average, and a cluster as its units together
+    weights = []
+    clusters = []
+    for shard in range(len(log.shard_names)):
+        for block in in_whole_units(log.shard_blocks(shard)):
+            unit_of = block.units - int(block.units[0])
+            sums = np.bincount(unit_of, weights=block.row_weights)
+            weights.append(sums / np.bincount(unit_of))
+            if block.clusters is not None:
+                firsts = np.flatnonzero(np.diff(unit_of, prepend=-1))
+                clusters.append(np.asarray(block.clusters)[firsts])
+    by_unit = np.concatenate(weights)
+    if clusters:
+        by_unit = cluster_sums(np.concatenate(clusters), by_unit)
+    effective = float(by_unit.sum() ** 2 / np.square(by_unit).sum())
+    return UnitCount(len(by_unit), effective)

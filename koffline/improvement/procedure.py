@@ -31,7 +31,13 @@ from koffline.improvement.constraint import CostLogs, parse_constraint
 from koffline.improvement.keeping import why_keep
 from koffline.improvement.large_logs import parts_of
 from koffline.improvement.outcome import MARKER, CandidatePolicy, Improvement
-from koffline.improvement.parts import CERTIFY, CHOOSE, TRAIN, LogParts, n_units
+from koffline.improvement.parts import (
+    CERTIFY,
+    CHOOSE,
+    TRAIN,
+    LogParts,
+    count_units,
+)
 from koffline.improvement.screening import LEVEL
 from koffline.improvement.search import (
     Scored,
@@ -299,7 +305,7 @@ def _result(
     }
     reason = None
     if leading is None or not leading.certified:
-        units = n_units(search.parts.certify)
+        units = count_units(search.parts.certify).number
         failure = next(iter(trained.dropped.values()), "")
         reason = why_keep(candidates, certificates, units, len(scored), failure)
     if leading is None:
@@ -427,6 +433,6 @@ def _sizes(parts: LogParts) -> dict[str, dict[str, int]]:
     """Rows and units of each part."""
     named = {TRAIN: parts.train, CHOOSE: parts.choose, CERTIFY: parts.certify}
     return {
-        name: {"rows": len(part), "units": n_units(part)}
+        name: {"rows": len(part), "units": count_units(part).number}
         for name, part in named.items()
     }

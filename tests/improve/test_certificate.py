@@ -6,21 +6,25 @@ import numpy as np
 import pytest
 from scipy import special
 
+import koffline
 from koffline.config import EvaluationSettings
 from koffline.improvement.certificate import (
     OF_STRUCTURE,
     Certificate,
     Cost,
     certificate_from,
+    certify,
     level_of_one,
 )
 from koffline.improvement.constraint import parse_constraint
 from koffline.improvement.keeping import why_keep
 from koffline.improvement.outcome import CandidatePolicy
+from koffline.improvement.parts import assign_parts, units_for
 from koffline.improvement.screening import ShareScore
 from koffline.improvement.search import Scored, choose_finalists
 from koffline.ope.groups import GroupValue
 from koffline.ope.results import Interval, Reason, Verdict
+from koffline.ope.workspace import SharedByPolicies
 
 FAIR = Verdict("supported", (), "The policy is worth 1.")
 
@@ -219,3 +223,143 @@ def test_a_certificate_is_read_back_from_its_json() -> None:
     assert again.as_dict() == issued.as_dict()
     assert again.groups == issued.groups
     assert again.passes
+
+
+@pytest.mark.parametrize(
+    ("units", "effective", "expected"),
+    [
+        (8, 8.0, "size"),
+        (19, 19.0, "size"),
+        (19, None, "size"),  # what an earlier version wrote
+        (40, 19.9, "size"),
+        (20, 20.0, None),
+        (20, None, None),
+        (300, 250.0, None),
+    ],
+)
+def test_few_units_recommend_nothing(
+    units: int, effective: float | None, expected: str | None
+) -> None:
+    issued = certificate(0.1, 1.0, units=units, effective_units=effective)
+    assert issued.why_not == expected
+    assert certificate_from(issued.as_dict()).why_not == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "units", "effective", "words", "remedy"),
+    [
+        (
+            0.5,
+            8,
+            8.0,
+            ["8 units to certify on are fewer", "43%"],
+            ["at least 40 units"],
+        ),
+        (0.5, 19, 19.0, ["lower end of 0.5", "14%"], ["at least 40 units"]),
+        (-1.0, 12, 12.0, ["lower end of -1"], ["at least 40 units", "about 4 times"]),
+        # 40 of 100 tell as much as 16: 50 of 125 as much as 20
+        (0.5, 40, 16.0, ["effectively 16"], ["at least 125 units"]),
+        (0.5, 60, 10.0, ["effectively 10"], ["at least 600 units"]),
+    ],
+)
+def test_a_reason_of_few_units_names_them_and_what_log_would_answer(
+    low: float, units: int, effective: float, words: list[str], remedy: list[str]
+) -> None:
+    issued = certificate(low, 1.0, units=units, effective_units=effective)
+    reason = why_keep([finalist("a", issued)], {"a": issued}, units=units, tried=4)
+    assert reason.kind == "size"
+    for word in words:
+        assert word in reason.text
+    for word in remedy:
+        assert word in reason.remedy
+
+
+@pytest.mark.parametrize(
+    "wanted", [1.0, 20.0, 21.0, 24.0, 40.0, 59.0, 60.0, 61.0, 400.0]
+)
+def test_the_log_that_is_asked_for_has_units_enough(wanted: float) -> None:
+    assert np.count_nonzero(assign_parts(units_for(wanted), seed=0) == 2) >= wanted
+
+
+ODD = ("Ratios of policy to behavior average 0.8 ± 0.01, not 1.",)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        ((), "log"),
+        ((Reason("contradiction", "the doubly robust estimate lies outside"),), "log"),
+        # the policy does what the log does not hold: ratios below 1 are no error then
+        ((Reason("support", "the log hardly takes its actions"),), "support"),
+    ],
+)
+def test_logged_probabilities_that_contradict_the_actions_refuse(
+    reasons: tuple[Reason, ...], expected: str
+) -> None:
+    care = Verdict("with care", reasons)
+    assert certificate(0.1, 1.0, verdict=care).why_not is None
+    issued = certificate(0.1, 1.0, verdict=care, probabilities=ODD)
+    assert issued.why_not == expected
+    assert certificate_from(issued.as_dict()).why_not == expected
+    reason = why_keep([finalist("a", issued)], {"a": issued}, units=30, tried=4)
+    assert reason.kind == expected
+    if expected == "log":
+        assert "Ratios of policy to behavior average 0.8" in reason.text
+        assert "leave them out" in reason.remedy
+    else:
+        assert "hardly takes" in reason.text
+
+
+def offers(stated: tuple[float, float, float] | None) -> koffline.Transitions:
+    """Three offers made at random, of which the third pays most; what the log says of
+    their chances.
+    """
+    generator = np.random.default_rng(0)
+    rows = 500
+    states = generator.normal(size=(rows, 2))
+    actions = generator.integers(3, size=rows)
+    logged = None
+    if stated is not None:
+        logged = np.log(np.asarray(stated)[actions])
+    return koffline.Transitions(
+        observations=states,
+        actions=actions,
+        rewards=(generator.random(rows) < 0.2 + 0.3 * (actions == 2)).astype(float),
+        next_observations=states,
+        terminated=np.ones(rows, bool),
+        truncated=np.zeros(rows, bool),
+        episode_ids=np.arange(rows),
+        behavior_log_probabilities=logged,
+        action_space=koffline.Discrete(3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ((1 / 3, 1 / 3, 1 / 3), None),
+        ((0.6, 0.3, 0.1), "log"),
+        ((1 / 6, 1 / 6, 1 / 6), "log"),
+        ((0.5, 0.5, 0.5), "log"),
+        # the remedy: networks answer without them
+        (None, None),
+    ],
+)
+def test_a_log_with_wrong_probabilities_certifies_nothing(
+    stated: tuple[float, float, float] | None, expected: str | None
+) -> None:
+    def mostly_third(observations: np.ndarray) -> np.ndarray:
+        return np.tile([0.1, 0.1, 0.8], (len(observations), 1))
+
+    policy = koffline.policies.DiscretePolicy(3, mostly_third)
+    quick = EvaluationSettings(
+        gamma=0.9,
+        steps=300,
+        full_replicas=2,
+        resampled_replicas=8,
+        hidden_units=(16,),
+        cores=1,
+    )
+    issued = certify(offers(stated), policy, 2, quick, SharedByPolicies())
+    assert issued.why_not == expected
+    assert issued.effective_units == 500.0

@@ -8,7 +8,7 @@ import pytest
 import koffline
 from koffline.data.hashing import hash_rows
 from koffline.improvement.differences import differences
-from koffline.improvement.parts import n_units, split_in_three
+from koffline.improvement.parts import count_units, split_in_three
 from koffline.improvement.scaling import LogScaling
 from tests.improve.worlds import GAMMA, QUICK, chain_log
 
@@ -82,9 +82,9 @@ def test_parts_share_no_episode_and_hold_all_rows() -> None:
     assert not set(hashes[0].tolist()) & set(hashes[1].tolist())
     sizes = [len(parts.train), len(parts.choose), len(parts.certify)]
     assert sum(sizes) == len(log)
-    units = n_units(log)
-    assert n_units(parts.certify) == pytest.approx(0.2 * units, abs=1)
-    assert n_units(parts.choose) == pytest.approx(0.2 * units, abs=1)
+    units = count_units(log).number
+    assert count_units(parts.certify).number == pytest.approx(0.2 * units, abs=1)
+    assert count_units(parts.choose).number == pytest.approx(0.2 * units, abs=1)
     assert not set(hash_rows(parts.train).tolist()) & set(hashes[1].tolist())
 
 
@@ -93,7 +93,7 @@ def test_copies_of_an_episode_stay_in_one_part() -> None:
     twice = log.select_episodes(np.repeat(np.arange(log.n_episodes), 2))
     parts = split_in_three(twice, seed=0)
     assert sum(
-        n_units(part) for part in (parts.train, parts.choose, parts.certify)
+        count_units(part).number for part in (parts.train, parts.choose, parts.certify)
     ) <= (log.n_episodes)
     assert parts.notes
 
