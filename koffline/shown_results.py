@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         def write(self, result: object, path: str | Path, force: bool) -> Path:
             """Write the report, and return the path of its page."""
 
+        def is_page(self, path: str | Path) -> bool:
+            """Whether a report goes to a page alone, not to a folder."""
+
         def html(self, result: object) -> str:
             """The top of the report's page, for a notebook."""
 

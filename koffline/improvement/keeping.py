@@ -33,11 +33,13 @@ def why_keep(
     units: int,
     tried: int,
     failure: str = "",
+    kind: str = "unit",
 ) -> KeepReason:
     """The reason, from what the parts of the log said of all candidates.
 
     units: of the certify part. tried: number of mixtures. failure: why the first
-    candidate could not be trained or valued, or empty.
+    candidate could not be trained or valued, or empty. kind: what a unit is, as
+    "episode".
     """
     if not tried and failure:
         return KeepReason(
@@ -57,7 +59,7 @@ def why_keep(
         best = by_kind["constraint"][0]
         return _of_constraint(best.name, certificates[best.name])
     if "size" in by_kind:
-        return _of_size(by_kind["size"], certificates, units)
+        return _of_size(by_kind["size"], certificates, units, kind)
     if "support" in by_kind:
         certificate = certificates[by_kind["support"][0].name]
         lacking = certificate.doubt_of_support or certificate.verdict.reasons[0].text
@@ -104,13 +106,14 @@ def _of_size(
     finalists: Sequence[CandidatePolicy],
     certificates: Mapping[str, Certificate],
     units: int,
+    kind: str,
 ) -> KeepReason:
     """The reason of finalists that seem better, on too few units or with lower ends
     below 0.
     """
     best = max(finalists, key=lambda item: _signal(item))
     if best.interval is None or best.uplift is None or best.uplift <= 0.0:
-        text = f"{counted(units, 'unit')} to certify on allow no interval"
+        text = f"{counted(units, kind)} to certify on allow no interval"
         verdict = certificates[best.name].verdict
         if verdict.is_open and verdict.reasons:
             text = verdict.reasons[0].text
@@ -123,7 +126,7 @@ def _of_size(
     times = (below / best.uplift) ** 2
     few = certificates[best.name].few_units
     if few is not None:
-        return _of_few_units(text, few, units, times)
+        return _of_few_units(text, few, units, times, kind)
     if not 1.0 <= times < _MOST_TIMES:
         return KeepReason("size", text, _MORE)
     remedy = (
@@ -133,10 +136,12 @@ def _of_size(
     return KeepReason("size", text, remedy)
 
 
-def _of_few_units(text: str, few: float, units: int, times: float) -> KeepReason:
+def _of_few_units(
+    text: str, few: float, units: int, times: float, kind: str
+) -> KeepReason:
     """The reason of a finalist with too few units to see rare losses.
 
-    few: effective units to certify on, of ``units``. times: how many times as long a
+    few: effective units to certify on, of ``units`` of a kind. times: how many times as long a
     log would bring the lower end to 0.
     """
     effective = ""
@@ -144,15 +149,13 @@ def _of_few_units(text: str, few: float, units: int, times: float) -> KeepReason
         effective = f" (effectively {few:.3g}, as their weights differ)"
     missed = (1.0 - _RARE) ** few
     text = (
-        f"{text}, but {counted(units, 'unit')} to certify on{effective} are fewer than"
+        f"{text}, but {counted(units, kind)} to certify on{effective} are fewer than"
         f" {UNITS_TO_CERTIFY}: they miss what happens in every tenth with a chance of"
         f" {missed:.0%}"
     )
     # of weights that differ as these do
     wanted = units_for(UNITS_TO_CERTIFY * max(1.0, units / few))
-    remedy = (
-        f"log at least {wanted} units (episodes, clusters, or rows that stand alone)"
-    )
+    remedy = f"log at least {counted(wanted, kind)}"
     if 1.0 < times < _MOST_TIMES:
         remedy = (
             f"{remedy}, and about {math.ceil(10.0 * times) / 10.0:g} times as many as"

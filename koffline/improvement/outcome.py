@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from koffline.errors import percent, printable
+from koffline.errors import counted, percent, printable
 from koffline.improvement.differences import Differences
 from koffline.improvement.parts import CERTIFY
 from koffline.ope.results import (
@@ -96,9 +96,9 @@ class Improvement(LogResult):
     with ``level``. ``reason``: why to keep. ``candidates``: all that was tried,
     finalists first. ``dropped``: candidates that could not be trained or valued, each
     with the keys ``name`` and ``reason``. ``parts``: rows and units of each part of the
-    log. ``groups``: values of the policy by ``by``. ``constraint``: the second return,
-    with its upper end. ``differences``: where the policy acts differently from the
-    present one.
+    log. ``kind_of_unit``: "episode", "cluster", or "row". ``groups``: values of the
+    policy by ``by``. ``constraint``: the second return, with its upper end.
+    ``differences``: where the policy acts differently from the present one.
     """
 
     recommended: bool
@@ -113,6 +113,7 @@ class Improvement(LogResult):
     candidates: tuple[CandidatePolicy, ...]
     dropped: tuple[dict[str, str], ...] = ()
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
+    kind_of_unit: str = "unit"
     by: str | None = None
     groups: tuple[Any, ...] = ()
     constraint: dict[str, Any] | None = None
@@ -131,11 +132,10 @@ class Improvement(LogResult):
         """The answer in a sentence, and what it rests on."""
         sure = percent(self.level)
         certify = self.parts.get(CERTIFY, {})
-        rests = (
-            f"on {certify.get('units', 0)} of the log's units"
-            f" ({certify.get('rows', 0)} rows) that took no part in learning or"
-            " choosing."
-        )
+        size = counted(certify.get("units", 0), self.kind_of_unit)
+        if self.kind_of_unit != "row":
+            size = f"{size} ({counted(certify.get('rows', 0), 'row')})"
+        rests = f"on {size} of the log that took no part in learning or choosing."
         if self.recommended:
             assert self.interval is not None
             answer = (

@@ -146,19 +146,25 @@ def _independent_units(log: Transitions) -> Int[np.ndarray, " row"]:
 class UnitCount:
     """The independent units of a log: clusters, episodes, or rows that stand alone.
 
-    ``effective``: how many of equal weight would tell as much.
+    ``effective``: how many of equal weight would tell as much. ``kind``: what one is.
     """
 
     number: int
     effective: float
+    kind: str
 
 
 def count_units(log: AnyLog) -> UnitCount:
     """Count the independent units of a log, in memory or on disk."""
     names = log.columns.keys()
+    kind = "row"
+    if log.has_episodes:
+        kind = "episode"
+    if "clusters" in names:
+        kind = "cluster"
     if "weights" not in names and "clusters" not in names:
         number = log.n_episodes or len(log)
-        return UnitCount(number, float(number))
+        return UnitCount(number, float(number), kind)
     # a unit weighs as much as its rows on average, and a cluster as its units together
     weights = []
     clusters = []
@@ -174,4 +180,4 @@ def count_units(log: AnyLog) -> UnitCount:
     if clusters:
         by_unit = cluster_sums(np.concatenate(clusters), by_unit)
     effective = float(by_unit.sum() ** 2 / np.square(by_unit).sum())
-    return UnitCount(len(by_unit), effective)
+    return UnitCount(len(by_unit), effective, kind)

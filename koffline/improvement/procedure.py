@@ -59,7 +59,9 @@ from koffline.ope.groups import By, GroupValues, check_feature
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.results import Interval, describe_log
 from koffline.ope.stream_settings import StreamSettings
-from koffline.store.files import check_place
+from koffline.policies import save_mixture_policy
+from koffline.shown_results import views
+from koffline.store.files import check_place, check_target
 from koffline.store.run_record import check_results
 
 # of a budget; the rest is for choosing and certifying
@@ -98,14 +100,17 @@ def improve(  # noqa: PLR0913
     constraint: "COLUMN <= X", for a table with a mapping: the discounted sum of that
     column is certified to be at most X; or a mapping with the keys name, costs (one
     for each row) and at_most. out: a folder that gets the policy, the report and a
-    model card; what is done before an interrupt stays beside it, and ``resume`` goes on
-    there. force: replace earlier results in ``out``. progress: called with the number
+    model card, or a page ending in .html, beside which the policy is written with the
+    same name and the ending .npz; what is done before an interrupt stays beside it, and
+    ``resume`` goes on there. force: replace earlier results in ``out``. progress: called with the number
     done, all, and a note. settings: an `ImproveSettings`, or a mapping with some of its
     fields. Raises KofflineError in one line.
     """
+    policy_file = None
     if out is not None:
         check_place(out)
-        check_results(Path(out), force, MARKER)
+        out = Path(out).expanduser()
+        policy_file = _check_out(out, force)
     with work_folder(out, resume) as folder:
         result = search_better(
             log,
@@ -127,7 +132,23 @@ def improve(  # noqa: PLR0913
         )
         if out is not None:
             result.report(out, force)
+        if policy_file is not None and result.mixture is not None:
+            save_mixture_policy(policy_file, result.mixture)
     return result
+
+
+def _check_out(out: Path, force: bool) -> Path | None:
+    """The file of the policy beside a page; None for a folder. Raises DataError, before
+    any work, if ``out`` is in use.
+    """
+    if out.is_dir() or not views().is_page(out):
+        check_results(out, force, MARKER)
+        return None
+    policy_file = out.with_suffix(".npz")
+    for place in (out, policy_file):
+        if place.exists():
+            check_target(place, force)
+    return policy_file
 
 
 def search_better(  # noqa: PLR0913
@@ -290,6 +311,7 @@ def _result(
         key=lambda item: (item.certified, _low_of(item)),
         default=None,
     )
+    units = count_units(search.parts.certify)
     about = describe_log(search.log, search.evaluation.seed, started)
     about["notes"] = (*about["notes"], *search.parts.notes)
     about |= {
@@ -302,12 +324,18 @@ def _result(
         ),
         "parts": _sizes(search.parts),
         "by": _name_of_groups(search.by),
+        "kind_of_unit": units.kind,
     }
     reason = None
     if leading is None or not leading.certified:
-        units = count_units(search.parts.certify).number
-        failure = next(iter(trained.dropped.values()), "")
-        reason = why_keep(candidates, certificates, units, len(scored), failure)
+        reason = why_keep(
+            candidates,
+            certificates,
+            units=units.number,
+            tried=len(scored),
+            failure=next(iter(trained.dropped.values()), ""),
+            kind=units.kind,
+        )
     if leading is None:
         assert reason is not None
         return Improvement(

@@ -11,6 +11,7 @@ from typing import Any
 from koffline.errors import counted, percent
 from koffline.improvement.outcome import MARKER, CandidatePolicy, Improvement
 from koffline.improvement.parts import CERTIFY
+from koffline.improvement.screening import LEVEL
 from koffline.policies import save_mixture_policy
 from koffline.report import Report, plots, print_table, words
 from koffline.store.run_record import shown_command
@@ -32,7 +33,12 @@ def report_improvement(result: Improvement) -> Report:
         "regions": _region_rows(result),
         "examples": _example_rows(result),
         "difference": _difference_words(result),
+        "meaning": _meaning(result),
+        "trials": _trial_words(result),
     }
+    named = {}
+    if result.mixture is not None:
+        named = {"policy": POLICY, "model card": CARD}
     drawing = partial(_draw, result)
     return Report(
         marker=MARKER,
@@ -43,6 +49,7 @@ def report_improvement(result: Improvement) -> Report:
         drawing=drawing,
         context=context,
         further=partial(_write_policy, result),
+        named=named,
         record=_record_of_rows(result),
     )
 
@@ -58,6 +65,33 @@ def _record_of_rows(result: Improvement) -> dict[str, Any]:
         "digests": {"data": rows.sha256},
         "data": {"fingerprints": rows.fingerprints.astype("<u8").tobytes().hex()},
     }
+
+
+def _meaning(result: Improvement) -> str:
+    """What the recommended policy does; empty without one."""
+    if result.mixture is None:
+        return ""
+    return f"In every step, {_shares(result)}."
+
+
+def _trial_words(result: Improvement) -> str:
+    """How candidates were compared; empty if there were none."""
+    if not result.candidates:
+        return ""
+    mixtures = counted(len(result.candidates), "policy")
+    if len(result.candidates) > 1:
+        mixtures = f"{len(result.candidates)} policies"
+    text = (
+        f"{mixtures}: NAME@0.25 acts as NAME with probability 0.25 in every step, and"
+        " else as the learnt copy of the present policy. Each was valued on the part of"
+        f" the log to choose on, with intervals of {percent(LEVEL)}"
+    )
+    if not result.finalists:
+        return f"{text}. None went on to the part to certify on."
+    return (
+        f"{text}. The {len(result.finalists)} with the largest lower ends went on to the"
+        " part to certify on, and only its numbers count."
+    )
 
 
 _HEADINGS = ("policy", "part", "uplift", "interval", "certified")
@@ -227,9 +261,7 @@ def model_card(result: Improvement, files: list[str]) -> str:
         f"- log {result.source or 'in memory'}, sha256 `{result.data_sha256}`",
     ]
     for name, size in parts.items():
-        lines.append(
-            f"- to {name}: {size['rows']} rows of {counted(size['units'], 'unit')}"
-        )
+        lines.append(_part_line(name, size, result.kind_of_unit))
     lines += [
         "",
         "## What to watch",
@@ -242,6 +274,14 @@ def model_card(result: Improvement, files: list[str]) -> str:
     lines += [f"- {warning}" for warning in result.warnings]
     lines += ["", "## How to get it again", "", f"    {shown_command()}", ""]
     return "\n".join(lines)
+
+
+def _part_line(name: str, size: dict[str, int], kind: str) -> str:
+    """The size of a part of the log, as a line of the card."""
+    rows = counted(size["rows"], "row")
+    if kind == "row":
+        return f"- to {name}: {rows}"
+    return f"- to {name}: {rows} of {counted(size['units'], kind)}"
 
 
 def _shares(result: Improvement) -> str:

@@ -82,7 +82,7 @@ def write(result: Result, path: str | Path, force: bool) -> Path:
     """
     report = report_of(result)
     out = Path(os.path.expanduser(path))
-    if out.suffix.lower() in _PAGES:
+    if is_page(out):
         return report.write_page(out, force)
     run = start_run(report.marker.removesuffix(".json"))
     run |= {
@@ -92,6 +92,11 @@ def write(result: Result, path: str | Path, force: bool) -> Path:
         "finished": now(),
     }
     return report.write(out, force, run)
+
+
+def is_page(path: str | Path) -> bool:
+    """Whether a report goes to a page alone, not to a folder: the path ends in .html."""
+    return Path(path).suffix.lower() in _PAGES
 
 
 def html(result: Result | GroupValues) -> str:

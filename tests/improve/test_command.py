@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 import koffline
@@ -14,6 +15,7 @@ from koffline.data.hashing import hash_rows
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.improvement import large_logs, search
+from koffline.improvement.constraint import parse_constraint
 from koffline.improvement.settings import make_improve_settings, seconds_of
 from koffline.improvement.work import work_place
 from tests.improve.worlds import GAMMA, QUICK, chain_log
@@ -75,14 +77,142 @@ def test_the_folder_holds_policy_report_and_card(better: tuple[Path, str]) -> No
     assert result["recommended"]
     assert result["name"] == "clone_mode"
     assert "Use clone_mode: it is worth" in text
+    # the terminal says where the policy is, and what certified it
+    for name in ("policy.npz", "model_card.md", "report.html"):
+        assert f": {out / name}" in text
+    assert f"Certified on {result['parts']['certify']['units']} episodes (" in text
     page = (out / "report.html").read_text()
     assert "A better policy" in page
     assert "Where it acts differently" in page
+    assert "In every step, the trained network acts." in page
+    assert "with intervals of 90%" in page
     assert result["differences"]["actions"][0]["rows"] > 0
     assert len(result["differences"]["examples"]) == 10
     card = (out / "model_card.md").read_text()
     assert card.startswith("# Policy clone_mode\n")
     assert result["data_sha256"] in card
+
+
+def test_without_a_folder_the_command_says_that_nothing_is_kept(log: Path) -> None:
+    ended = run_cli("improve", log, "--gamma", GAMMA, "--by", "nope")
+    assert "without --out neither policy nor report is written" in ended.stderr
+    quiet = run_cli("improve", log, "--gamma", GAMMA, "--by", "nope", "--quiet")
+    assert "without --out" not in quiet.stderr
+
+
+@pytest.mark.parametrize("name", ["page.html", "deep/page.HTM"])
+def test_beside_a_page_the_policy_is_written(name: str, tmp_path: Path) -> None:
+    page = tmp_path / name
+    policy_file = page.with_suffix(".npz")
+    result = koffline.improve(
+        EXACT.log, gamma=GAMMA, settings=QUICKEST, cores=1, out=page
+    )
+    assert result.recommended
+    assert "A better policy" in page.read_text()
+    policy = koffline.load_policy(policy_file, koffline.Discrete(2), (1,))
+    assert EXACT.value(policy) == pytest.approx(EXACT.value(result.policy))
+    assert sorted(page.parent.iterdir()) == sorted([page, policy_file])
+
+
+@pytest.mark.parametrize("existing", ["page.html", "page.npz"])
+def test_a_page_or_policy_that_is_there_is_replaced_only_by_force(
+    existing: str, tmp_path: Path
+) -> None:
+    (tmp_path / existing).write_text("of somebody")
+    page = tmp_path / "page.html"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted_after(patch, "fit_clone")
+        with pytest.raises(DataError, match=f"{existing} exists already"):
+            koffline.improve(EXACT.log, gamma=GAMMA, out=page)
+        assert (tmp_path / existing).read_text() == "of somebody"
+        with pytest.raises(KeyboardInterrupt):  # with force it begins
+            koffline.improve(EXACT.log, gamma=GAMMA, out=page, force=True)
+
+
+def test_a_folder_below_the_home_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    koffline.improve(
+        EXACT.log, gamma=GAMMA, settings=QUICKEST, cores=1, out="~/runs/better"
+    )
+    assert (tmp_path / "runs" / "better" / "policy.npz").is_file()
+    assert not (tmp_path / "~").exists()
+
+
+TABLE = {
+    "id": np.repeat(np.arange(12), 5),
+    "t": np.tile(np.arange(5), 12),
+    "x": np.linspace(-1.0, 1.0, 60),
+    "a": np.arange(60) % 2,
+    "r": np.linspace(0.0, 1.0, 60),
+    "cost": np.linspace(0.0, 2.0, 60),
+    "word": ["fine"] * 60,
+    "hole": [None, *[1.0] * 59],
+    "endless": [np.inf, *[1.0] * 59],
+}
+ROLES = {
+    "observations": "x",
+    "action": "a",
+    "reward": "r",
+    "episode": "id",
+    "time": "t",
+    "last_row": "terminal",
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("cst", ["no column 'cst' (constraint)", "did you mean 'cost'"]),
+        ("cost + cst", ["no column 'cst' (constraint 'cost + cst')"]),
+        ("word", ["column word is not all numbers", "(a constraint)"]),
+        ("hole", ["(hole: 1, of 60 rows)", "give a number in every row"]),
+        ("endless", ["column endless holds inf", "finite numbers"]),
+        ("cost +", ["the formula 'cost +' cannot be read"]),
+        ("x_*", ["x_*"]),
+    ],
+)
+def test_a_bad_column_of_a_constraint_is_named_as_one(
+    column: str, words: list[str]
+) -> None:
+    with pytest.raises(DataError) as caught:
+        koffline.improve(
+            pl.DataFrame(TABLE),
+            gamma=GAMMA,
+            mapping=ROLES,
+            constraint=f"{column} <= 2",
+            settings=QUICKEST,
+        )
+    message = str(caught.value)
+    assert message.startswith(f"constraint {column} <= 2: ")
+    assert "reward" not in message
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ("cost", TABLE["cost"]),
+        ("x", TABLE["x"]),  # a state, too, can be kept within a limit
+        ("a", TABLE["a"]),
+        ("r", TABLE["r"]),
+        ("2 * cost - x", 2 * TABLE["cost"] - TABLE["x"]),
+        ("word == 'fine'", np.ones(60)),
+    ],
+)
+def test_columns_and_formulas_that_a_constraint_may_have(
+    column: str, expected: np.ndarray
+) -> None:
+    table = pl.DataFrame(TABLE)
+    log = koffline.open_transitions(table, mapping=ROLES)
+    limit = parse_constraint(f"{column} <= 2")
+    assert limit is not None
+    costs = limit.costs_of(log, table, None, ROLES)
+    assert costs == pytest.approx(np.asarray(expected, np.float64), rel=1e-6)
 
 
 def test_the_written_policy_is_read_by_evaluate(
