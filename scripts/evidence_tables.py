@@ -629,6 +629,63 @@ def improvement_by_log() -> str:
     return markdown([*head, "best candidate", "optimum"], lines)
 
 
+def improvement_few_units() -> str:
+    """False lower ends by law and number of units."""
+    rows = results("improve_few_units")["rows"]
+    sizes = list(dict.fromkeys(row["units"] for row in rows))
+    lines = []
+    for law in dict.fromkeys(row["law"] for row in rows):
+        by_size = {row["units"]: row for row in rows if row["law"] == law}
+        cells = [
+            f"{100 * by_size[size]['student']:.0f} / "
+            f"{100 * by_size[size]['resampled']:.0f}"
+            for size in sizes
+        ]
+        lines.append([law, *cells])
+    return markdown(["uplift of a unit", *map(str, sizes)], lines)
+
+
+def improvement_cross_fitting() -> str:
+    """Recommendations from three parts, and from five folds."""
+    rows = results("improve_cross_fitting")["rows"]
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    lines = []
+    for effect, size in dict.fromkeys((row["effect"], row["rows"]) for row in rows):
+        cells = []
+        for way in ways:
+            (row,) = (
+                row
+                for row in rows
+                if (row["effect"], row["rows"], row["way"]) == (effect, size, way)
+            )
+            cells.append(
+                f"{row['recommended']:.0%}, {row['false']:.0%} false,"
+                f" {row['uplift']:.4f}"
+            )
+        lines.append([f"{effect:g}", f"{size:,}", *cells])
+    return markdown(["effect of the offers", "rows", *ways], lines)
+
+
+def improvement_small_splits() -> str:
+    """Recommendations on small logs by the share to certify on."""
+    rows = results("improve_small_splits")["rows"]
+    lines = []
+    for world in dict.fromkeys(row["world"] for row in rows):
+        cells = []
+        for share in dict.fromkeys(row["share"] for row in rows):
+            of_share = [
+                row for row in rows if row["world"] == world and row["share"] == share
+            ]
+            gains = [row["uplift"] / row["optimum"] for row in of_share]
+            recommended = sum(row["recommended"] for row in of_share)
+            cells.append(
+                f"{recommended} of {len(of_share)}, {statistics.fmean(gains):.0%}"
+            )
+        lines.append([world, *cells])
+    head = ["log", "40 % to certify on", "20 % (20 episodes at least)"]
+    return markdown(head, lines)
+
+
 def _share_interval(interval: Sequence[float] | None) -> str:
     if interval is None:
         return ""
@@ -671,6 +728,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "improvement-logs": improvement_logs,
     "improvement-peers": improvement_peers,
     "improvement-certificates": improvement_certificates,
+    "improvement-few-units": improvement_few_units,
+    "improvement-cross-fitting": improvement_cross_fitting,
+    "improvement-small-splits": improvement_small_splits,
     "improvement-by-log": improvement_by_log,
 }
 

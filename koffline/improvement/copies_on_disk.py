@@ -27,7 +27,7 @@ _COUNTED_VALUES = 1_000_000  # of observations, whose recurrence is counted
 
 
 @dataclass(frozen=True, eq=False)
-class Copies:
+class EqualUnits:
     """What a pass over all rows says of equal units.
 
     ``by_chance``: units may be equal by chance, so that none is taken for a copy.
@@ -92,7 +92,7 @@ class Copies:
         ]
 
 
-def find_copies(log: LazyTransitions, seed: int) -> Copies:
+def find_copies(log: LazyTransitions, seed: int) -> EqualUnits:
     """Find equal units in one pass over a log on disk. seed: of the parts.
 
     It holds 8 bytes for each unit of the part to certify on (for every unit, if there
@@ -130,7 +130,7 @@ def find_copies(log: LazyTransitions, seed: int) -> Copies:
         few = np.arange(units)
     elif units < FEW_UNITS:
         few = kinds
-    return Copies(
+    return EqualUnits(
         by_chance=by_chance,
         contents=kinds[is_copied],
         weights=totals[is_copied],
@@ -184,7 +184,7 @@ class CopyMerger:
     of all.
     """
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: EqualUnits) -> None:
         self._copies = copies
         self._is_written = np.zeros(len(copies.contents), dtype=bool)
 

@@ -17,8 +17,8 @@ from koffline.data.late_ends import without_late_ends
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.improvement.copies_on_disk import (
-    Copies,
     CopyMerger,
+    EqualUnits,
     find_copies,
     whole_blocks,
 )
@@ -118,7 +118,7 @@ def _whole(block: Transitions, rows: np.ndarray) -> Transitions:
 
 
 def _joined(
-    blocks: list[Transitions], log: LazyTransitions, copies: Copies
+    blocks: list[Transitions], log: LazyTransitions, copies: EqualUnits
 ) -> Transitions:
     """The blocks of whole units as one log, with copies merged."""
     columns = dict(joined(blocks).columns)

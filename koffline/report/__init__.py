@@ -58,7 +58,7 @@ class Report:
     context: Context = field(default_factory=dict)
     call: str | None = None
     further: Callable[[Path], None] | None = None
-    named: Mapping[str, str] = field(default_factory=dict)
+    shown_files: Mapping[str, str] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, out: Path, force: bool, run: JsonObject) -> Path:
@@ -181,8 +181,8 @@ class Report:
         if sentence:
             console.print(sentence, style="bold", soft_wrap=True)
         if page is not None:
-            for what, name in self.named.items():
-                console.print(f"{what}: {page.parent / name}", soft_wrap=True)
+            for kind, name in self.shown_files.items():
+                console.print(f"{kind}: {page.parent / name}", soft_wrap=True)
             console.print(f"report: {page}", soft_wrap=True)
 
 

@@ -36,9 +36,9 @@ def report_improvement(result: Improvement) -> Report:
         "meaning": _meaning(result),
         "trials": _trial_words(result),
     }
-    named = {}
+    shown_files = {}
     if result.mixture is not None:
-        named = {"policy": POLICY, "model card": CARD}
+        shown_files = {"policy": POLICY, "model card": CARD}
     drawing = partial(_draw, result)
     return Report(
         marker=MARKER,
@@ -49,7 +49,7 @@ def report_improvement(result: Improvement) -> Report:
         drawing=drawing,
         context=context,
         further=partial(_write_policy, result),
-        named=named,
+        shown_files=shown_files,
         record=_record_of_rows(result),
     )
 

@@ -318,13 +318,14 @@ def offers(stated: tuple[float, float, float] | None) -> koffline.Transitions:
     rows = 500
     states = generator.normal(size=(rows, 2))
     actions = generator.integers(3, size=rows)
+    chances = np.where(actions == 2, 0.5, 0.2)
     logged = None
     if stated is not None:
         logged = np.log(np.asarray(stated)[actions])
     return koffline.Transitions(
         observations=states,
         actions=actions,
-        rewards=(generator.random(rows) < 0.2 + 0.3 * (actions == 2)).astype(float),
+        rewards=(generator.random(rows) < chances).astype(float),
         next_observations=states,
         terminated=np.ones(rows, bool),
         truncated=np.zeros(rows, bool),
