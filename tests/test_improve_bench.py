@@ -10,10 +10,21 @@ import numpy as np
 import pytest
 
 from koffline.errors import DataError
+from koffline.ope.importance.episode_intervals import student_interval
 from koffline.policies import DiscretePolicy
 from scripts.bench.finite_worlds import sample_episodes
 from scripts.bench.improve import __main__ as command
-from scripts.bench.improve import cells, ours, peers, report, spibb, tabular, worlds
+from scripts.bench.improve import (
+    cells,
+    cross_fitting,
+    few_units,
+    ours,
+    peers,
+    report,
+    spibb,
+    tabular,
+    worlds,
+)
 from scripts.bench.improve.logs import ENTRIES, TEST, TUNING, Entry, icu_world, softened
 from scripts.bench.improve.spibb import GAMMA
 
@@ -411,3 +422,47 @@ def test_the_command_writes_a_summary(tmp_path, monkeypatch, world):
     content = json.loads((tmp_path / "improve.json").read_text())
     assert content["halves"][TEST]["ours"]["recommended"] == 1
     assert content["halves"][TUNING]["ours"]["logs"] == 0
+
+
+@pytest.mark.parametrize("law", few_units.LAWS)
+def test_laws_of_uplifts_have_mean_zero(law):
+    draws = few_units.LAWS[law](np.random.default_rng(0), (400, 500))
+    error = draws.std() / np.sqrt(draws.size)
+    assert abs(draws.mean()) < 5.0 * error
+
+
+def test_lower_ends_are_those_of_the_certificate():
+    uplifts = np.random.default_rng(0).normal(size=(3, 20))
+    ends = few_units.ends_by_student(uplifts)
+    for row, end in zip(uplifts, ends, strict=True):
+        # of the mean without each unit in turn
+        deviations = (row - row.mean()) / (len(row) - 1)
+        interval = student_interval(
+            float(row.mean()), deviations, few_units.LEVEL, float(len(row))
+        )
+        assert end == pytest.approx(interval.low)
+
+
+@pytest.mark.parametrize("units", [8, 15])
+def test_what_no_unit_shows_is_missed_as_often_as_all_are_spared(units):
+    """Of few units every lower end without a loss is false, and no other."""
+    shares = few_units.measure(few_units.losses(10), units, draws=4000)
+    spared = 0.9**units
+    tolerance = 4.0 * np.sqrt(spared * (1.0 - spared) / 4000)
+    assert shares["student"] == pytest.approx(spared, abs=tolerance)
+    assert shares["resampled"] == pytest.approx(spared, abs=tolerance)
+
+
+def test_folds_certify_on_all_rows_and_parts_on_theirs():
+    generator = np.random.default_rng(0)
+    contexts = generator.normal(size=(1000, 4))
+    offers = generator.choice(4, size=1000, p=[0.4, 0.3, 0.2, 0.1])
+    rows = cross_fitting.Rows(contexts, offers, (offers == 3).astype(float))
+    order = generator.permutation(1000)
+    assert len(cross_fitting.crossed(rows, order)) == cross_fitting.FOLDS
+    (policy,) = cross_fitting.in_three(rows, order, 0.6, 0.2)
+    assert policy.chances(contexts)[:, 3].mean() > 0.9
+    # its uplift over the logged rewards is certain, and right
+    assert policy.uplifts(rows).mean() == pytest.approx(0.9, abs=0.05)
+    worthless = cross_fitting.Rows(contexts, offers, np.zeros(1000))
+    assert cross_fitting.crossed(worthless, order) == []

@@ -86,8 +86,6 @@ def improve(
     from koffline.improvement.work import work_folder
     from koffline.report.improvement import report_improvement
 
-    if result.out is None and not result.quiet:
-        say("note: without --out neither policy nor report is written", err=True)
     source: Any = log.source
     if log.stays_on_disk:
         source = log.open()

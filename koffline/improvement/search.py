@@ -20,7 +20,7 @@ from koffline.config import EvaluationSettings
 from koffline.data.disk.log import AnyLog
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError, KofflineError, listed
 from koffline.improvement.certificate import (
     Certificate,
     certificate_from,
@@ -143,8 +143,7 @@ class Search:
         }
         dropped = {name: str(error) for name, error in failures.items()}
         if not candidates:
-            reasons = "; ".join(f"{name}: {why}" for name, why in dropped.items())
-            raise KofflineError(f"no candidate could be trained ({reasons})")
+            raise KofflineError(f"no candidate could be trained: {_in_groups(dropped)}")
         return Trained(clone, candidates, dropped)
 
     def choose(self, trained: Trained) -> list[Scored]:
@@ -311,6 +310,14 @@ class Search:
         return report
 
 
+def _in_groups(reasons: dict[str, str]) -> str:
+    """Reasons by name as one clause, each reason once with the names it is of."""
+    names: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        names.setdefault(why, []).append(name)
+    return "; ".join(f"{why} ({listed(group, 3)})" for why, group in names.items())
+
+
 def choose_finalists(
     scored: Sequence[Scored], count: int, at_most: float | None = None
 ) -> list[Scored]:
@@ -357,7 +364,9 @@ def _train_job(
 ) -> None:
     """Train a candidate and write its network. Raises KofflineError."""
     if deadline is not None and time.time() > deadline:
-        raise KofflineError("the budget was used up before its training")
+        raise KofflineError(
+            "the budget was used up before its training; give a longer one"
+        )
     candidate = train_candidate(spec, part, steps, seed)
     save_mixture_policy(path, Mixture((candidate,), (1.0,)))
 

@@ -184,6 +184,13 @@ class Report:
             for kind, name in self.shown_files.items():
                 console.print(f"{kind}: {page.parent / name}", soft_wrap=True)
             console.print(f"report: {page}", soft_wrap=True)
+        elif self.shown_files:
+            names = " and ".join(self.shown_files)
+            console.print(
+                f"note: {names} were not written; the same command with --out DIR"
+                " writes them",
+                soft_wrap=True,
+            )
 
 
 class _Images(NamedTuple):
