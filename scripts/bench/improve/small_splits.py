@@ -1,6 +1,6 @@
 """Parts of small logs: is more to certify on, or more to learn from, recommended more?
 
-    python -m scripts.bench.improve.small_splits    # 5 processor minutes
+    python -m scripts.bench.improve.small_splits    # 7 processor minutes
 
 Wards and random processes of 2,000 rows (`scripts.bench.improve.logs`), in each of which
 much better policies exist: `koffline.improve` with 40, 20 and 40 % of the episodes to
@@ -33,7 +33,7 @@ RESULTS = (
     / "improve_small_splits.json"
 )
 SHARES = (0.4, 0.2)  # of the episodes to certify on
-DRAWS = 3
+DRAWS = 4
 KINDS = ("ward", "random process")
 _SETTINGS = {
     "candidates": ("kernel_policy_iteration-1", "discrete_cql-alpha_4"),
