@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from koffline.ope.names import AVERAGED
 from scripts.bench import interval_coverage, memory, pass_cost
 from scripts.bench.coverage import clopper_pearson
+from scripts.bench.leaderboard_scores import AUTO, scales, score_methods, with_default
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "docs" / "evidence", ROOT / "docs" / "notes")
@@ -287,22 +289,69 @@ def open_bandit_pipeline() -> str:
     return markdown([*head, "mean error", "held", "width"], lines)
 
 
+def newer_questions() -> str:
+    """The questions of the leaderboard that were asked again of fresh logs: the
+    default's errors and intervals then and now, and the best single method now.
+    """
+    newer = with_default(results("leaderboard-newer")["cells"])
+    names = {cell["problem"] for cell in newer}
+    earlier = [
+        cell
+        for cell in with_default(results("leaderboard")["cells"])
+        if cell["problem"] in names
+    ]
+    unit = scales(earlier)
+    lines = []
+    for problem in unit:
+        sides = [
+            [cell for cell in cells if cell["problem"] == problem]
+            for cells in (earlier, newer)
+        ]
+        lines.append([problem, *_then_and_now(sides[0], sides[1], unit)])
+    lines.append(["**together**", *_then_and_now(earlier, newer, unit)])
+    head = ["problem", "median error then", "now", "held then", "now"]
+    return markdown([*head, "best single method now", "plain FQE now"], lines)
+
+
+def _then_and_now(
+    earlier: list[dict[str, Any]], newer: list[dict[str, Any]], unit: dict[str, float]
+) -> list[str]:
+    """A row of `newer_questions`: errors are shares of the mean |true value|."""
+    earlier_scores = {score.method: score for score in score_methods(earlier, unit)}
+    newer_scores = {score.method: score for score in score_methods(newer, unit)}
+    singles = [
+        score
+        for name, score in newer_scores.items()
+        if score.family.startswith("koffline, ") and name not in (AUTO, AVERAGED)
+    ]
+    answered = [score for score in singles if 2 * score.answered > score.asked]
+    best = min(answered, key=lambda score: score.median_error or math.inf)
+    return [
+        _shown(earlier_scores[AUTO].median_error, ".3g"),
+        _shown(newer_scores[AUTO].median_error, ".3g"),
+        _of((earlier_scores[AUTO].covered, earlier_scores[AUTO].intervals)),
+        _of((newer_scores[AUTO].covered, newer_scores[AUTO].intervals)),
+        f"`{best.method}` {_shown(best.median_error, '.3g')}",
+        _shown(newer_scores["plain FQE"].median_error, ".3g"),
+    ]
+
+
 def all_cores() -> str:
     """What an evaluation takes on one core and on several."""
     rows = results("cores")
-    one = rows["1 core"]
+    single = rows["1 core"]
     lines = []
     for name, row in rows.items():
-        if row["digest"] != one["digest"]:
+        if row["digest"] != single["digest"]:
             raise ValueError(f"{name}: the digits differ from those of 1 core")
         lines.append(
             [
                 name,
                 f"{row['wall']:.1f}",
-                f"{one['wall'] / row['wall']:.2f}",
+                f"{single['wall'] / row['wall']:.2f}",
                 f"{row['processor']:.1f}",
                 f"{row['memory']:.0f}",
-                f"{row['memory'] / one['memory']:.2f}",
+                f"{row['memory'] / single['memory']:.2f}",
             ]
         )
     head = ["", "seconds", "times as fast", "processor seconds", "MB", "ratio"]
@@ -711,6 +760,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rewards-or-kernel-loss": rewards_or_kernel_loss,
     "open-bandit-pipeline": open_bandit_pipeline,
     "further-policies": further_policies,
+    "newer-questions": newer_questions,
     "cores": all_cores,
     "stream-pass": stream_pass,
     "wide-states": wide_states,
