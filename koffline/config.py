@@ -80,7 +80,10 @@ class EvaluationSettings(Section):
     """
 
     gamma: float = Field(
-        gt=0.0, lt=1.0, description="discount factor, inside (0, 1), as in --gamma 0.99"
+        gt=0.0,
+        lt=1.0,
+        description="discount factor, inside (0, 1), as in --gamma 0.99"
+        " (gamma=0.99 in Python)",
     )
     estimator: str = Field(
         "auto", description="estimator; auto: kloss+fqe, or dr for logged bandits"

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
+from koffline.data.buffers import filled_rows
 from koffline.data.ends import (
     EndFlags,
     LinkCounts,
@@ -77,6 +78,7 @@ REQUIRED = ("observations", "actions", "rewards", "terminated")
 _MASKS = "masks"
 _IS_LAST = "is_last"
 _BESIDE_IS_LAST = ("is_first", "is_terminal")
+_BESIDE = (_MASKS, _IS_LAST, *_BESIDE_IS_LAST)  # read where the columns are settled
 _FEWEST_ENDS = 10  # of each kind: fewer do not show that the recording went on
 _MOST_STEPS = 0.95  # share of steps that are shorter than a jump
 _FEWEST_REWARDS = 5  # other than 0: fewer do not show that final states lack them
@@ -168,8 +170,16 @@ def _read_file(
         arrays["timeouts"] = ends & (arrays["terminals"] != 1)
     description = read_description(file.text(DESCRIPTION))
     notes: list[str] = []
+    if description is None:
+        filled = filled_rows(file, arrays)
+        if not filled.is_all:
+            beside = [key for key in _BESIDE if key in file]
+            held = {**file.arrays(beside), **arrays}
+            arrays = {key: filled.of(held[key]) for key in arrays}
+            file = _HeldFile({key: filled.of(array) for key, array in held.items()})
+        notes += filled.notes
     if description is None and not one_step:
-        notes = [
+        notes += [
             *_apply_masks(file, arrays),
             *_apply_final_states(file, arrays),
         ]

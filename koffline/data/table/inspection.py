@@ -14,7 +14,7 @@ import polars as pl
 import yaml
 
 from koffline import display
-from koffline.data.columns import in_natural_order
+from koffline.data.columns import in_natural_order, natural_key
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.kinds import CSV, HDF5, NPZ, is_log_source
 from koffline.data.raw import ORDER, SHARED
@@ -45,7 +45,7 @@ from koffline.data.table.mapping import (
     own_mapping,
 )
 from koffline.data.table.problems import Problems
-from koffline.data.table.profiles import IGNORED, ColumnProfile
+from koffline.data.table.profiles import IGNORED, NUMBERS_AS_TEXT, ColumnProfile
 from koffline.data.table.readers import Reader, faults
 from koffline.data.table.step_order import Steps
 from koffline.data.table.survey import prepare_table
@@ -453,10 +453,12 @@ def inspect_table(
         _check_ends(inspection, guess)
     _check_later(inspection, guess)
     _check_states(inspection)
-    _settle_lists(inspection)
+    beside_list = _settle_lists(inspection)
     _settle_costs(inspection)
     _settle_probabilities(inspection)
     _propose(inspection, held, guess)
+    _sort_observations(inspection, tool)
+    _ask_about_list(inspection, beside_list)
     _settle_observations(inspection)
     links = {"episode", "starts", "one_step"}
     inspection.is_open = not links & inspection.mapping.keys()
@@ -493,6 +495,14 @@ def _guess(
         if column.role == "reward":
             column.formula = tool.formulas.get(column.name, "")
     return guess
+
+
+def _sort_observations(inspection: Inspection, tool: Tool | None) -> None:
+    """Put the proposed observations in the order of the numbers in their names, if the
+    tool numbers them.
+    """
+    if tool is not None and tool.is_numbered:
+        inspection.mapping.get("observations", []).sort(key=natural_key)
 
 
 def _check_last_flag(inspection: Inspection, guess: Guess, tool: Tool) -> None:
@@ -902,17 +912,52 @@ def _check_later(inspection: Inspection, guess: Guess) -> None:
             )
 
 
-def _settle_lists(inspection: Inspection) -> None:
+def _settle_lists(inspection: Inspection) -> list[ColumnProfile]:
     """A list is the whole observation: leave out other columns, and all but one
     list.
+
+    Returns those that are left out though they are parts of the same object as the
+    list, by their names: ``observation.speed`` beside the list ``observation.place``.
     """
     chosen = the_list(inspection.columns)
     if chosen is None:
-        return
+        return []
+    siblings = []
     for column in inspection.columns:
         if column.role == "observations" and column is not chosen:
             column.leave_out(f"the list {chosen.name} stands alone as the observation")
+            whole = _whole_of(chosen.name)
+            if whole and _whole_of(column.name) == whole:
+                siblings.append(column)
     inspection.doubtful = [name for name in inspection.doubtful if name == chosen.name]
+    return siblings
+
+
+def _whole_of(name: str) -> str:
+    """What a column is a part of by its name, with the mark that follows:
+    ``observation.`` of ``observation.place``; empty if it is no part.
+    """
+    end = max(name.rfind("."), name.rfind("/"))
+    return name[: end + 1]
+
+
+def _ask_about_list(inspection: Inspection, left_out: Sequence[ColumnProfile]) -> None:
+    """Ask whether the list is all of the observation. left_out: other parts of it, as
+    from `_settle_lists`.
+    """
+    chosen = the_list(inspection.columns)
+    if chosen is None or not left_out:
+        return
+    names = listed([column.name for column in left_out], 4)
+    inspection.problems.append(
+        f"{names}: left out beside the list {chosen.name}, since an observation is one"
+        " list or columns of single numbers; if the policy needs all of them, write"
+        f" them into one list; if not, say observations: {chosen.name}"
+    )
+    lists = [column for column in left_out if column.width is not None]
+    inspection.ask(
+        "observations", [{"observations": [part.name]} for part in (chosen, *lists)]
+    )
 
 
 def _settle_costs(inspection: Inspection) -> None:
@@ -1022,10 +1067,13 @@ def _propose_action_names(inspection: Inspection, column: ColumnProfile) -> None
     """List the values of a discrete action in their order; spellings that may be one
     action are a problem.
     """
-    values = column.values.drop_nulls().unique().to_list()
+    stored = column.values
+    if column.kind == NUMBERS_AS_TEXT and column.texts is not None:
+        stored = column.texts  # an action is read as the file has it
+    values = stored.drop_nulls().unique().to_list()
     meant = one_spelling(values)
     values = list({meant.get(value, value) for value in values})
-    if column.values.dtype == pl.String:
+    if stored.dtype == pl.String:
         inspection.mapping["action_names"] = in_natural_order(values)
     else:
         inspection.mapping["action_names"] = sorted(values)

@@ -29,6 +29,7 @@ _DATE = (
 )
 _MIXED = "times in a form that is not read"
 DECIMAL_COMMA = "numbers with decimal commas"
+NUMBERS_AS_TEXT = "numbers as text"  # in files that declare types
 _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _THOUSANDS = r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$"  # commas that may mark thousands
 _SPELLINGS = 50  # more than there are of two words for yes and no, in any case
@@ -241,7 +242,7 @@ def _profile_as_read(texts: pl.Series, way: str, is_typed: bool) -> ColumnProfil
     if values.dtype.is_temporal():
         kind = way
     elif is_typed:
-        kind = "numbers as text"
+        kind = NUMBERS_AS_TEXT
     if values.dtype.is_float():
         values = values.fill_nan(None)
     return ColumnProfile(name, kind, values, texts)

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -33,6 +33,7 @@ from koffline.data.array_layouts import (
     joined_groups,
     unrolled_ring,
 )
+from koffline.data.buffers import filled_rows
 from koffline.data.kinds import (
     CSV,
     HDF5,
@@ -91,7 +92,8 @@ class Reader:
     layout: the tool's, where the file itself tells it: a name of `tools.TOOLS`.
     frames: yields columns, if possible with the requested types, in frames of at most N
     rows. declared: bytes of columns in memory, for numbers of at least ``itemsize``,
-    and bytes that are decoded at once; 0 if the format does not tell sizes.
+    and bytes that are decoded at once; 0 if the format does not tell sizes. notes: on
+    rows of the file that are no rows of the table.
     """
 
     fields: list[tuple[str, ColumnType]]
@@ -99,6 +101,7 @@ class Reader:
     described: Mapping[bytes, bytes] = field(default_factory=dict)
     declared: Callable[[Columns, int], tuple[int, int]] = _no_sizes
     layout: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -548,16 +551,26 @@ def _checked_arrays_reader(
     shapes = {key: tuple(headers[key].shape) for key in of_steps}
     environments = environments_of(shapes)
     if environments is not None:
-        arrays = below_each_other(file.arrays(of_steps, twice=of_steps), environments)
-        return _arrays_reader(arrays, layout=ENVIRONMENTS)
+        held = file.arrays(of_steps, twice=of_steps)
+        filled = filled_rows(file, held)
+        kept = {key: filled.of(array) for key, array in held.items()}
+        arrays = below_each_other(kept, environments)
+        return replace(_arrays_reader(arrays, layout=ENVIRONMENTS), notes=filled.notes)
     columns = _of_steps(headers, most_sides=2)
     # Minari's, d3rlpy's
     is_other = any(key.startswith(("episode_0/", "num_episodes")) for key in headers)
     if len(columns) < _FEWEST_COLUMNS or is_other:
         raise DataError(f"{name} {NO_TABLE}")
+    rows: Mapping[str, Any]
     if hasattr(file, "slices"):
-        return _arrays_reader(file.slices(columns))
-    return _arrays_reader(file.arrays(columns))
+        rows = file.slices(columns)
+    else:
+        rows = file.arrays(columns)
+    filled = filled_rows(file, rows)
+    if filled.first and hasattr(file, "slices"):
+        rows = file.arrays(columns, twice=columns)
+    filled_columns = {key: filled.of(array) for key, array in rows.items()}
+    return replace(_arrays_reader(filled_columns), notes=filled.notes)
 
 
 _FEWEST_COLUMNS = 3

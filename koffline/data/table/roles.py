@@ -800,12 +800,20 @@ def ordered_actions(
     return names
 
 
+def _as_text(name: Any) -> Any:
+    """A whole number as its text; anything else as it is."""
+    if isinstance(name, int) and not isinstance(name, bool):
+        return str(name)
+    return name
+
+
 def _names_as_values(names: tuple[Any, ...], kind: type) -> tuple[Any, ...]:
     """Names of actions as values of a column's type: those from a command line are
-    texts, also where the column has integers or booleans.
+    texts, also where the column has integers or booleans, and those of a mapping may be
+    numbers where it has texts.
     """
     if kind is str:
-        return names
+        return tuple(_as_text(name) for name in names)
     spelled: dict[str, object] = {"true": True, "false": False}
     if kind is int:
         spelled = {

@@ -56,7 +56,8 @@ _A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 class SurveyedTable:
     """Rows, the columns' roles, results of the first pass, and the action space.
 
-    ``names``: of all columns of the files. By column: number of ``missing`` values,
+    ``names``: of all columns of the files. ``file_notes``: on rows of a file that are
+    no rows of the table. By column: number of ``missing`` values,
     lengths of lists (``widths``), ``means``, other spellings of labels (``spelled``).
     ``flagged``: flags that occur. ``seen``:
     smallest and largest whole-number action of each frame. ``categories``: values of
@@ -83,6 +84,7 @@ class SurveyedTable:
     origin: Mapping[str, str]
     census: TextCensus
     names: tuple[str, ...] = ()
+    file_notes: tuple[str, ...] = ()
     action_space: ActionSpace = field(default_factory=lambda: Discrete(1))
     metadata: Metadata = field(default_factory=Metadata)
     counts: TableCounts = field(default_factory=TableCounts)
@@ -220,6 +222,7 @@ def prepare_table(
             origin=origin,
             census=census,
             names=tuple(stored),
+            file_notes=file.notes,
         )
         changes = (texts, formulas, encodings, roles.no_action, roles.time_zone)
         if any(changes):
@@ -338,7 +341,18 @@ def _census(
         read=list(ways),
         labels=[name for name in types if name in labels and types[name] == pl.String],
         formulas=formulas,
+        listed=_listed_labels(roles),
     )
+
+
+def _listed_labels(roles: TableMapping) -> dict[str, list[str]]:
+    """The labels that a mapping lists, by column."""
+    listed_labels = {
+        name: list(encoding.categories) for name, encoding in roles.encode.items()
+    }
+    for action in roles.action[:1]:
+        listed_labels[action] = [str(name) for name in roles.action_names]
+    return listed_labels
 
 
 def _describe(
@@ -384,7 +398,10 @@ def _describe(
             )
     metadata = replace(metadata, source=table.source, extra=extra)
     table.metadata = metadata.with_notes(
-        *notes, *_open_questions(table), *_notes_on_texts(table)
+        *table.file_notes,
+        *notes,
+        *_open_questions(table),
+        *_notes_on_texts(table),
     )
 
 

@@ -95,6 +95,7 @@ class TextCensus:
     read: columns of texts in which such words are missing values, and which are still
     texts.
     labels: columns of labels, in which such words are labels like others.
+    listed: by column, the labels that the mapping lists; of these nothing is noted.
     By column: how often such words are ``missing`` values, and how often they are
     labels (``as_labels``); ``examples`` of its texts. By column and text of a formula:
     those that were ``seen``, and another spelling of those that were not
@@ -105,6 +106,7 @@ class TextCensus:
     read: Collection[str]
     labels: Collection[str]
     formulas: Sequence[Formula]
+    listed: Mapping[str, Sequence[str]] = field(default_factory=dict)
     missing: Counter[str] = field(default_factory=Counter)
     as_labels: Counter[str] = field(default_factory=Counter)
     seen: set[tuple[str, str]] = field(default_factory=set)
@@ -118,7 +120,9 @@ class TextCensus:
         for name in self.read:
             self.missing[name] += _count_missing_words(frame[name])
         for name in self.labels:
-            self.as_labels[name] += _count_missing_words(frame[name])
+            is_listed = pl.col(name).str.strip_chars().is_in(self.listed.get(name, ()))
+            unlisted = frame.filter(~is_listed)
+            self.as_labels[name] += _count_missing_words(unlisted[name])
         for column, text in self._comparisons():
             self._look_for(frame, column, text)
 

@@ -18,6 +18,30 @@ from koffline.errors import DataError
 
 _AFTER = "measured after the action"
 _OUTCOME = "it says how the stay ended, which is not known before"
+# RLlib's columns. Its workers cut episodes into unrolls of a fixed number of steps, and
+# store what the learner computed beside what happened.
+_RLLIB_ROLES = {
+    "episode": ["eps_id"],
+    "time": ["t"],
+    "observations": ["obs"],
+    "action": ["actions"],
+    "reward": ["rewards"],
+}
+_LEARNER = "computed by the learner, not observed"
+_RLLIB_LEFT_OUT = {
+    "unroll_id": "it counts pieces of episodes",
+    "agent_index": "it counts agents",
+    "batch_id": "it counts batches",
+    "seq_lens": "it counts rows of a batch",
+    "action_dist_inputs": "the outputs of the network that took the action",
+    "q_values": "the outputs of the network that took the action",
+    "vf_preds": _LEARNER,
+    "values_bootstrapped": _LEARNER,
+    "advantages": _LEARNER,
+    "value_targets": _LEARNER,
+    "prev_actions": "the action of the row above",
+    "prev_rewards": "the reward of the row above",
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +53,8 @@ class Tool:
     In what follows, columns may be patterns with ``*``: ``roles``: columns by role.
     ``formulas``: how a mapping writes a column. ``left_out``: reasons, by column.
     ``doubtful``: reasons to ask about observations, by column.
-    ``one_step``: every row is a decision of its own. ``last_flags``: flags that are set
+    ``one_step``: every row is a decision of its own. ``is_numbered``: the observations
+    of a mapping are in the order of the numbers in their names. ``last_flags``: flags that are set
     in last rows of episodes by convention, and say nothing of why these ended;
     ``successes``: flags that might say it.
     """
@@ -43,6 +68,7 @@ class Tool:
     left_out: Mapping[str, str] = field(default_factory=dict)
     doubtful: Mapping[str, str] = field(default_factory=dict)
     one_step: bool = False
+    is_numbered: bool = False
     last_flags: Sequence[str] = ()
     successes: Sequence[str] = ()
 
@@ -99,11 +125,17 @@ TOOLS = (
         name="rllib",
         title="batches of rows, as RLlib writes them (JSON)",
         file=BATCHES,
+        roles=_RLLIB_ROLES,
+        left_out=_RLLIB_LEFT_OUT,
+        last_flags=["dones"],
     ),
     Tool(
         name="rllib",
         title="RLlib sample batches",
         columns=frozenset(("eps_id", "obs", "actions", "rewards")),
+        roles=_RLLIB_ROLES,
+        left_out=_RLLIB_LEFT_OUT,
+        last_flags=["dones"],
     ),
     Tool(
         name="rlds",
@@ -165,6 +197,13 @@ TOOLS = (
         name="coach",
         title="Coach's CSV",
         columns=frozenset(("episode_id", "transition_number", "action", "reward")),
+        roles={
+            "episode": ["episode_id"],
+            "time": ["transition_number"],
+            "observations": ["state_feature_*"],
+        },
+        is_numbered=True,
+        left_out={"episode_name": "the episode's name; episode_id tells episodes"},
     ),
     Tool(
         name="ai-clinician",
