@@ -1,8 +1,9 @@
 # The demo, or any command:
 #   docker build -t koffline .
-#   docker run --rm koffline                                    the demo
+#   docker run --rm -v "$PWD:/work" koffline                    the demo; its report is left in out/demo
 #   docker run --rm koffline train --list                       any command
 #   docker run --rm -v "$PWD:/work" koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --out answer
+# Files belong to root, unless `--user "$(id -u):$(id -g)"` is given.
 FROM python:3.12-slim
 
 # torch without CUDA: a tenth of the size
