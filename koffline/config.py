@@ -444,6 +444,9 @@ def describe_error(
     if unknown:
         for parent in first["loc"][:-1]:
             model = model.model_fields[str(parent)].annotation  # type: ignore[assignment]
+        homes = _sections_with(model, last)
+        if homes:
+            return ConfigError(f"{name} is unknown; did you mean '{homes[0]}'?")
         return ConfigError(
             f"{name} is unknown; {nearest_name(last, sorted(model.model_fields))}"
         )
@@ -467,6 +470,17 @@ def describe_error(
     if description:
         reason += f"; it is the {description}"
     return ConfigError(f"{name} is {shown}: {reason}")
+
+
+def _sections_with(model: type[BaseModel], key: str) -> list[str]:
+    """Dotted names of a setting of this name in the sections of a model."""
+    homes = []
+    for section, field in model.model_fields.items():
+        kind = field.annotation
+        is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+        if is_section and key in kind.model_fields:
+            homes.append(f"{section}.{key}")
+    return homes
 
 
 def read_layers(

@@ -147,6 +147,9 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
             "algo.params.reward_scaler clips at no bound; give params.low",
         ),
         ("train.n_step=5", "train.n_step is unknown; did you mean 'n_steps'"),
+        ("n_steps=5", "n_steps is unknown; did you mean 'train.n_steps'?"),
+        ("source=a.hdf5", "source is unknown; did you mean 'data.source'?"),
+        ("steps=5", "steps is unknown; known are algo, data, evaluators"),
         ("train.n_steps=true", "train.n_steps is true: a yes or no"),
         (
             "evaluators.td_eror={}",
