@@ -477,8 +477,9 @@ def _sections_with(model: type[BaseModel], key: str) -> list[str]:
     homes = []
     for section, field in model.model_fields.items():
         kind = field.annotation
-        is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
-        if is_section and key in kind.model_fields:
+        if not isinstance(kind, type) or not issubclass(kind, BaseModel):
+            continue
+        if key in kind.model_fields:
             homes.append(f"{section}.{key}")
     return homes
 
