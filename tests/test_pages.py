@@ -33,6 +33,8 @@ PAGES = {
 # Options of other people's programs that pages name.
 FOREIGN_OPTIONS = {
     "--extra",  # uv
+    "--extra-index-url",  # pip
+    "--rm",  # docker
     "--python-version",
     "--resolution",
 }
