@@ -185,9 +185,20 @@ def kind_of(name: str, is_table: bool) -> str | None:
     is_text_of_json = is_table and head.lstrip()[:1] in (b"{", b"[")
     if is_text_of_json or lower.endswith(_SUFFIXES[JSON]):
         return JSON
-    if is_table or lower.endswith(_SUFFIXES[CSV]):
+    if lower.endswith(_SUFFIXES[CSV]):
+        return CSV
+    if is_table and not _is_binary(head):
         return CSV
     return None
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether a file that begins so holds no text, such as one of NumPy (.npy) or of
+    TensorFlow (.tfrecord). Compressed files may hold text.
+    """
+    is_compressed = head.startswith((b"\x1f\x8b", b"(\xb5/\xfd"))
+    is_utf_16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return b"\0" in head and not is_compressed and not is_utf_16
 
 
 def is_lerobot_folder(name: str) -> bool:

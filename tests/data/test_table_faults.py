@@ -62,6 +62,10 @@ FILES = [
     ("b.csv", "id,t,x_1,a,r,done\n", "no rows"),
     ("a.parquet", b"a,b\n1,2\n", "corrupt Parquet"),
     ("a.csv", b"\x80\x04\x95pickle", "is no table that koffline knows"),
+    ("a.npy", b"\x93NUMPY\x01\x00v\x00{'descr'", "is no table that koffline knows"),
+    ("a.tfrecord", b"\x10\0\0\0\0\0\0\0abcdef", "is no table that koffline knows"),
+    ("a", "x,a\n1,2\n".encode("utf-16"), "is no table, or not UTF-8 text"),
+    ("a.pkl.gz", gzip.compress(b"\x80\x04\x95\xff"), "is no table, or not UTF-8 text"),
     ("a.csv", BODY.encode("utf-16"), "not UTF-8"),
     ("a.csv", BODY.replace("e,", "é,").encode("latin-1"), "not UTF-8"),
     (

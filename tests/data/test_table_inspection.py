@@ -533,6 +533,28 @@ class TestAnswers:
         log = koffline.open_transitions(self.FRAME, mapping=inspection.mapping)
         assert log.terminated.any() == ("terminal" in answer)
 
+    def test_an_answer_takes_its_problem_out(self):
+        inspection = koffline.inspect(self.FRAME)
+        answers = {"action": "push", "reward": "points", "terminal": "fell"}
+        beginnings = ["fell: ", "no column looks like action", "no column looks like r"]
+        assert len(inspection.problems) == len(beginnings)
+        for key, begins in zip(answers, [*beginnings[1:], beginnings[0]], strict=True):
+            assert any(text.startswith(begins) for text in inspection.problems)
+            inspection.answer(**{key: answers[key]})
+            assert not any(text.startswith(begins) for text in inspection.problems)
+        assert "problem" not in str(inspection)
+
+    @pytest.mark.parametrize("answer", [{"terminal": "how: died"}, {"last_row": "cut"}])
+    def test_an_answer_on_ends_takes_the_problem_of_their_column_out(self, answer):
+        frame = self.FRAME.drop("fell").with_columns(
+            how=pl.Series((["on"] * 4 + ["died"]) * 40)
+        )
+        inspection = koffline.inspect(frame, action="push", reward="points")
+        (problem,) = inspection.problems
+        assert problem.startswith("how: 'died': in last rows of episodes alone")
+        inspection.answer(**answer)
+        assert inspection.problems == []
+
     def test_what_is_no_key_is_one_line(self):
         inspection = koffline.inspect(self.FRAME, action="push", reward="points")
         with one_line(DataError, "'terminals', which is no key of a mapping; did you"):

@@ -154,12 +154,22 @@ class Inspection:
     is_open: bool = False
     open: dict[str, list[Answer]] = field(default_factory=dict)
     doubtful: list[str] = field(default_factory=list)
+    _problems_of: dict[str, list[str]] = field(default_factory=dict)
 
-    def ask(self, key: str, answers: Iterable[Answer]) -> None:
-        """Leave a key open. answers: what to write instead, each with one key."""
+    def ask(self, key: str, answers: Iterable[Answer], problem: str = "") -> None:
+        """Leave a key open. answers: what to write instead, each with one key.
+        problem: why it is asked, which goes with the answer.
+        """
         known = self.open.setdefault(key, [])
         known += [answer for answer in answers if answer not in known]
         self.mapping[key] = as_question(known)
+        if problem:
+            self.add_problem(key, problem)
+
+    def add_problem(self, key: str, problem: str) -> None:
+        """A problem that is none as soon as the key of the mapping is answered."""
+        self.problems.append(problem)
+        self._problems_of.setdefault(key, []).append(problem)
 
     def answer(self, **answers: object) -> None:
         """Write keys into the mapping, and take out the questions that they answer.
@@ -183,6 +193,9 @@ class Inspection:
             for question in answered:
                 del self.open[question]
                 self.mapping.pop(question, None)
+            for question in {key, *answered}:
+                solved = self._problems_of.pop(question, [])
+                self.problems = [text for text in self.problems if text not in solved]
             self.mapping[key] = value
             if key in ("action", "reward"):
                 self._take_from_observations(value)
@@ -523,13 +536,14 @@ def _check_last_flag(inspection: Inspection, guess: Guess, tool: Tool) -> None:
             column.leave_out("whether it marks that the world ended is asked")
     answers += [{"terminal": flag.text}, {"last_row": CUT}]
     del guess.ends.roles["terminal"]
-    inspection.ask("terminal", answers)
-    flag.column.leave_out("whether it marks that the world ended is asked")
-    inspection.problems.append(
+    inspection.ask(
+        "terminal",
+        answers,
         f"{flag.name} is set in the last row of every episode, however it ended; say"
         " which rows mark that the world ended (terminal), or that all were cut"
-        " (last_row: cut)"
+        " (last_row: cut)",
     )
+    flag.column.leave_out("whether it marks that the world ended is asked")
 
 
 def _ask_about_doubtful(
@@ -606,10 +620,8 @@ def _settle_probabilities(inspection: Inspection) -> None:
             {"behavior_probability": plain.name},
             {"behavior_log_probability": logarithm.name},
         ],
-    )
-    inspection.problems.append(
         f"{plain.name} and {logarithm.name} disagree; say which is the probability of"
-        " the logged action"
+        " the logged action",
     )
     for column in (plain, logarithm):
         column.leave_out("which is the behavior policy's is asked")
@@ -711,7 +723,7 @@ def _has_all_roles(inspection: Inspection) -> bool:
                 f"say which one it is ({option}), or name it in the mapping and take it"
                 " out of the observations"
             )
-        inspection.problems.append(f"no column looks like {key}; {remedy}")
+        inspection.add_problem(key, f"no column looks like {key}; {remedy}")
     if "observations" in missing:
         for column in inspection.columns:
             if column.is_struct:
@@ -757,12 +769,11 @@ def _check_last_rows(inspection: Inspection, guess: Guess) -> None:
     if no_action is not None:
         shown = listed(map(repr, no_action.values))
         inspection.ask(
-            "no_action", [{"no_action": no_action.values}, {"no_action": []}]
-        )
-        inspection.problems.append(
+            "no_action",
+            [{"no_action": no_action.values}, {"no_action": []}],
             f"{no_action.column.name}: {shown} stands in last rows of episodes alone"
             f" ({counted(no_action.n_rows, 'row')}); say whether it means that no action"
-            " was taken (no_action), or is a decision"
+            " was taken (no_action), or is a decision",
         )
         return
     states = find_final_states(inspection.columns, guess.steps)
@@ -775,10 +786,11 @@ def _check_last_rows(inspection: Inspection, guess: Guess) -> None:
             " (final_state)"
         )
         return
-    inspection.ask("final_state", [{"final_state": True}, {"final_state": False}])
-    inspection.problems.append(
+    inspection.ask(
+        "final_state",
+        [{"final_state": True}, {"final_state": False}],
         f"{states.reason}; say whether such rows hold the final state alone, with an"
-        " action and a reward that mean nothing (final_state), or are steps"
+        " action and a reward that mean nothing (final_state), or are steps",
     )
 
 
@@ -803,19 +815,21 @@ def _check_ends(inspection: Inspection, guess: Guess) -> None:
             continue
         shown = listed(map(repr, values))
         column.leave_out(f"{shown}: in last rows of episodes alone")
+        question = "terminal"
         if has_flag:
             remedy = _asked_about_cuts(inspection, guess, column, values)
         else:
+            question = "last_row"
             ends = [value for value in values if not says_cut(str(value))]
             end = _written_end(column, ends or values)
-            inspection.ask("last_row", [{"terminal": end}])
+            inspection.ask(question, [{"terminal": end}])
             if end != column.name:
                 end = f'"{end}"'
             remedy = f"if the world ended there, say terminal: {end}"
         if is_quantity:
             inspection.doubtful.append(column.name)
             remedy = f"{remedy}; if it is a quantity, add it to the observations"
-        inspection.problems.append(f"{column.name}: {column.reason}; {remedy}")
+        inspection.add_problem(question, f"{column.name}: {column.reason}; {remedy}")
 
 
 def _is_told_by_step(column: ColumnProfile, steps: Steps) -> bool:

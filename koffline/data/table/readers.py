@@ -164,7 +164,8 @@ def faults(name: str, kind: str) -> Iterator[None]:
             reason = " ".join(str(error).partition("You might want")[0].split())[:300]
             if "utf" in reason.lower():
                 raise DataError(
-                    f"{name} is not UTF-8 text; save it as UTF-8 (or as Parquet)"
+                    f"{name} is no table, or not UTF-8 text; save it as UTF-8 (or as"
+                    " Parquet)"
                 ) from None
             if kind == HELD:
                 raise DataError(
