@@ -204,7 +204,7 @@ def _sentences(
     yield (
         "our method works well while residual gradient converged to inferior solutions",
         demo,
-        _by_place(
+        _by_temperature(
             claims,
             _of_method(INFERIOR, "rg"),
             ("rg",),
@@ -214,7 +214,7 @@ def _sentences(
     yield (
         "FVI and TD(0) exhibit unstable/oscillating behavior, and can even diverge",
         demo,
-        _by_place(
+        _by_temperature(
             claims,
             _has_sentence(UNSTABLE_OTHERS),
             quantity="runs whose late error is twice their smallest",
@@ -223,7 +223,7 @@ def _sentences(
     yield (
         "GTD2 and SBEED do not find a better solution than our method in terms of MSE",
         demo,
-        _by_place(
+        _by_temperature(
             claims,
             _of_method(NO_BETTER, "gtd2", "sbeed"),
             ("gtd2", "sbeed"),
@@ -353,7 +353,7 @@ def _by_error(claims: Sequence[Claim], beginning: str) -> list[JudgedGroup]:
     groups = []
     for error in errors:
         sentence = f"{beginning} {error}"
-        for group in _by_place(claims, _has_sentence(sentence)):
+        for group in _by_temperature(claims, _has_sentence(sentence)):
             name = error.removeprefix("the ")
             groups.append(group._replace(condition=f"{name} {group.condition}".strip()))
     return _with_words(groups, "rank correlation")
@@ -368,7 +368,7 @@ def _has_sentence(sentence: str) -> Select:
     return is_chosen
 
 
-def _by_place(
+def _by_temperature(
     claims: Sequence[Claim],
     select: Select,
     methods: Sequence[str] = (),
@@ -377,7 +377,8 @@ def _by_place(
     """Groups of Puddle World by temperature of the target policy; without these, of the
     one log of figure-puddle.
 
-    methods: those that a group must hold, else it is left out. quantity: the quantity.
+    methods: a group of fewer comparisons than these is left out. quantity: what is
+    compared, in words.
     """
     chosen = [claim for claim in claims if select(claim)]
     puddle = "puddle_world"
@@ -409,7 +410,7 @@ def _by_world(
     chosen = [claim for claim in claims if select(claim)]
     groups = []
     if of_puddle:
-        for group in _by_place(claims, select):
+        for group in _by_temperature(claims, select):
             condition = f"Puddle World {group.condition}".strip()
             groups.append(group._replace(condition=condition))
     for world in dict.fromkeys(claim.world for claim in chosen):

@@ -130,6 +130,16 @@ class PathReplay:
         return Paths(**self._columns).flat_rows(run * self.capacity + slots, leading=2)
 
 
+def _episodes_as_first_seen(paths: Paths) -> np.ndarray:
+    """(P,) numbers 0, 1, … of the paths' episodes, in the order in which their first
+    paths stand.
+    """
+    keys = np.stack((paths.environments, paths.episodes), axis=1)
+    _, first, label = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))
+    return rank[label.reshape(-1)]
+
+
 def replay_transitions(
     replay: PathReplay, run: int, gamma: float | None = None
 ) -> Transitions:
@@ -142,10 +152,7 @@ def replay_transitions(
     its beginning.
     """
     paths = replay.held(run)
-    keys = np.stack((paths.environments, paths.episodes), axis=1)
-    _, first, label = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    # 0, 1, … in the order first seen
-    episode = np.argsort(np.argsort(first))[label.reshape(-1)]
+    episode = _episodes_as_first_seen(paths)
     begins = np.bincount(episode, weights=paths.first_steps == 0) > 0
     if not begins.any():
         raise DataError(

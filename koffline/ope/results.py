@@ -233,7 +233,7 @@ class Interval(Record):
 @dataclass(frozen=True)
 class Uplift(Record):
     """How much more a policy is worth than the behavior policy, both by the same
-    resampled episodes.
+    episodes, which are resampled or left out in turn for both.
     """
 
     value: float
@@ -345,7 +345,9 @@ class LogResult(Record):
         """Whether every row of the log ends its episode, so that γ makes no difference.
 
         Results without diagnostics hold no counts of ends: there it is whether every
-        row is an episode and nobody chose a γ.
+        row is an episode and γ is `ANY_GAMMA`, which stands for one that nobody chose.
+        Where equal episodes were merged, fewer rows than the log's are counted as
+        terminated; then no row may be truncated.
         """
         diagnostics = getattr(self, "diagnostics", None)
         if diagnostics is None:

@@ -282,7 +282,12 @@ def _stretched(interval: Interval, value: float) -> Interval:
 def _uplift(
     episodes: EpisodeProblem, whole: EpisodeStatistic, level: float, size: float
 ) -> Uplift | None:
-    """Uplift over the mean return of the same episodes; None if episodes were cut."""
+    """Uplift over the mean discounted return of the same episodes, its interval by the
+    paired deviations of their jackknife; None if an episode was cut where more than
+    `CUT_SHARE` of its value may follow.
+
+    whole: the estimate on all episodes. size: their effective number.
+    """
     if episodes.unseen.max() > thresholds.CUT_SHARE:
         return None
     returns = episodes.episode_sums(episodes.gamma**episodes.steps * episodes.rewards)

@@ -187,7 +187,7 @@ class WorkingLog:
             return " … ".join(dict.fromkeys((names[item[0]], names[item[-1]])))
 
         items = _items(log)
-        saved = self._saved(log, plan, items)
+        saved = self._file_of_saved_sums(log, plan, items)
         already_summed = 0
         total: S | None = None
         if saved is not None:
@@ -211,11 +211,14 @@ class WorkingLog:
                 last_save = time.monotonic()
         return total
 
-    def _saved(
+    def _file_of_saved_sums(
         self, log: LazyTransitions, plan: _Pass[S], items: list[tuple[int, ...]]
     ) -> Path | None:
-        """File of this pass's saved sums; its name is a digest of everything that
-        determines them.
+        """File of this pass's saved sums, None if they are not saved; its name is a
+        digest of everything that determines them.
+
+        items: numbers of the shards that are summed together. Where late ends are left
+        out follows from the log.
         """
         if self.stream.partial is None:
             return None
