@@ -148,6 +148,7 @@ def test_numbers_beside_a_list_of_one_observation_are_asked_about(
     with one_line(DataError, match="leaves observations open"):
         open_transitions(path, mapping=inspection.mapping)
     inspection.answer(observations=["observation.place"])
+    assert inspection.problems == []
     log = open_transitions(path, mapping=inspection)
     np.testing.assert_allclose(log.observations, LOG["obs"][:, :1])
     # the remedies that are named: one list, or columns of single numbers

@@ -920,9 +920,10 @@ def _check_later(inspection: Inspection, guess: Guess) -> None:
             )
         else:
             inspection.doubtful.append(column.name)
-            inspection.problems.append(
+            inspection.add_problem(
+                "observations",
                 f"{column.name}: {later.reason}; say whether it is known before the"
-                " action"
+                " action",
             )
 
 
@@ -963,14 +964,13 @@ def _ask_about_list(inspection: Inspection, left_out: Sequence[ColumnProfile]) -
     if chosen is None or not left_out:
         return
     names = listed([column.name for column in left_out], 4)
-    inspection.problems.append(
-        f"{names}: left out beside the list {chosen.name}, since an observation is one"
-        " list or columns of single numbers; if the policy needs all of them, write"
-        f" them into one list; if not, say observations: {chosen.name}"
-    )
     lists = [column for column in left_out if column.width is not None]
     inspection.ask(
-        "observations", [{"observations": [part.name]} for part in (chosen, *lists)]
+        "observations",
+        [{"observations": [part.name]} for part in (chosen, *lists)],
+        f"{names}: left out beside the list {chosen.name}, since an observation is one"
+        " list or columns of single numbers; if the policy needs all of them, write"
+        f" them into one list; if not, say observations: {chosen.name}",
     )
 
 
