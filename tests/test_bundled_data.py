@@ -179,3 +179,11 @@ def test_policy_is_clearly_better_than_the_log(demo):
 
 if __name__ == "__main__":
     rebuild(Path(sys.argv[1]))
+
+
+def test_no_bundled_file_is_larger_than_a_megabyte() -> None:
+    places = [DATASETS, ROOT / "docs", ROOT / "configs", ROOT / "koffline"]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    assert len(files) > 500
+    large = [str(path) for path in files if path.stat().st_size > 1_000_000]
+    assert not large

@@ -15,7 +15,13 @@ from matplotlib.lines import Line2D
 
 from koffline.experiments.mujoco import CRITICS
 from koffline.experiments.reproduce import EXPERIMENTS, appendix_text, table_text
-from koffline.experiments.result_files import Curves, Results, read_results
+from koffline.experiments.result_files import (
+    Curves,
+    Results,
+    read_curves,
+    read_results,
+    write_curves,
+)
 from koffline.experiments.style import COLOURS, HOUSE_STYLE, images_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduce"
@@ -156,3 +162,17 @@ def test_a_figure_has_two_images_that_are_the_same_every_time() -> None:
     )
     assert first.keys() == {"png", "svg"}
     assert first == second
+
+
+def test_curves_keep_three_digits_and_what_is_no_number(tmp_path: Path) -> None:
+    errors = np.array([[1.2345678, -3e-30], [np.nan, np.inf]], dtype=np.float32)
+    epochs = np.array([1, 2_000_003])
+    path = tmp_path / "figure.curves.h5"
+    write_curves({"world/kloss": {"mse": errors, "epochs": epochs}}, path)
+    read = read_curves(path)["world/kloss"]
+    assert read["mse"].dtype == np.float32
+    np.testing.assert_allclose(read["mse"], errors, rtol=2e-3)
+    np.testing.assert_array_equal(read["epochs"], epochs)
+    write_curves({"world/kloss": read}, path)
+    again = read_curves(path)["world/kloss"]["mse"]
+    np.testing.assert_array_equal(again, read["mse"])
