@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from koffline.data.columns import rows_if_given
 from koffline.data.copies import without_copies
@@ -29,7 +30,7 @@ from koffline.ope.bellman_test.witness import (
 )
 from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.log.coverage import Coverage, describe_coverage, measure_coverage
-from koffline.ope.log.problem import prepare_problem
+from koffline.ope.log.problem import EvaluationProblem, prepare_problem
 from koffline.ope.results import Cells, LogResult, describe_log, plain
 from koffline.ope.value_functions import (
     ValueFunction,
@@ -37,7 +38,7 @@ from koffline.ope.value_functions import (
     as_value_function,
     log_to_test,
 )
-from koffline.policies.base import PolicySource
+from koffline.policies.base import Policy, PolicySource
 from koffline.policy_specs import as_policy
 
 _MOST_NUMBERS = 6  # numbers shown of a state
@@ -178,62 +179,32 @@ def diagnose(  # noqa: PLR0913
         allow_training_rows=allow_training_rows,
         **options,
     )
-    shown_test = test
-    shown_log = log
-    shown = None
-    if isinstance(function, CrossFitted):  # the first model on its own held-out rows
-        held_out, model = next(function.over(log))
-        shown_log = log.select(held_out)
-        shown = _SHOWN.format(len(held_out))
-        shown_test = bellman_test(
-            model,
-            shown_log,
-            policy,
-            test.gamma,
-            seed=seed,
-            allow_training_rows=True,
-            **options,
-        )
+    shown = Shown(test, log)
+    if isinstance(function, CrossFitted):
+        shown = _first_model(function, log, policy, test, options)
     draws = test.rows.settings.action_draws
     generator = np.random.default_rng([seed, 1])
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)
-    starts = problem.episode_starts
-    values = np.empty(len(problem.episode_starts))
+    values = _start_values(function, log, policy, problem, draws, generator)
     shares = problem.start_weights / problem.start_weights.sum()
-    for rows_of_model, model in function.over(log):
-        is_valued = np.isin(starts, rows_of_model)
-        chosen = starts[is_valued]
-        values[is_valued] = model.expected(
-            log.observations[chosen],
-            policy,
-            draws,
-            generator,
-            rows_if_given(log.action_mask, chosen),
-        )
     about_log = describe_log(transitions, seed, started)
     about_log["notes"] = (*about_log["notes"], *policy.notes)
-    rows = shown_test.rows
-    places = tuple(shown_test.witness.top_regions(regions))
-    by_value = make_profile(rows.values, rows.residuals, rows.weights)
-    by_step = None
-    if shown_log.steps is not None:
-        steps = 1.0 * np.asarray(shown_log.steps)
-        by_step = make_profile(steps, rows.residuals, rows.weights)
+    places = tuple(shown.test.witness.top_regions(regions))
     logged_return = None
     if log.has_episodes:
         logged_return = float(log.returns(test.gamma) @ shares)
     return Diagnosis(
         test=test,
-        shown_test=shown_test,
+        shown_test=shown.test,
         value=float(values @ shares),
         logged_return=logged_return,
         coverage=coverage,
-        by_value=by_value,
-        by_step=by_step,
+        by_value=shown.by_value(),
+        by_step=shown.by_step(),
         regions=places,
-        maps=_maps(shown_test),
-        shown=shown,
+        maps=_maps(shown.test),
+        shown=shown.sentence,
         findings=_findings(test, coverage, places),
         warnings=(
             *structure_warnings(transitions),
@@ -248,6 +219,82 @@ def diagnose(  # noqa: PLR0913
         },
         **about_log,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """The rows that places, maps and profiles show, and the test on them.
+
+    ``sentence``: which rows these are; None for all.
+    """
+
+    test: BellmanTest
+    log: Transitions
+    sentence: str | None = None
+
+    def by_value(self) -> ResidualProfile:
+        """Residuals by value."""
+        rows = self.test.rows
+        return make_profile(rows.values, rows.residuals, rows.weights)
+
+    def by_step(self) -> ResidualProfile | None:
+        """Residuals by step; None without episodes."""
+        if self.log.steps is None:
+            return None
+        rows = self.test.rows
+        steps = 1.0 * np.asarray(self.log.steps)
+        return make_profile(steps, rows.residuals, rows.weights)
+
+
+def _first_model(
+    function: CrossFitted,
+    log: Transitions,
+    policy: Policy,
+    test: BellmanTest,
+    options: dict[str, Any],
+) -> Shown:
+    """The first model on the rows that its fold held out. test: of all models; options:
+    of that test.
+    """
+    held_out, model = next(function.over(log))
+    rows = log.select(held_out)
+    of_model = bellman_test(
+        model,
+        rows,
+        policy,
+        test.gamma,
+        seed=test.rows.settings.seed,
+        allow_training_rows=True,
+        **options,
+    )
+    return Shown(of_model, rows, _SHOWN.format(len(held_out)))
+
+
+def _start_values(
+    function: ValueFunction | CrossFitted,
+    log: Transitions,
+    policy: Policy,
+    problem: EvaluationProblem,
+    draws: int,
+    generator: np.random.Generator,
+) -> Float[np.ndarray, " episode"]:
+    """E_{a~π} Q at the start of every episode, by the model that has not seen it.
+
+    draws: of continuous actions.
+    """
+    starts = problem.episode_starts
+    values = np.empty(len(starts))
+    for rows_of_model, model in function.over(log):
+        is_valued = np.isin(starts, rows_of_model)
+        chosen = starts[is_valued]
+        values[is_valued] = model.expected(
+            log.observations[chosen],
+            policy,
+            draws,
+            generator,
+            rows_if_given(log.action_mask, chosen),
+        )
+    return values
 
 
 def structure_warnings(log: Transitions) -> tuple[str, ...]:
