@@ -118,7 +118,7 @@ def render_page(content: dict[str, Any]) -> str:
         "",
         _NAMES,
         (
-            "Ten of the problems were [asked again of fresh"
+            "All problems were [asked again of fresh"
             " logs](evidence/accuracy.md#the-leaderboards-questions-asked-again).\n\n"
             "Every answer, the true values, and why a method does not apply to a"
             " question are in `docs/results/leaderboard.json`.\n"
