@@ -16,6 +16,7 @@ not survive a fork, and on Ray, pieces are sent to the workers of `PassSettings`
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import threading
@@ -38,6 +39,9 @@ Agree = Callable[[list[slice]], bool]
 _WORTH_A_FORK = 0.3
 _WORTH_A_PROCESS = 3.0  # which starts Python and loads torch
 _WORTH_IF_CHOSEN = 0.02  # where the user chose the number of cores
+# Rough time that this process spends on the start of a fork, one after another: of a
+# program with torch and a log of moderate size.
+_FORK_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,8 @@ def on_cores(
     parts = team.count
     if seconds < worth:
         parts = 1
+    elif team.passes is None:
+        parts = min(parts, _most_forks(seconds))
     pieces = pieces_of(count, parts)
     while len(pieces) > 1 and agree is not None and not agree(pieces):
         pieces = pieces_of(count, len(pieces) // 2)
@@ -216,6 +222,13 @@ def on_cores(
         return f"replicas {piece.start + 1} to {piece.stop}"
 
     return list(team.passes.map(_call_silently, pieces, call, name=name))
+
+
+def _most_forks(seconds: float) -> int:
+    """In how many pieces work of so many seconds is done soonest, if one process starts
+    the forks: the p with the least seconds / p + p · `_FORK_SECONDS`.
+    """
+    return max(1, round(math.sqrt(seconds / _FORK_SECONDS)))
 
 
 def _call_silently(call: Callable[[slice, Tell], T], piece: slice) -> T:

@@ -25,7 +25,7 @@ from koffline.fitting import Progress, threads
 from koffline.jobs import most_workers
 from koffline.jobs.cores import cores
 from koffline.ope import names
-from koffline.ope.assumptions.markov import Shift, drift_shift, memory_shift
+from koffline.ope.assumptions.markov import Shift, memory_and_drift_shifts
 from koffline.ope.importance.episodes import (
     EpisodeProblem,
     episodes_of_log,
@@ -334,19 +334,28 @@ class Workspace:
             return self.held_pass.values
         return reader_of(self.fitted, "kloss")(self.problem).values
 
-    @cached_property
+    @property
     def memory_shift(self) -> Shift | None:
         """Change of J if earlier rows were part of the state, from the rows in
         memory.
         """
-        return memory_shift(self.problem, self.held_values, self.settings.seed)
+        memory, _ = self._shifts
+        return memory
 
-    @cached_property
+    @property
     def drift_shift(self) -> Shift | None:
         """Change of J by a drift of the world along the log, from the rows in
         memory.
         """
-        return drift_shift(self.problem, self.held_values, self.settings.seed)
+        _, drift = self._shifts
+        return drift
+
+    @cached_property
+    def _shifts(self) -> tuple[Shift | None, Shift | None]:
+        """Shifts by memory and by drift."""
+        return memory_and_drift_shifts(
+            self.problem, self.held_values, self.settings.seed
+        )
 
     @cached_property
     def row_values(self) -> RowValues:

@@ -13,7 +13,7 @@ from koffline import fitting
 from koffline.config import make_settings
 from koffline.jobs import cores as module
 from koffline.ope.assumptions import markov
-from koffline.ope.networks import equations, last_layer
+from koffline.ope.networks import equations, last_layer, out_of_bag, resampling
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import run_cli
 
@@ -52,13 +52,14 @@ LOGS = {
 
 @dataclass
 class Counted:
-    """`on_cores` of a module, and in how many pieces it computed."""
+    """`on_cores` of a module, and in how many pieces it computed several items."""
 
     pieces: list[int]
 
     def __call__(self, call: Any, count: int, **options: Any) -> list[Any]:
         results = module.on_cores(call, count, **options)
-        self.pieces.append(len(results))
+        if count > 1:
+            self.pieces.append(len(results))
         return results
 
 
@@ -66,9 +67,11 @@ class Counted:
 def counted(monkeypatch) -> Counted:
     """Everything that can be divided is, however short, and is counted."""
     monkeypatch.setattr(module, "_WORTH_IF_CHOSEN", 0.0)
+    monkeypatch.setattr(module, "_FORK_SECONDS", 1e-12)
     monkeypatch.setattr(markov, "_FEATURES", 20)
+    monkeypatch.setattr(resampling, "_MOST_ROWS", 80)  # of a block: several blocks
     calls = Counted([])
-    for user in (fitting, last_layer, equations, markov):
+    for user in (fitting, last_layer, equations, out_of_bag, markov):
         monkeypatch.setattr(user, "on_cores", calls)
     return calls
 

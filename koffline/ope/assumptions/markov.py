@@ -114,13 +114,14 @@ class _ExtraState:
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """An extension of the state by earlier rows that is tested.
+    """An extension of the state that is tested at m rows with the numbers ``tested``.
 
     ``rows``, ``of_step``, ``limit``: as in `Shift`.
     """
 
+    tested: Int[np.ndarray, " row"]
     memory: _ExtraState
-    rows: int
+    rows: int = 0
     of_step: bool = False
     limit: float = thresholds.SHIFT_P_VALUE
 
@@ -139,49 +140,70 @@ def memory_shift(
     in units of the return. Of more than ``most`` rows every second, third, … is used;
     again of more than 50,000 if p-values are below 0.05 and none is small enough.
     """
-    if len(problem.episode_starts) == problem.n_rows:
-        return None
-    rows = _tested_rows(problem, most)
-    candidates = _memories(problem, rows)
+    candidates = _memories(problem, most)
+    shifts = _shifts_by(candidates, problem, values, seed)
+    return _smallest_that_matters(shifts, problem, values, seed, most)
+
+
+def memory_and_drift_shifts(
+    problem: EvaluationProblem, values: RowValues, seed: int
+) -> tuple[Shift | None, Shift | None]:
+    """`memory_shift` and `drift_shift`, whose tests run side by side on the cores."""
+    candidates = [*_memories(problem), _drift(problem)]
+    *of_memory, of_drift = _shifts_by(candidates, problem, values, seed)
+    return _smallest_that_matters(of_memory, problem, values, seed), of_drift
+
+
+def _shifts_by(
+    candidates: list[_Candidate],
+    problem: EvaluationProblem,
+    values: RowValues,
+    seed: int,
+) -> list[Shift | None]:
+    """The shift by each candidate; None for few clusters."""
 
     def shifts_of(numbers: slice, _: Tell) -> list[Shift | None]:
         return [
-            _shift(problem, values, seed, rows, candidate.memory)
+            _shift(problem, values, seed, candidate)
             for candidate in candidates[numbers]
         ]
 
-    count = len(candidates)
-    parts = on_cores(shifts_of, count, seconds=count * len(rows) * _ROW_SECONDS)
-    shifts = []
-    for candidate, shift in zip(
-        candidates, itertools.chain.from_iterable(parts), strict=True
-    ):
-        if shift is None:
-            return None
-        shifts.append(
-            replace(
-                shift,
-                rows=candidate.rows,
-                of_step=candidate.of_step,
-                tests=len(candidates),
-                limit=candidate.limit,
-            )
-        )
-    significant = [shift for shift in shifts if shift.p_value < shift.limit]
+    rows = sum(len(candidate.tested) for candidate in candidates)
+    parts = on_cores(shifts_of, len(candidates), seconds=rows * _ROW_SECONDS)
+    return list(itertools.chain.from_iterable(parts))
+
+
+def _smallest_that_matters(
+    shifts: list[Shift | None],
+    problem: EvaluationProblem,
+    values: RowValues,
+    seed: int,
+    most: int = _MOST_ROWS,
+) -> Shift | None:
+    """Of the shifts by memories the one that `memory_shift` returns."""
+    measured = [
+        replace(shift, tests=len(shifts)) for shift in shifts if shift is not None
+    ]
+    if not shifts or len(measured) < len(shifts):
+        return None
+    significant = [shift for shift in measured if shift.p_value < shift.limit]
     if significant:
         largest = max(abs(shift.value) for shift in significant)
         enough = _MOST_OF_IT * largest
         return next(shift for shift in significant if abs(shift.value) >= enough)
     has_more_rows = most < min(problem.n_rows, _MORE_ROWS)
-    if has_more_rows and min(shift.p_value for shift in shifts) < _MAY_MATTER:
+    if has_more_rows and min(shift.p_value for shift in measured) < _MAY_MATTER:
         return memory_shift(problem, values, seed, _MORE_ROWS)
-    return shifts[0]
+    return measured[0]
 
 
-def _memories(
-    problem: EvaluationProblem, rows: Int[np.ndarray, " row"]
-) -> list[_Candidate]:
-    """The extensions of the state that are tested, the smallest first."""
+def _memories(problem: EvaluationProblem, most: int = _MOST_ROWS) -> list[_Candidate]:
+    """The extensions by earlier rows that are tested, the smallest first; none without
+    episodes of several rows.
+    """
+    if len(problem.episode_starts) == problem.n_rows:
+        return []
+    rows = _tested_rows(problem, most)
     width = problem.kernel_inputs.shape[1]
     counts = [1]
     if not problem.history:
@@ -192,11 +214,11 @@ def _memories(
     for count in counts:
         before = _previous_rows(problem, rewards, rows, range(1, count + 1))
         after = _previous_rows(problem, rewards, rows, range(count))
-        candidates.append(_Candidate(_remembered(before, after), rows=count))
+        candidates.append(_Candidate(rows, _remembered(before, after), rows=count))
     steps = problem.steps[rows, None]
     unit = max(float(steps.std()), 1.0)
     of_step = _remembered(steps / unit, (steps + 1) / unit)
-    candidates.append(_Candidate(of_step, rows=0, of_step=True))
+    candidates.append(_Candidate(rows, of_step, of_step=True))
     if width <= _WIDE:
         sums = _sums_so_far(problem, rewards)
         before = np.where(steps > 0, sums[rows - 1], 0.0)
@@ -204,7 +226,7 @@ def _memories(
         if _pays_only_at_ends(problem):
             limit = thresholds.SHIFT_P_VALUE_MILD
         of_sums = _remembered(before, sums[rows])
-        candidates.append(_Candidate(of_sums, rows=0, limit=limit))
+        candidates.append(_Candidate(rows, of_sums, limit=limit))
     return candidates
 
 
@@ -274,6 +296,11 @@ def drift_shift(
 
     The drift is linear in the episode's number. values: as in `memory_shift`.
     """
+    return _shift(problem, values, seed, _drift(problem))
+
+
+def _drift(problem: EvaluationProblem) -> _Candidate:
+    """The drift of the world as a part of the state."""
     # The drift at each episode: from the first to the last one a line of mean zero and
     # variance one.
     drift = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))
@@ -287,7 +314,7 @@ def drift_shift(
         first=drift[-1:, None],
         of_both=False,
     )
-    return _shift(problem, values, seed, rows, memory)
+    return _Candidate(rows, memory)
 
 
 def group_shift(
@@ -309,7 +336,7 @@ def group_shift(
     memory = _ExtraState(
         before=is_member, after=is_member, first=np.ones((1, 1)), of_both=False
     )
-    shift = _shift(problem, values, seed, rows, memory)
+    shift = _shift(problem, values, seed, _Candidate(rows, memory))
     if shift is None:
         return None
     return replace(shift, tests=tests, limit=thresholds.SHIFT_P_VALUE_MILD)
@@ -330,20 +357,20 @@ def _shift(
     problem: EvaluationProblem,
     values: RowValues,
     seed: int,
-    rows: Int[np.ndarray, " row"],
-    memory: _ExtraState,
+    candidate: _Candidate,
 ) -> Shift | None:
-    """Shift by h, from these rows and the memory at them; None for few clusters.
+    """Shift by a candidate's extra state; None for few clusters.
 
     values, seed: as in `memory_shift`.
     """
+    rows = candidate.tested
     unit = np.searchsorted(problem.episode_starts, rows, side="right") - 1
     clusters, cluster_of_row = np.unique(problem.clusters[unit], return_inverse=True)
     n_clusters = len(clusters)
     if n_clusters < _LEAST_UNITS:
         return None
     generator = torch.Generator().manual_seed(seed)
-    omega = _centred_ratios(problem, rows, memory, generator)
+    omega = _centred_ratios(problem, rows, candidate.memory, generator)
     rewards = problem.rewards[rows] * problem.reward_scale
     discounts = problem.discounts[rows]
     weights = problem.row_weights[rows]
@@ -352,7 +379,12 @@ def _shift(
     total_weight = weights.sum()
     error = math.sqrt(n_clusters) * float(sums.std(ddof=1)) / float(total_weight)
     return Shift(
-        value=float(sums.sum() / total_weight), standard_error=error, units=n_clusters
+        value=float(sums.sum() / total_weight),
+        standard_error=error,
+        units=n_clusters,
+        rows=candidate.rows,
+        of_step=candidate.of_step,
+        limit=candidate.limit,
     )
 
 

@@ -32,6 +32,9 @@ from koffline.replicas import StackedMLP
 
 _SPARSE = 0.3  # share of the outputs below which sums are made output by output
 _ALIGNED = 8  # numbers of a cache line
+# Rows by which groups of networks are compared with all of them: too many for products
+# of another routine (see `koffline.jobs.cores`), and few beside a log.
+_COMPARED_ROWS = 128
 Columns = Float[Tensor, "replica feature row"]
 
 
@@ -149,8 +152,8 @@ def sum_equations(
         ]
 
     def agree(groups: list[slice]) -> bool:
-        """Whether groups of networks give the digits of all, by the first block."""
-        first = blocks_of_rows[:1]
+        """Whether groups of networks give the digits of all, by some rows."""
+        first = [slice(0, min(blocks_of_rows[0].stop, _COMPARED_ROWS))]
         of_all = sum_blocks(slice(0, network.replicas), first)
         for group in groups:
             of_group = sum_blocks(group, first)

@@ -25,6 +25,7 @@ mean removes, into a bias of q, and ω̂ corrects only a part of that
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,14 +36,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from koffline.batches import Table
 from koffline.data.units import cluster_sums
 from koffline.errors import DataError
+from koffline.jobs.cores import Tell, on_cores
 from koffline.kernels import FourierFeatures
 from koffline.ope.log.coverage import doubts_of_weights
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import Columns, Sums
 from koffline.ope.networks.fitted_values import FittedValues
+from koffline.ope.networks.last_layer import PRODUCT_SECONDS
 from koffline.ope.networks.resampling import (
     Resampling,
     make_table,
@@ -156,24 +160,32 @@ def pass_over_rows(
     # of networks; all where each saw a row
     share = torch.where(left_out.any(dim=0), left_out.double(), 1.0)
     share = share / share.sum(dim=0)
+    reader = _RowReader(
+        network=network,
+        full=full,
+        table=table,
+        held_out=held_out,
+        share=share,
+        instruments=instruments,
+        duals=duals,
+    )
+    rows_of_blocks = list(row_blocks(network, len(table), table.draws))
+
+    def read_some(numbers: slice, _: Tell) -> list[_BlockOfRows]:
+        return [reader.read(rows) for rows in rows_of_blocks[numbers]]
+
+    products = 2.0 * (1 + table.draws) * network.flat.numel() * len(table)
+    pieces = on_cores(
+        read_some, count=len(rows_of_blocks), seconds=products * PRODUCT_SECONDS
+    )
     parts: list[Tensor] = []
     projected = torch.zeros_like(duals)
     squares = duals.new_zeros(len(duals))
-    compared = table.compared
-    for rows in row_blocks(network, len(table), table.draws):
-        now, later, residual = read_rows(network, table, rows)
-        unseen = residual[full:] * held_out[:, rows].to(now)
-        psi = instruments(compared[rows].double())  # (B, m)
-        projected = projected + unseen @ psi
-        squares = squares + unseen.square().sum(dim=1)
-        share_of_rows = share[:, rows].to(now)
-        by_row = [
-            (now[full:] * share_of_rows).sum(dim=0),
-            (later[full:] * share_of_rows).sum(dim=0),
-            ((psi @ duals.mT) * share_of_rows.mT).sum(dim=1),
-            residual[:full].mean(dim=0),
-        ]
-        parts.append(torch.stack(by_row).cpu())
+    # added in the order of the rows, so that the sums do not depend on the cores
+    for block in itertools.chain.from_iterable(pieces):
+        parts.append(block.columns)
+        projected = projected + block.projected
+        squares = squares + block.squares
     now, later, omega, residual = torch.cat(parts, dim=1)
     # (R', E), in units of the return
     starts = start_values(network, problem).double().cpu()[full:]
@@ -197,6 +209,54 @@ def pass_over_rows(
         squares=squares.cpu(),
         counts=held_out.sum(dim=1),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockOfRows:
+    """Of a block of rows ``columns`` (4, B): now, later, ω and residual; ``projected``
+    and ``squares`` as in `PassOverRows`.
+    """
+
+    columns: Float[Tensor, "column row"]
+    projected: Float[Tensor, "resampled instrument"]
+    squares: Float[Tensor, " resampled"]
+
+
+@dataclass(frozen=True, eq=False)
+class _RowReader:
+    """Reads blocks of a table's rows by ``full`` full-log networks and R' resampled
+    ones.
+
+    ``held_out``: one where a resampled network did not draw the row, which has weight.
+    ``share``: of each resampled network in the row's values. ``instruments``,
+    ``duals``: as in `pass_over_rows`.
+    """
+
+    network: StackedMLP
+    full: int
+    table: Table
+    held_out: Float[Tensor, "resampled row"]
+    share: Float[Tensor, "resampled row"]
+    instruments: FourierFeatures
+    duals: Float[Tensor, "resampled instrument"]
+
+    def read(self, rows: slice) -> _BlockOfRows:
+        """Values, ratios and residuals of a block."""
+        now, later, residual = read_rows(self.network, self.table, rows)
+        unseen = residual[self.full :] * self.held_out[:, rows].to(now)
+        psi = self.instruments(self.table.compared[rows].double())  # (B, m)
+        share = self.share[:, rows].to(now)
+        columns = [
+            (now[self.full :] * share).sum(dim=0),
+            (later[self.full :] * share).sum(dim=0),
+            ((psi @ self.duals.mT) * share.mT).sum(dim=1),
+            residual[: self.full].mean(dim=0),
+        ]
+        return _BlockOfRows(
+            columns=torch.stack(columns).cpu(),
+            projected=unseen @ psi,
+            squares=unseen.square().sum(dim=1),
+        )
 
 
 @dataclass(frozen=True, eq=False)
