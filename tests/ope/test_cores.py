@@ -13,6 +13,7 @@ from koffline import fitting
 from koffline.config import make_settings
 from koffline.jobs import cores as module
 from koffline.ope.assumptions import markov
+from koffline.ope.log import coverage
 from koffline.ope.networks import equations, last_layer, out_of_bag, resampling
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import run_cli
@@ -70,8 +71,9 @@ def counted(monkeypatch) -> Counted:
     monkeypatch.setattr(module, "_FORK_SECONDS", 1e-12)
     monkeypatch.setattr(markov, "_FEATURES", 20)
     monkeypatch.setattr(resampling, "_MOST_ROWS", 80)  # of a block: several blocks
+    monkeypatch.setattr(coverage, "_AT_ONCE", 8)
     calls = Counted([])
-    for user in (fitting, last_layer, equations, out_of_bag, markov):
+    for user in (fitting, coverage, last_layer, equations, out_of_bag, markov):
         monkeypatch.setattr(user, "on_cores", calls)
     return calls
 

@@ -4,15 +4,18 @@ weights.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from koffline.data.columns import blocks
 from koffline.data.transitions import Transitions
+from koffline.jobs.cores import Tell, on_cores
 from koffline.ope import thresholds
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.results import Reason
@@ -25,6 +28,12 @@ _NEAR_QUANTILE = 0.95
 _HOLES_STREAM = 0x686F6C65  # key of the draws of `visited_holes`
 _AT_ONCE = 32  # queries: their products fit the cache
 _SAME = 1e-6  # relative difference of numbers that are the same
+# Rough time to compare a query with a row, and for each of their columns. It only tells
+# whether further cores are worth their start.
+_PAIR_SECONDS = 3e-9
+_COLUMN_SECONDS = 1e-10
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,8 +306,9 @@ def visited_holes(
     # ‖x − y‖² / 2 = ‖x‖² / 2 − xᵀy + ‖y‖² / 2, whose last part is the same for all x
     half_squares = 0.5 * np.square(logged_states).sum(axis=1)
     count = len(visited_states)
-    holes = 0
-    for block in blocks(count, _AT_ONCE):
+
+    def holes_in(block: slice) -> int:
+        """Number of the visits of a block that count."""
         states = visited_states[block]
         gaps = half_squares - states @ logged_states.T
         is_like = like.pairs(block)
@@ -309,7 +319,9 @@ def visited_holes(
         distance = np.sqrt(np.maximum(squares, 0.0))
         is_hole = (expected > thresholds.EXPECTED_LIKE) & (distance > spacing)
         is_hole |= ~is_like.any(axis=1)
-        holes += int(is_hole.sum())
+        return int(is_hole.sum())
+
+    holes = sum(_on_blocks(holes_in, visited_states, logged_states))
     if problem.n_actions is None:
         least = thresholds.HOLES_OF_CONTINUOUS
     else:
@@ -481,14 +493,36 @@ def _nearest(
     """
     if len(rows) < 2:
         return np.full(len(queries), np.inf)
-    best = np.empty(len(queries), dtype=np.int64)
     half_squares = 0.5 * np.square(rows).sum(axis=1)
-    for block in blocks(len(queries), _AT_ONCE):
+
+    def nearest_of(block: slice) -> np.ndarray:
+        """Number (b,) of the row that is nearest to each query of a block."""
         gaps = half_squares - queries[block] @ rows.T
         if itself is not None:
             gaps[np.arange(len(gaps)), itself[block]] = np.inf
-        best[block] = gaps.argmin(axis=1)
+        return gaps.argmin(axis=1)
+
+    best = np.concatenate(_on_blocks(nearest_of, queries, rows))
     return np.asarray(np.sqrt(np.square(rows[best] - queries).sum(axis=1)))
+
+
+def _on_blocks(
+    call: Callable[[slice], T], queries: np.ndarray, rows: np.ndarray
+) -> list[T]:
+    """``call(block)`` for blocks that cover the queries (q, d), in their order, divided
+    among the cores.
+
+    rows (M, d): that each query is compared with.
+    """
+    blocks_of_queries = list(blocks(len(queries), _AT_ONCE))
+
+    def call_some(numbers: slice, _: Tell) -> list[T]:
+        return [call(block) for block in blocks_of_queries[numbers]]
+
+    pairs = len(queries) * len(rows)
+    seconds = pairs * (_PAIR_SECONDS + rows.shape[1] * _COLUMN_SECONDS)
+    pieces = on_cores(call_some, count=len(blocks_of_queries), seconds=seconds)
+    return list(itertools.chain.from_iterable(pieces))
 
 
 def _choice(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
