@@ -7,8 +7,16 @@ The log of the bundled CartPole demo, with 20,000 rows. Every evaluation runs in
 process, after a short one that loads what is loaded once. The numbers of cores (and the
 older checkout) take turns; each figure is the least of its rounds, because other work
 on a machine only adds to it. Memory is that of all processes of an evaluation, with
-shared pages counted once (PSS), in a round of its own. Of one core it is also said
-which share of the processor time can be divided.
+shared pages counted once (PSS), in a round of its own.
+
+Of one core it is also said which share of the processor time is divided, and two limits
+to the speed on 2, 4, 8 and 16 cores, which are no measurements of so many cores:
+
+- Amdahl's law: the divided share takes 1/N of its time.
+- The largest pieces: the pieces for N cores are computed one after another on one core,
+  and of each division only the piece that takes longest counts. A network alone costs
+  more than its share of a stack, and items do not divide evenly. The start of processes
+  is not counted.
 """
 
 from __future__ import annotations
@@ -23,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +41,48 @@ sys.path.insert(0, os.environ.get("KOFFLINE_CHECKOUT", str(ROOT)))
 
 ROWS = 20_000
 _BETWEEN_SAMPLES = 0.1  # seconds
+_LIMITS_OF = (2, 4, 8, 16)  # cores
 
 
-def evaluate_once(log: str, policy: str, cores: int, steps: int | None) -> None:
-    """In a fresh process: evaluate, and print what it took as JSON."""
+@dataclass
+class Divided:
+    """Processor seconds of everything that several cores divide: of all its pieces, and
+    of the largest piece of each division.
+    """
+
+    all: float = 0.0
+    largest: float = 0.0
+    is_inside: bool = False
+
+    def count(self, pieces: list[float]) -> None:
+        """Add a division by the seconds of its pieces."""
+        self.all += sum(pieces)
+        self.largest += max(pieces)
+
+
+def evaluate_once(
+    log: str, policy: str, cores: int, steps: int | None, in_turn: bool
+) -> None:
+    """In a fresh process: evaluate, and print what it took as JSON.
+
+    in_turn: compute the pieces for so many cores one after another in this process.
+    """
     import koffline
     from koffline.config import EvaluationSettings
     from koffline.data.sources import open_transitions
 
     options: dict[str, Any] = {}
-    divided = [0.0]
+    divided = Divided()
+    transitions = open_transitions(log)
     if "cores" in EvaluationSettings.model_fields:
         options["cores"] = cores
-        if cores == 1:
-            _time_what_is_divided(divided)
-    transitions = open_transitions(log)
+    if in_turn:
+        _compute_in_turn(divided)
     koffline.evaluate(transitions, policy, steps=20, **options)
-    divided[0] = 0.0
+    if options and cores == 1:
+        _time_what_is_divided(divided)
+    divided.all = 0.0
+    divided.largest = 0.0
     wall = time.perf_counter()
     processor = _processor_seconds()
     estimate = koffline.evaluate(transitions, policy, steps=steps, **options)
@@ -62,30 +96,53 @@ def evaluate_once(log: str, policy: str, cores: int, steps: int | None) -> None:
             {
                 "wall": time.perf_counter() - wall,
                 "processor": used,
-                "divided": divided[0] / used,
+                "divided": divided.all / used,
+                "longest": used - divided.all + divided.largest,
                 "digest": digest[:16],
             }
         )
     )
 
 
-def _time_what_is_divided(seconds: list[float]) -> None:
-    """Add up the processor time of everything that several cores would divide."""
-    from koffline import fitting
-    from koffline.ope.assumptions import markov
-    from koffline.ope.networks import equations, last_layer
+def _time_what_is_divided(divided: Divided) -> None:
+    """Count the processor time of everything that several cores would divide, in all
+    modules that have been loaded.
+    """
+    from koffline.jobs import cores
 
-    def timed(function: Any) -> Any:
-        def call(piece: Any, count: int, **options: Any) -> Any:
+    original = cores.on_cores
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        if divided.is_inside:  # a piece divides nothing further
+            return original(*arguments, **options)
+        divided.is_inside = True
+        before = time.process_time()
+        result = original(*arguments, **options)
+        divided.count([time.process_time() - before])
+        divided.is_inside = False
+        return result
+
+    for module in list(sys.modules.values()):
+        if module is not cores and getattr(module, "on_cores", None) is original:
+            module.on_cores = timed  # type: ignore[attr-defined]
+
+
+def _compute_in_turn(divided: Divided) -> None:
+    """Instead of forks, compute the pieces one after another, and count their time."""
+    from koffline.jobs import cores
+
+    def compute(call: Any, call_in_fork: Any, pieces: list[slice], hear: Any) -> Any:
+        del call, hear
+        results = []
+        seconds = []
+        for piece in pieces:
             before = time.process_time()
-            result = function(piece, count, **options)
-            seconds[0] += time.process_time() - before
-            return result
+            results.append(call_in_fork(piece, lambda news: None))
+            seconds.append(time.process_time() - before)
+        divided.count(seconds)
+        return results
 
-        return call
-
-    for module in (fitting, last_layer, equations, markov):
-        module.on_cores = timed(module.on_cores)  # type: ignore[attr-defined]
+    cores.compute_in_forks = compute
 
 
 def _processor_seconds() -> float:
@@ -98,11 +155,13 @@ def _processor_seconds() -> float:
 
 
 def measure(
-    inputs: list[str], checkout: Path, with_memory: bool = False
+    inputs: list[str], checkout: Path, with_memory: bool = False, in_turn: bool = False
 ) -> dict[str, Any]:
     """Run `evaluate_once` in a fresh process; with the peak of its memory in MB."""
     environment = {**os.environ, "KOFFLINE_CHECKOUT": str(checkout)}
     command = [sys.executable, str(Path(__file__).resolve()), "--once", *inputs]
+    if in_turn:
+        command.append("--in-turn")
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment
     )
@@ -162,11 +221,16 @@ def compare(
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         log, policy = write_log(Path(folder))
+
+        def inputs(cores: int) -> list[str]:
+            return [str(log), str(policy), str(cores), str(steps or 0)]
+
         for number in range(rounds + 1):
             for name, (count, checkout) in sides.items():
-                inputs = [str(log), str(policy), str(count), str(steps or 0)]
                 # the last round measures memory
-                measured = measure(inputs, checkout, with_memory=number == rounds)
+                measured = measure(
+                    inputs(count), checkout, with_memory=number == rounds
+                )
                 if name not in results:
                     results[name] = measured
                     continue
@@ -176,9 +240,27 @@ def compare(
                 if "memory" in measured:
                     best["memory"] = measured["memory"]
                     continue
-                for key in ("wall", "processor"):
+                for key in ("wall", "processor", "longest"):
                     best[key] = min(best[key], measured[key])
+        single = results.get(_name(1))
+        if single is not None:
+            single["limits"] = {}
+            for count in _LIMITS_OF:
+                pieces = measure(inputs(count), ROOT, in_turn=True)
+                if pieces["digest"] != single["digest"]:
+                    raise SystemExit(f"{count} pieces in turn: digits differ")
+                single["limits"][str(count)] = {
+                    "amdahl": amdahl(single["divided"], count),
+                    "largest pieces": single["longest"] / pieces["longest"],
+                }
     return results
+
+
+def amdahl(divided: float, cores: int) -> float:
+    """The most times as fast that ``cores`` cores can be if they divide this share of
+    the work evenly. (Amdahl 1967)
+    """
+    return 1.0 / (1.0 - divided + divided / cores)
 
 
 def _name(cores: int) -> str:
@@ -206,6 +288,12 @@ def describe(results: dict[str, dict[str, Any]]) -> str:
     single = results.get(_name(1))
     if single is not None:
         lines.append(f"{single['divided']:.1%} of the work of one core is divided")
+        lines.append("limits, not measurements of so many cores: times as fast at most")
+        for cores, limits in single["limits"].items():
+            lines.append(
+                f"{cores:>4} cores: {limits['amdahl']:5.2f} by Amdahl's law,"
+                f" {limits['largest pieces']:5.2f} by the largest pieces"
+            )
     if len({result["digest"] for result in results.values()}) > 1:
         lines.append("THE DIGITS DIFFER")
     return "\n".join(lines)
@@ -220,10 +308,11 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout of koffline")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--once", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--in-turn", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.once:
         log, policy, cores, steps = options.once
-        evaluate_once(log, policy, int(cores), int(steps) or None)
+        evaluate_once(log, policy, int(cores), int(steps) or None, options.in_turn)
         return
     results = compare(options.cores, options.rounds, options.before, options.steps)
     print(describe(results))
