@@ -16,12 +16,13 @@ not survive a fork, and on Ray, pieces are sent to the workers of `PassSettings`
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from koffline.jobs import PassSettings, most_workers
 from koffline.jobs.forks import Hear, Tell, can_fork, compute_in_forks
 from koffline.jobs.workers import is_worker
 
+S = TypeVar("S")
 T = TypeVar("T")
 # whether pieces of these replicas would give the digits of all in one piece
 Agree = Callable[[list[slice]], bool]
@@ -222,6 +224,22 @@ def on_cores(
         return f"replicas {piece.start + 1} to {piece.stop}"
 
     return list(team.passes.map(_call_silently, pieces, call, name=name))
+
+
+def each_on_cores(
+    call: Callable[[S], T], items: Sequence[S], seconds: float
+) -> list[T]:
+    """``call(item)`` for each of the items, in their order, divided among the cores as
+    by `on_cores`.
+
+    seconds: rough time of all on one core.
+    """
+
+    def call_some(numbers: slice, _: Tell) -> list[T]:
+        return [call(item) for item in items[numbers]]
+
+    pieces = on_cores(call_some, count=len(items), seconds=seconds)
+    return list(itertools.chain.from_iterable(pieces))
 
 
 def _most_forks(seconds: float) -> int:

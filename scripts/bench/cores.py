@@ -123,7 +123,7 @@ def _time_what_is_divided(divided: Divided) -> None:
         return result
 
     for module in list(sys.modules.values()):
-        if module is not cores and getattr(module, "on_cores", None) is original:
+        if getattr(module, "on_cores", None) is original:
             module.on_cores = timed  # type: ignore[attr-defined]
 
 

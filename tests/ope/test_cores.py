@@ -14,7 +14,7 @@ from koffline.config import make_settings
 from koffline.jobs import cores as module
 from koffline.ope.assumptions import markov
 from koffline.ope.log import coverage
-from koffline.ope.networks import equations, last_layer, out_of_bag, resampling
+from koffline.ope.networks import equations, last_layer, resampling
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import run_cli
 
@@ -27,6 +27,7 @@ SHORT = {
 }
 ROWS = 300
 WEIGHTS = np.linspace(0.5, 2.0, ROWS)
+divide = module.on_cores
 needs_forks = pytest.mark.skipif(
     not module.can_fork(), reason="pieces are sent to workers here"
 )
@@ -58,7 +59,7 @@ class Counted:
     pieces: list[int]
 
     def __call__(self, call: Any, count: int, **options: Any) -> list[Any]:
-        results = module.on_cores(call, count, **options)
+        results = divide(call, count, **options)
         if count > 1:
             self.pieces.append(len(results))
         return results
@@ -73,7 +74,7 @@ def counted(monkeypatch) -> Counted:
     monkeypatch.setattr(resampling, "_MOST_ROWS", 80)  # of a block: several blocks
     monkeypatch.setattr(coverage, "_AT_ONCE", 8)
     calls = Counted([])
-    for user in (fitting, coverage, last_layer, equations, out_of_bag, markov):
+    for user in (module, fitting, last_layer, equations):
         monkeypatch.setattr(user, "on_cores", calls)
     return calls
 

@@ -17,10 +17,10 @@ generalised covariance measure; Kallus & Uehara 2020)
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from scipy import special
 from torch import Tensor
 
 from koffline.data.columns import blocks
-from koffline.jobs.cores import Tell, on_cores
+from koffline.jobs.cores import each_on_cores
 from koffline.kernels import Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope import thresholds
 from koffline.ope.log.problem import EvaluationProblem
@@ -161,16 +161,12 @@ def _shifts_by(
     seed: int,
 ) -> list[Shift | None]:
     """The shift by each candidate; None for few clusters."""
-
-    def shifts_of(numbers: slice, _: Tell) -> list[Shift | None]:
-        return [
-            _shift(problem, values, seed, candidate)
-            for candidate in candidates[numbers]
-        ]
-
     rows = sum(len(candidate.tested) for candidate in candidates)
-    parts = on_cores(shifts_of, len(candidates), seconds=rows * _ROW_SECONDS)
-    return list(itertools.chain.from_iterable(parts))
+    return each_on_cores(
+        partial(_shift, problem, values, seed),
+        items=candidates,
+        seconds=rows * _ROW_SECONDS,
+    )
 
 
 def _smallest_that_matters(

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from scipy import special
 
 from koffline.data.hashing import poisson_counts
+from koffline.jobs.cores import each_on_cores
 from koffline.ope import thresholds
 from koffline.ope.importance.episode_means import EpisodeStatistic, standard_error
 from koffline.ope.importance.episodes import MOST_NUMBERS, STEPS, EpisodeProblem
@@ -39,6 +40,7 @@ _CAPS = (1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 # least draws beyond each end, most draws in total
 _BEYOND = 5
 _MOST_DRAWS = 100_000
+_COUNT_SECONDS = 3e-8  # rough time to draw and use how often an episode counts
 
 
 def student_interval(
@@ -102,11 +104,18 @@ def resample(
     weight are left out.
     """
     batch = max(1, min(draws, MOST_NUMBERS // max(len(numbers), STEPS)))
-    batches = []
-    for start in range(0, draws, batch):
+
+    def values_of(start: int) -> np.ndarray:
+        """The statistic on a batch that begins with this draw."""
         streams = range(start, min(start + batch, draws))
         counts = poisson_counts(seed, streams, numbers)
-        batches.append(statistic.resampled(counts.astype(np.float64)))
+        return statistic.resampled(counts.astype(np.float64))
+
+    batches = each_on_cores(
+        values_of,
+        items=range(0, draws, batch),
+        seconds=draws * len(numbers) * _COUNT_SECONDS,
+    )
     values = np.concatenate(batches)
     return values[np.isfinite(values)]
 

@@ -292,9 +292,11 @@ def weigh_episodes(
     """
     starts = np.asarray(transitions.episode_starts)
     lengths = np.asarray(transitions.episode_lengths)
-    log_weights = np.concatenate(
-        [np.cumsum(part) for part in np.split(ratios.logs, starts[1:])]
-    )
+    log_weights = ratios.logs
+    if len(starts) < len(log_weights):  # of several rows, not of one each
+        log_weights = np.concatenate(
+            [np.cumsum(part) for part in np.split(log_weights, starts[1:])]
+        )
     if clip is not None:
         log_weights = np.minimum(log_weights, math.log(clip))
     row_weights = transitions.row_weights

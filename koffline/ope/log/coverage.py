@@ -4,7 +4,6 @@ weights.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import numpy as np
 
 from koffline.data.columns import blocks
 from koffline.data.transitions import Transitions
-from koffline.jobs.cores import Tell, on_cores
+from koffline.jobs.cores import each_on_cores
 from koffline.ope import thresholds
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.results import Reason
@@ -514,15 +513,12 @@ def _on_blocks(
 
     rows (M, d): that each query is compared with.
     """
-    blocks_of_queries = list(blocks(len(queries), _AT_ONCE))
-
-    def call_some(numbers: slice, _: Tell) -> list[T]:
-        return [call(block) for block in blocks_of_queries[numbers]]
-
     pairs = len(queries) * len(rows)
-    seconds = pairs * (_PAIR_SECONDS + rows.shape[1] * _COLUMN_SECONDS)
-    pieces = on_cores(call_some, count=len(blocks_of_queries), seconds=seconds)
-    return list(itertools.chain.from_iterable(pieces))
+    return each_on_cores(
+        call,
+        items=list(blocks(len(queries), _AT_ONCE)),
+        seconds=pairs * (_PAIR_SECONDS + rows.shape[1] * _COLUMN_SECONDS),
+    )
 
 
 def _choice(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:

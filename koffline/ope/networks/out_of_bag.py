@@ -25,7 +25,6 @@ mean removes, into a bias of q, and ω̂ corrects only a part of that
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,7 +38,7 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.data.units import cluster_sums
 from koffline.errors import DataError
-from koffline.jobs.cores import Tell, on_cores
+from koffline.jobs.cores import each_on_cores
 from koffline.kernels import FourierFeatures
 from koffline.ope.log.coverage import doubts_of_weights
 from koffline.ope.log.problem import EvaluationProblem
@@ -169,20 +168,17 @@ def pass_over_rows(
         instruments=instruments,
         duals=duals,
     )
-    rows_of_blocks = list(row_blocks(network, len(table), table.draws))
-
-    def read_some(numbers: slice, _: Tell) -> list[_BlockOfRows]:
-        return [reader.read(rows) for rows in rows_of_blocks[numbers]]
-
     products = 2.0 * (1 + table.draws) * network.flat.numel() * len(table)
-    pieces = on_cores(
-        read_some, count=len(rows_of_blocks), seconds=products * PRODUCT_SECONDS
+    passed = each_on_cores(
+        reader.read,
+        items=list(row_blocks(network, len(table), table.draws)),
+        seconds=products * PRODUCT_SECONDS,
     )
     parts: list[Tensor] = []
     projected = torch.zeros_like(duals)
     squares = duals.new_zeros(len(duals))
     # added in the order of the rows, so that the sums do not depend on the cores
-    for block in itertools.chain.from_iterable(pieces):
+    for block in passed:
         parts.append(block.columns)
         projected = projected + block.projected
         squares = squares + block.squares

@@ -21,10 +21,12 @@ from koffline.batches import Table, rows_by_weight
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
 from koffline.fitting import FitSettings, Progress, fit_on_cores
+from koffline.jobs.cores import each_on_cores
 from koffline.objectives import RewardRegression
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import Columns, Sums
+from koffline.ope.networks.last_layer import PRODUCT_SECONDS
 from koffline.ope.networks.resampling import (
     Resampling,
     make_table,
@@ -240,8 +242,14 @@ def _mean_predictions(
     """Predictions of the rows' logged actions, averaged over networks with these
     shares.
     """
-    parts = []
-    for rows in row_blocks(network, len(table)):
+
+    def mean_of(rows: slice) -> Tensor:
         predicted = read_values(network, table.inputs, table.readout, rows)
-        parts.append((predicted.double().cpu() * shares[:, rows]).sum(dim=0))
+        return (predicted.double().cpu() * shares[:, rows]).sum(dim=0)
+
+    parts = each_on_cores(
+        mean_of,
+        items=list(row_blocks(network, len(table))),
+        seconds=2.0 * network.flat.numel() * len(table) * PRODUCT_SECONDS,
+    )
     return torch.cat(parts)
