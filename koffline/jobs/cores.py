@@ -37,6 +37,9 @@ T = TypeVar("T")
 # whether pieces of these replicas would give the digits of all in one piece
 Agree = Callable[[list[slice]], bool]
 
+# Rough time of one multiplication or addition of a product in float64. Like every guess
+# of seconds it only tells whether further cores are worth their start.
+PRODUCT_SECONDS = 5e-11
 # work of less than these seconds stays in this process
 _WORTH_A_FORK = 0.3
 _WORTH_A_PROCESS = 3.0  # which starts Python and loads torch

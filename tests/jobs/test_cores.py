@@ -17,7 +17,13 @@ import torch
 from koffline.errors import DataError
 from koffline.jobs import cores as module
 from koffline.jobs import forks
-from koffline.jobs.cores import cores, free_cores, on_cores, pieces_of
+from koffline.jobs.cores import (
+    cores,
+    each_on_cores,
+    free_cores,
+    on_cores,
+    pieces_of,
+)
 from koffline.jobs.forks import can_fork
 from koffline.jobs.workers import JobError
 from tests.interrupts import hear_interrupts
@@ -245,3 +251,28 @@ def test_usable_cores_are_those_of_the_affinity() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert re.fullmatch("1\n", done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20])
+@pytest.mark.parametrize("items", [[], ["a"], ["a", "b", "c", "d", "e"], range(3, 40)])
+def test_each_item_gives_its_result_in_order(items, count) -> None:
+    with cores(count):
+        assert each_on_cores(lambda item: [item], items, LONG) == [[i] for i in items]
+
+
+@needs_forks
+@pytest.mark.parametrize(
+    ("seconds", "pieces"), [(0.001, 1), (0.015, 1), (0.1, 3), (1.0, 10), (LONG, 16)]
+)
+def test_short_work_is_given_to_fewer_cores(seconds, pieces, monkeypatch) -> None:
+    """Forks start one after another: each must save more than it takes to start."""
+    monkeypatch.setattr(module, "most_workers", lambda: 16)
+    monkeypatch.setattr(
+        module,
+        "compute_in_forks",
+        lambda call, call_in_fork, pieces, hear: [
+            call_in_fork(p, hear) for p in pieces
+        ],
+    )
+    with cores(16):
+        assert len(on_cores(lambda piece, _: piece, 40, seconds)) == pieces

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from koffline.batches import Table
-from koffline.jobs.cores import Tell, on_cores
+from koffline.jobs.cores import PRODUCT_SECONDS, Tell, on_cores
 from koffline.kernels import FourierFeatures
-from koffline.ope.networks.last_layer import PRODUCT_SECONDS, joined
+from koffline.ope.networks.last_layer import joined
 from koffline.ope.networks.resampling import row_blocks
 from koffline.replicas import StackedMLP
 

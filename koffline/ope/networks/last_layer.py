@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from koffline.data.columns import blocks
-from koffline.jobs.cores import Tell, on_cores
+from koffline.jobs.cores import PRODUCT_SECONDS, Tell, on_cores
 from koffline.kernels import (
     FourierFeatures,
     Gaussian,
@@ -46,9 +46,6 @@ Goals = Float[Tensor, "replica critic"]
 Parameters = Float[Tensor, "replica parameter"]
 # share of the ridge on the level of all values, so that the system stays solvable
 _LEVEL = 1e-9
-# Rough time of one multiplication or addition of a product in float64. It only tells
-# whether further cores are worth their start.
-PRODUCT_SECONDS = 5e-11
 
 
 def draw_instruments(

@@ -38,14 +38,13 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.data.units import cluster_sums
 from koffline.errors import DataError
-from koffline.jobs.cores import each_on_cores
+from koffline.jobs.cores import PRODUCT_SECONDS, each_on_cores
 from koffline.kernels import FourierFeatures
 from koffline.ope.log.coverage import doubts_of_weights
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import Columns, Sums
 from koffline.ope.networks.fitted_values import FittedValues
-from koffline.ope.networks.last_layer import PRODUCT_SECONDS
 from koffline.ope.networks.resampling import (
     Resampling,
     make_table,

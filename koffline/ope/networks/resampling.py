@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.data.columns import blocks
 from koffline.data.hashing import poisson_counts
+from koffline.jobs.cores import PRODUCT_SECONDS, each_on_cores
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
@@ -196,10 +198,13 @@ def start_values(
     Q.
     """
     inputs, readout = start_inputs(network, problem)
-    blocks = row_blocks(network, len(inputs), inputs.shape[1])
-    values = torch.cat(
-        [read_values(network, inputs, readout, rows) for rows in blocks], dim=1
+    starts, draws = inputs.shape[:2]
+    values_of_blocks = each_on_cores(
+        partial(read_values, network, inputs, readout),
+        items=list(row_blocks(network, starts, draws)),
+        seconds=2.0 * starts * draws * network.flat.numel() * PRODUCT_SECONDS,
     )
+    values = torch.cat(values_of_blocks, dim=1)
     return torch.where(values.isfinite(), values * problem.reward_scale, math.nan)
 
 

@@ -21,12 +21,11 @@ from koffline.batches import Table, rows_by_weight
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
 from koffline.fitting import FitSettings, Progress, fit_on_cores
-from koffline.jobs.cores import each_on_cores
+from koffline.jobs.cores import PRODUCT_SECONDS, each_on_cores
 from koffline.objectives import RewardRegression
 from koffline.ope.log.problem import EvaluationProblem
 from koffline.ope.log.row_values import RowValues
 from koffline.ope.log.working_log import Columns, Sums
-from koffline.ope.networks.last_layer import PRODUCT_SECONDS
 from koffline.ope.networks.resampling import (
     Resampling,
     make_table,
