@@ -112,12 +112,12 @@ def _time_what_is_divided(divided: Divided) -> None:
 
     original = cores.on_cores
 
-    def timed(*arguments: Any, **options: Any) -> Any:
+    def timed(call: Any, count: int, **options: Any) -> Any:
         if divided.is_inside:  # a piece divides nothing further
-            return original(*arguments, **options)
+            return original(call, count, **options)
         divided.is_inside = True
         before = time.process_time()
-        result = original(*arguments, **options)
+        result = original(call, count, **options)
         divided.count([time.process_time() - before])
         divided.is_inside = False
         return result
