@@ -249,7 +249,7 @@ def _most_forks(seconds: float) -> int:
     """In how many pieces work of so many seconds is done soonest, if one process starts
     the forks: the p with the least seconds / p + p · `_FORK_SECONDS`.
     """
-    return max(1, round(math.sqrt(seconds / _FORK_SECONDS)))
+    return max(1, int(math.sqrt(seconds / _FORK_SECONDS)))
 
 
 def _call_silently(call: Callable[[slice, Tell], T], piece: slice) -> T:

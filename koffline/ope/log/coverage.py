@@ -27,10 +27,11 @@ _NEAR_QUANTILE = 0.95
 _HOLES_STREAM = 0x686F6C65  # key of the draws of `visited_holes`
 _AT_ONCE = 32  # queries: their products fit the cache
 _SAME = 1e-6  # relative difference of numbers that are the same
-# Rough time to compare a query with a row, and for each of their columns. It only tells
-# whether further cores are worth their start.
-_PAIR_SECONDS = 3e-9
+# Rough time to find how near a query is to a row, for each of their columns, and to ask
+# whether it is a hole. It only tells whether further cores are worth their start.
+_PAIR_SECONDS = 1e-9
 _COLUMN_SECONDS = 1e-10
+_HOLE_SECONDS = 4e-9
 
 T = TypeVar("T")
 
@@ -320,7 +321,7 @@ def visited_holes(
         is_hole |= ~is_like.any(axis=1)
         return int(is_hole.sum())
 
-    holes = sum(_on_blocks(holes_in, visited_states, logged_states))
+    holes = sum(_on_blocks(holes_in, visited_states, logged_states, _HOLE_SECONDS))
     if problem.n_actions is None:
         least = thresholds.HOLES_OF_CONTINUOUS
     else:
@@ -506,18 +507,22 @@ def _nearest(
 
 
 def _on_blocks(
-    call: Callable[[slice], T], queries: np.ndarray, rows: np.ndarray
+    call: Callable[[slice], T],
+    queries: np.ndarray,
+    rows: np.ndarray,
+    further_seconds: float = 0.0,
 ) -> list[T]:
     """``call(block)`` for blocks that cover the queries (q, d), in their order, divided
     among the cores.
 
-    rows (M, d): that each query is compared with.
+    rows (M, d): that each query is compared with. further_seconds: rough time for each
+    pair beside that of their distance.
     """
-    pairs = len(queries) * len(rows)
+    of_pair = _PAIR_SECONDS + further_seconds + rows.shape[1] * _COLUMN_SECONDS
     return each_on_cores(
         call,
         items=list(blocks(len(queries), _AT_ONCE)),
-        seconds=pairs * (_PAIR_SECONDS + rows.shape[1] * _COLUMN_SECONDS),
+        seconds=len(queries) * len(rows) * of_pair,
     )
 
 
