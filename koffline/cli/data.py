@@ -368,7 +368,9 @@ def split(
         raise ConfigError(f"TARGET and REST are both {target}; give two names")
     rows = log.open(lazy=False)
     kept, held_out_rows = split_transitions(rows, held_out, seed)
-    _print_notes(rows.metadata.notes)
+    notes = rows.metadata.notes
+    of_split = kept.metadata.notes[len(notes) :]
+    _print_notes((*notes, *of_split))
     for name, form, part in (
         (target, target_form, kept),
         (rest, rest_form, held_out_rows),

@@ -197,4 +197,4 @@ def with_joined_clusters(log: Transitions) -> Transitions:
     joined = join_clusters(before, contents)
     if np.array_equal(joined, before):
         return log
-    return log.replace(clusters=joined[log.units]).with_metadata(log.metadata)
+    return log.with_clusters(joined[log.units])

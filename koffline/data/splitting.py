@@ -10,6 +10,7 @@ from jaxtyping import Int
 
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.hashing import unit_hash
+from koffline.data.independence import independent_units
 from koffline.data.late_ends import without_late_ends
 from koffline.data.sources import LogMapping, LogSource, open_transitions
 from koffline.data.spaces import SpaceRequest
@@ -33,9 +34,9 @@ def split_transitions(
     episodes or rows.
 
     log, mapping, action_space: as in `koffline.open_transitions`.
-    Clusters and episodes stay whole; those with the smallest hashes for the seed are
-    held out. Notes with numbers then say that they are about the whole log. Raises
-    ConfigError.
+    Clusters and episodes stay whole, and what shares copies stays together; those with
+    the smallest hashes for the seed are held out. Notes with numbers then say that they
+    are about the whole log. Raises ConfigError.
     """
     if not isinstance(log, LazyTransitions):
         log = open_transitions(log, action_space, mapping=mapping)
@@ -45,13 +46,10 @@ def split_transitions(
             f"to split is a {type(log).__name__} and a share of {held_out!r}; give a"
             " log in memory and a share between 0 and 1"
         )
-    notes = tuple(map(_of_whole_log, log.metadata.notes))
+    units = independent_units(log)
+    notes = tuple(map(_of_whole_log, (*log.metadata.notes, *units.notes)))
     log = log.with_metadata(dataclasses.replace(log.metadata, notes=notes))
-    if log.clusters is None:
-        unit_of = log.units
-    else:
-        unit_of = np.unique(log.clusters, return_inverse=True)[1]
-    return _divide(log, unit_of, held_out, seed)
+    return _divide(log, units.of_row, held_out, seed)
 
 
 def _of_whole_log(note: str) -> str:

@@ -332,6 +332,14 @@ class Transitions:
         """A copy with the given fields changed, validated anew."""
         return dataclasses.replace(self, **changes)
 
+    def with_clusters(self, clusters: np.ndarray) -> Transitions:
+        """Log of the same rows with other clusters (N,), under the digest of the rows
+        as they were read.
+        """
+        changed = self.replace(clusters=clusters).with_metadata(self.metadata)
+        vars(changed)["sha256"] = self.sha256
+        return changed
+
     def with_metadata(self, metadata: Metadata) -> Transitions:
         """Log of the same rows with other metadata; nothing is copied or checked
         again.

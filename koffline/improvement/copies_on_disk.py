@@ -13,17 +13,16 @@ from jaxtyping import Bool, Float, Int, UInt64
 from koffline.data.copies import RecurrenceCount, hash_units, join_clusters
 from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.hashing import hash_rows, unit_hash
+from koffline.data.independence import COUNTED_VALUES, notes_on_clusters
 from koffline.data.transitions import Transitions
 from koffline.improvement.parts import (
     CERTIFY_SHARE,
     CHOOSE_SHARE,
     FEW_UNITS,
     assign_parts,
-    notes_on_clusters,
 )
 
 _PART_STREAM = 0x70617274
-_COUNTED_VALUES = 1_000_000  # of observations, whose recurrence is counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +97,7 @@ def find_copies(log: LazyTransitions, seed: int) -> EqualUnits:
     It holds 8 bytes for each unit of the part to certify on (for every unit, if there
     are clusters).
     """
-    count = RecurrenceCount(share=min(1.0, _COUNTED_VALUES / len(log)))
+    count = RecurrenceCount(share=min(1.0, COUNTED_VALUES / len(log)))
     has_clusters = "clusters" in log.columns
     units = log.n_episodes or len(log)
     blocks = []

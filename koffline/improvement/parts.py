@@ -11,6 +11,7 @@ from jaxtyping import Int
 from koffline.data.copies import with_joined_clusters, without_copies
 from koffline.data.disk.log import AnyLog, in_whole_units
 from koffline.data.hashing import unit_hash
+from koffline.data.independence import notes_on_clusters
 from koffline.data.late_ends import without_late_ends
 from koffline.data.transitions import Transitions
 from koffline.data.units import cluster_sums
@@ -89,24 +90,6 @@ def split_in_three(log: Transitions, seed: int) -> LogParts:
         row_of=distinct.row_of,
         notes=(*distinct.notes, *notes_on_clusters(log.clusters, joined.clusters)),
     )
-
-
-def notes_on_clusters(
-    clusters: np.ndarray | None, joined: np.ndarray | None
-) -> list[str]:
-    """A note if clusters were joined. clusters, joined: their numbers before and after,
-    of the same rows or units.
-    """
-    if clusters is None or joined is None:
-        return []
-    before = len(np.unique(clusters))
-    after = len(np.unique(joined))
-    if after == before:
-        return []
-    return [
-        f"The log has {before} clusters, some of which hold copies of the same episodes:"
-        f" those count as one, which leaves {after}."
-    ]
 
 
 def assign_parts(units: int, seed: int) -> Int[np.ndarray, " unit"]:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from koffline.data.disk.log import LazyTransitions
+from koffline.data.independence import independent_units
 from koffline.data.late_ends import without_late_ends
 from koffline.data.sources import LogMapping, LogSource, open_transitions
 from koffline.data.spaces import SpaceRequest
@@ -56,6 +57,19 @@ class CrossFitted:
         """Notes of all value functions, each once."""
         return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
 
+    def check_rows(self, transitions: Transitions) -> None:
+        """Raise DataError for another log than that of the models."""
+        if not np.array_equal(row_fingerprints(transitions), self.fingerprints):
+            raise DataError(
+                f"{self.name} speaks for the {len(self.fingerprints)} rows it was made"
+                f" from, in their order; received other rows ({len(transitions)}): give"
+                " the same log"
+            )
+
+    def of_rows(self, rows: Int[np.ndarray, " kept"]) -> CrossFitted:
+        """The same models for some of the rows, by their numbers."""
+        return CrossFitted(self.parts, self.folds[rows], self.fingerprints[rows])
+
     def over(
         self, transitions: Transitions
     ) -> Iterator[tuple[np.ndarray, ValueFunction]]:
@@ -63,12 +77,7 @@ class CrossFitted:
 
         Raises DataError for another log.
         """
-        if not np.array_equal(row_fingerprints(transitions), self.fingerprints):
-            raise DataError(
-                f"{self.name} speaks for the {len(self.fingerprints)} rows it was made"
-                f" from, in their order; received other rows ({len(transitions)}): give"
-                " the same log"
-            )
+        self.check_rows(transitions)
         for number, part in enumerate(self.parts):
             yield np.flatnonzero(self.folds == number), part
 
@@ -113,27 +122,22 @@ def cross_fit(
 def assign_folds(
     transitions: Transitions, folds: int, seed: int
 ) -> Int[np.ndarray, " row"]:
-    """Fold of every row (N,), 0 … folds − 1; clusters and episodes stay whole.
+    """Fold of every row (N,), 0 … folds − 1; clusters and episodes stay whole, and
+    copies together.
 
     Raises ConfigError.
     """
-    unit_of = transitions.units
-    kind = "row"
-    if transitions.has_episodes:
-        kind = "episode"
-    if transitions.clusters is not None:
-        unit_of = np.unique(transitions.clusters, return_inverse=True)[1]
-        kind = "cluster"
-    units = int(unit_of.max()) + 1
-    if not 2 <= folds <= units:
+    units = independent_units(transitions)
+    if not 2 <= folds <= units.count:
         remedy = "a test on unseen rows needs at least 2"
-        if units > 1:
-            remedy = f"give 2 to {units} (--cross-fit)"
+        if units.count > 1:
+            remedy = f"give 2 to {units.count} (--cross-fit)"
         raise ConfigError(
-            f"folds is {folds} for a log of {counted(units, kind)}; {remedy}"
+            f"folds is {folds} for a log of {counted(units.count, units.kind)};"
+            f" {remedy}"
         )
-    places = np.argsort(np.random.default_rng(seed).permutation(units))
-    return np.asarray(places % folds)[unit_of]
+    places = np.argsort(np.random.default_rng(seed).permutation(units.count))
+    return np.asarray(places % folds)[units.of_row]
 
 
 def measure_freshness(

@@ -165,8 +165,13 @@ def diagnose(  # noqa: PLR0913
         function = q
     else:
         function = as_value_function(q, space, shape)
-    merged = without_copies(without_late_ends(transitions))
+    judged = without_late_ends(transitions)
+    merged = without_copies(judged)
     log = merged.transitions
+    if isinstance(function, CrossFitted):
+        function.check_rows(judged)
+        is_kept = merged.row_of == np.arange(len(judged))
+        function = function.of_rows(np.flatnonzero(is_kept))
     if trained_on is not None:
         trained_on = open_transitions(trained_on, action_space, mapping=mapping)
     test = bellman_test(

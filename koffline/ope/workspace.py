@@ -18,6 +18,7 @@ import torch
 from koffline.config import EvaluationSettings, check_networks_fit
 from koffline.data.columns import rows_if_given
 from koffline.data.disk.log import AnyLog
+from koffline.data.independence import with_independent_clusters
 from koffline.data.structure import Structure, Symptom
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, PolicyError
@@ -74,11 +75,13 @@ class SharedByPolicies:
     Nothing here depends on the policy. The evaluations' settings differ at most in
     ``history``, and their log is the same. ``first_pass``: over all rows.
     ``reward_models``: by ``history``. ``rounds``: of training, of one-step logs.
+    ``log``: in which clusters that share copies are one.
     """
 
     first_pass: FirstPass | None = None
     reward_models: dict[int, RewardModel] = field(default_factory=dict)
     rounds: SharedRounds = field(default_factory=SharedRounds)
+    log: AnyLog | None = None
 
 
 @dataclass(frozen=True)
@@ -587,6 +590,7 @@ def open_workspace(
         transitions.metadata.features,
     )
     stream = stream or StreamSettings()
+    shared = shared or SharedByPolicies()
     chosen_cores = settings.chosen_cores
     uses_workers = stream.ray is not None or not isinstance(transitions, Transitions)
     if chosen_cores is not None and stream.workers == 1 and uses_workers:
@@ -598,7 +602,9 @@ def open_workspace(
         of_cluster = stream
     team = cores(chosen_cores, of_cluster)
     with torch.no_grad(), threads(1), stream.kept(), team:
-        log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
+        if shared.log is None:
+            shared.log = with_independent_clusters(transitions)
+        log = hold(shared.log, settings.sample_rows, settings.seed, stream, progress)
         if len(log.sample.transitions) < 2:
             raise DataError(
                 "the log has 1 row; an estimate needs at least 2, an honest one"
@@ -617,7 +623,7 @@ def open_workspace(
             policy=policy,
             settings=settings,
             initial_observations=initial_observations,
-            shared=shared or SharedByPolicies(),
+            shared=shared,
             passes=passes,
         )
 

@@ -68,6 +68,20 @@ class ShardInfo:
     sha256: str | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class RenumberedClusters:
+    """Numbers (C,) of a log's clusters in order, ``before``, and those ``after`` that
+    stand in their place: the same number for clusters that are one.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+
+    def of(self, clusters: np.ndarray) -> np.ndarray:
+        """The numbers in place of those of some rows."""
+        return self.after[np.searchsorted(self.before, clusters)]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class LazyTransitions:
     """A log that stays on disk: N rows in shards, which are checked like
@@ -76,13 +90,15 @@ class LazyTransitions:
     Returned by ``open_transitions(…, lazy=True)``. The object is small and can be
     pickled and sent to processes and machines that see the same files. ``columns``:
     dtype and row shape of each column of the log. Every episode lies within one shard;
-    in each shard, ``episode_ids`` count 0, 1, 2, … .
+    in each shard, ``episode_ids`` count 0, 1, 2, … . ``renumbered_clusters``: what is
+    read in place of the stored clusters.
     """
 
     shards: tuple[ShardInfo, ...]
     action_space: ActionSpace
     columns: Mapping[str, Column]
     metadata: Metadata
+    renumbered_clusters: RenumberedClusters | None = None
 
     def __len__(self) -> int:
         return sum(shard.rows for shard in self.shards)
@@ -288,11 +304,15 @@ class OpenShard:
         """All columns of some rows by name, unchecked, without episode ids and
         steps.
         """
-        return {
+        columns = {
             name: self.column(name, start, stop)
             for name in self._log.columns
             if name not in COUNTED
         }
+        if self._log.renumbered_clusters is not None:
+            renumbered = self._log.renumbered_clusters
+            columns["clusters"] = renumbered.of(columns["clusters"])
+        return columns
 
     def block(self, start: int, stop: int) -> Transitions:
         """Checked rows start … stop − 1, with units counted within the shard.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int
 
+from koffline.data.independence import independent_units
 from koffline.data.structure.labels import find_labels
 from koffline.data.structure.symptom import Symptom
 from koffline.data.transitions import Transitions
@@ -27,7 +27,7 @@ def label_symptoms(log: Transitions) -> Iterator[Symptom]:
         goes_on=~np.asarray(log.terminated),
         rewards=np.asarray(log.rewards, dtype=np.float64),
         actions=np.asarray(log.actions),
-        units=_independent_units(log),
+        units=independent_units(log).of_row,
         names=log.feature_names,
     )
     features = log.metadata.features
@@ -47,10 +47,3 @@ def label_symptoms(log: Transitions) -> Iterator[Symptom]:
             statement=column.statement,
             remedy=column.remedy,
         )
-
-
-def _independent_units(log: Transitions) -> Int[np.ndarray, " row"]:
-    """The cluster (N,) of each row if the log has any, else its episode."""
-    if log.clusters is not None:
-        return np.asarray(log.clusters)
-    return np.asarray(log.units)
