@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ _MOST_STEPS = 3000
 _PASSES = 60  # of the rows at most
 _CHECKS = 30  # of the held-out loss
 _PATIENCE = 6  # checks without improvement
+_WARM_STEPS = 10  # which take longer
 _STOP_STREAM = 0x636C6F6E
 _LEAST_DEVIATION = 1e-2  # of an action, in half widths of its range
 
@@ -30,12 +32,14 @@ _LEAST_DEVIATION = 1e-2  # of an action, in half widths of its range
 @dataclass(frozen=True, eq=False)
 class Clone:
     """``part``: the clone, which draws its actions as the behavior policy does;
-    ``mode``: its likeliest action; ``layers``: of the network.
+    ``mode``: its likeliest action; ``layers``: of the network. ``step_seconds``: a
+    gradient step took, None if it was not trained here.
     """
 
     part: MixturePart
     mode: MixturePart
     layers: list[tuple[np.ndarray, np.ndarray]]
+    step_seconds: float | None = None
 
 
 def fit_clone(log: Transitions, scaling: LogScaling, seed: int) -> Clone:
@@ -63,7 +67,7 @@ def fit_clone(log: Transitions, scaling: LogScaling, seed: int) -> Clone:
             return nn.functional.cross_entropy(values, actions[rows], reduction="none")
         return (values - actions[rows]).square().sum(dim=1)
 
-    _train(network, losses, weights, _stop_rows(log, seed), seed)
+    step_seconds = _train(network, losses, weights, _stop_rows(log, seed), seed)
     layers = [
         (
             module.weight.detach().numpy().T.astype(np.float64),
@@ -77,6 +81,7 @@ def fit_clone(log: Transitions, scaling: LogScaling, seed: int) -> Clone:
             part=MixturePart(scaling.mlp(layers, "softmax")),
             mode=MixturePart(scaling.mlp(layers, "argmax")),
             layers=layers,
+            step_seconds=step_seconds,
         )
     with torch.no_grad():
         gaps = (network(inputs) - actions).double().numpy()
@@ -88,6 +93,7 @@ def fit_clone(log: Transitions, scaling: LogScaling, seed: int) -> Clone:
         part=MixturePart(scaling.gaussian(native, deviation)),
         mode=MixturePart(scaling.clipped(native)),
         layers=layers,
+        step_seconds=step_seconds,
     )
 
 
@@ -118,9 +124,9 @@ def _train(
     weights: Tensor,
     is_stop: np.ndarray,
     seed: int,
-) -> None:
+) -> float:
     """Train until the loss on the stop rows no longer falls, and keep the best
-    network.
+    network. Returns the seconds of a step, the first ones left out.
     """
     stop_rows = torch.as_tensor(np.flatnonzero(is_stop))
     rows = torch.as_tensor(np.flatnonzero(~is_stop))
@@ -135,8 +141,14 @@ def _train(
     best_loss = math.inf
     best = None
     failures = 0
+    started = time.perf_counter()
+    timed = 0
     with torch.enable_grad():
         for step in range(steps):
+            timed += 1
+            if step == _WARM_STEPS:
+                started = time.perf_counter()
+                timed = 1
             drawn = torch.randint(len(rows), (_BATCH,), generator=generator)
             batch = rows[drawn]
             loss = (losses(batch) * weights[batch]).mean()
@@ -158,5 +170,7 @@ def _train(
                 failures = 0
             if failures == _PATIENCE:
                 break
+    step_seconds = (time.perf_counter() - started) / timed
     if best is not None:
         network.load_state_dict(best)
+    return step_seconds

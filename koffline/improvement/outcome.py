@@ -32,8 +32,9 @@ class KeepReason(Record):
 
     ``kind``: "support" (the log does not hold what the candidates would do), "size" (it
     holds too few episodes for what they seem to gain), "noise" (none seems better),
-    "constraint" (none that is better keeps it), or "log" (its rows are not what they
-    say they are). ``remedy``: what log would answer.
+    "constraint" (none that is better keeps it), "budget" (it did not reach all
+    candidates, of which the others are not better), or "log" (its rows are not what
+    they say they are). ``remedy``: what log would answer.
     """
 
     kind: str
@@ -149,6 +150,17 @@ class Improvement(LogResult):
             return (answer,)  # the part to certify on was not looked at
         return (answer, f"Tested {rests}")
 
+    @property
+    def not_tried(self) -> tuple[str, ...]:
+        """A line for each reason for which candidates were dropped."""
+        names: dict[str, list[str]] = {}
+        for entry in self.dropped:
+            names.setdefault(entry["reason"], []).append(entry["name"])
+        return tuple(
+            f"not tried: {', '.join(of_reason)}: {reason}"
+            for reason, of_reason in names.items()
+        )
+
     def __str__(self) -> str:
         lines = [" ".join(self.sentences)]
         if self.value is not None:
@@ -162,8 +174,7 @@ class Improvement(LogResult):
                 f" {self.n_transitions} transitions)"
             )
         lines += [f"  {candidate}" for candidate in self.finalists]
-        for entry in self.dropped:
-            lines.append(f"not tried: {entry['name']}: {entry['reason']}")
+        lines += self.not_tried
         lines += warning_lines(self.warnings, self.verdict)
         return "\n".join(lines)
 

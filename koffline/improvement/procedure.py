@@ -24,6 +24,7 @@ from koffline.data.sources import LogMapping, LogSource, open_log_by
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions, check_without_masks
 from koffline.errors import ConfigError, DataError, counted
+from koffline.improvement.budget import NOT_REACHED, SHARE_TO_TRAIN
 from koffline.improvement.certificate import (
     Certificate,
 )
@@ -52,7 +53,12 @@ from koffline.improvement.settings import (
     make_improve_settings,
     seconds_of,
 )
-from koffline.improvement.work import begin_search, goes_on, work_folder
+from koffline.improvement.work import (
+    begin_search,
+    goes_on,
+    keep_for_resume,
+    work_folder,
+)
 from koffline.jobs import AUTOMATIC
 from koffline.ope.evaluation import merge_settings
 from koffline.ope.groups import By, GroupValues, check_feature
@@ -63,9 +69,6 @@ from koffline.policies import save_mixture_policy
 from koffline.shown_results import views
 from koffline.store.files import check_place, check_target
 from koffline.store.run_record import check_results
-
-# of a budget; the rest is for choosing and certifying
-_OF_BUDGET = 0.4
 
 
 def improve(  # noqa: PLR0913
@@ -96,7 +99,8 @@ def improve(  # noqa: PLR0913
     stream: as in `koffline.evaluate`. seed: of everything random; to try several and keep
     the best answer undoes the certainty. level: of the lower ends of all finalists
     together. budget: time for the search, as in "10m" or "1h"; candidates that it does
-    not reach are left out. cores, ray: where candidates are trained, side by side.
+    not reach are left out and named; the clone and its likeliest action are always
+    tried. cores, ray: where candidates are trained, side by side.
     constraint: "COLUMN <= X", for a table with a mapping: the discounted sum of that
     column is certified to be at most X; or a mapping with the keys name, costs (one
     for each row) and at_most. out: a folder that gets the policy, the report and a
@@ -199,7 +203,7 @@ def search_better(  # noqa: PLR0913
         at_most = limit.at_most
     deadline = None
     if seconds is not None:
-        deadline = time.time() + _OF_BUDGET * seconds
+        deadline = time.time() + SHARE_TO_TRAIN * seconds
     identity = {
         "data": opened.sha256,
         "actions": repr(opened.action_space),
@@ -333,9 +337,14 @@ def _result(
             certificates,
             units=units.number,
             tried=len(scored),
-            failure=next(iter(trained.dropped.values()), ""),
+            failure=_first_failure(trained),
             kind=units.kind,
         )
+    missing = trained.unreached
+    if missing is not None and reason is not None and leading is None:
+        # the certify part was not looked at: a longer budget may go on from here
+        reason = missing.reason(reason)
+        keep_for_resume(search.folder)
     if leading is None:
         assert reason is not None
         return Improvement(
@@ -377,6 +386,16 @@ def _result(
         groups=GroupValues(certificate.groups),
         differences=search.differences(leading.policy, trained),
     )
+
+
+def _first_failure(trained: Trained) -> str:
+    """Why the first candidate could not be trained or valued, but for lack of time;
+    empty if there is none.
+    """
+    for why in trained.dropped.values():
+        if NOT_REACHED not in why:
+            return why
+    return ""
 
 
 def _cost_of(search: Search, certificate: Certificate | None) -> dict[str, Any] | None:

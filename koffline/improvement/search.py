@@ -21,6 +21,12 @@ from koffline.data.disk.log import AnyLog
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units
 from koffline.errors import ConfigError, KofflineError, listed
+from koffline.improvement.budget import (
+    NOT_REACHED,
+    Unreached,
+    note_seconds,
+    unreached,
+)
 from koffline.improvement.certificate import (
     Certificate,
     certificate_from,
@@ -70,12 +76,13 @@ _FINGERPRINTS = 1024  # of rows, by which a policy is known to have seen them
 @dataclass(frozen=True, eq=False)
 class Trained:
     """Candidates that were trained, by name; ``clone``; ``dropped``: why others were
-    not.
+    not; ``unreached``: which of these for lack of time.
     """
 
     clone: Clone
     candidates: dict[str, MixturePart]
     dropped: dict[str, str]
+    unreached: Unreached | None = None
 
 
 @dataclass(frozen=True)
@@ -113,9 +120,10 @@ class Search:
     cost_logs: CostLogs | None = None
 
     def train(self) -> Trained:
-        """The clone, and every candidate of the portfolio that can be trained.
+        """The clone, and every candidate of the portfolio that can be trained and that
+        the budget reaches.
 
-        Raises KofflineError if none can.
+        Raises KofflineError if none can be trained, whatever the budget.
         """
         rows = sample_units(
             self.parts.train, self.settings.training_rows, self.evaluation.seed
@@ -131,7 +139,14 @@ class Search:
             Job(
                 name=spec.name,
                 call=_train_job,
-                arguments=(spec, part, steps, self._seed_of(spec.name), self.deadline),
+                arguments=(
+                    self.folder,
+                    spec,
+                    part,
+                    steps,
+                    self._seed_of(spec.name),
+                    self.deadline,
+                ),
                 path=self.folder / "candidates" / f"{spec.name}.npz",
                 is_valid=_is_mixture,
             )
@@ -142,6 +157,11 @@ class Search:
             job.name: read_mixture(job.path).parts[0] for job in jobs if job.done
         }
         dropped = {name: str(error) for name, error in failures.items()}
+        late = [name for name, why in dropped.items() if NOT_REACHED in why]
+        if late:
+            missing = unreached(self.folder, _CLONE, specs, late, steps, self.place[0])
+            dropped.update(dict.fromkeys(late, missing.text))
+            return Trained(clone, candidates, dropped, missing)
         if not candidates:
             raise KofflineError(f"no candidate could be trained: {_in_groups(dropped)}")
         return Trained(clone, candidates, dropped)
@@ -194,6 +214,8 @@ class Search:
                 Scored(item["candidate"], ShareScore(**item["score"]))
                 for item in read_json(path)
             ]
+        if not finalists:
+            return []  # the certify part is not looked at
         content = [dataclasses.asdict(item) for item in finalists]
         write_text(path, json.dumps(content, indent=1))
         return list(finalists)
@@ -286,6 +308,7 @@ class Search:
         path = self.folder / f"{_CLONE}.npz"
         if not _is_mixture(path):
             clone = fit_clone(rows, scaling, self.evaluation.seed)
+            note_seconds(self.folder, _CLONE, clone.step_seconds or 0.0)
             path.parent.mkdir(parents=True, exist_ok=True)
             save_mixture_policy(path, Mixture((clone.part, clone.mode), (1.0, 0.0)))
         part, mode = read_mixture(path).parts
@@ -356,19 +379,24 @@ def wanted_specs(log: AnyLog, names: Sequence[str] | None) -> list[CandidateSpec
 
 def _train_job(
     path: Path,
+    folder: Path,
     spec: CandidateSpec,
     part: TrainingPart,
     steps: int,
     seed: int,
     deadline: float | None,
 ) -> None:
-    """Train a candidate and write its network. Raises KofflineError."""
-    if deadline is not None and time.time() > deadline:
-        raise KofflineError(
-            "the budget was used up before its training; give a longer one"
-        )
+    """Train a candidate and write its network; of one that takes no time, whatever
+    the deadline. Raises KofflineError.
+
+    folder: of the search.
+    """
+    if spec.work and deadline is not None and time.time() > deadline:
+        raise KofflineError(NOT_REACHED)
+    started = time.perf_counter()
     candidate = train_candidate(spec, part, steps, seed)
     save_mixture_policy(path, Mixture((candidate,), (1.0,)))
+    note_seconds(folder, spec.name, time.perf_counter() - started)
 
 
 def _choose_job(

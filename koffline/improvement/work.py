@@ -16,6 +16,7 @@ from koffline.store.files import write_text
 from koffline.untrusted.limits import read_json
 
 _IDENTITY = "search.json"
+_KEPT = "kept_for_resume"
 CERTIFY_SHARDS = "certify_shards"
 
 
@@ -28,7 +29,8 @@ def work_place(out: str | Path) -> Path:
 @contextlib.contextmanager
 def work_folder(out: str | Path | None, resume: bool) -> Iterator[Path]:
     """The folder that keeps what is done: beside ``out``, and removed when the block
-    ends without an error; a temporary one without ``out``.
+    ends without an error, unless it is to be gone on with (`keep_for_resume`); a
+    temporary one without ``out``.
 
     What an earlier search left there stays until another begins (`begin_search`), so
     that a command which is refused takes nothing away. resume: whether the search will
@@ -52,7 +54,18 @@ def work_folder(out: str | Path | None, resume: bool) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 place.rmdir()  # only if nothing is in it
             raise
+        kept = place / _KEPT
+        if kept.is_file():
+            kept.unlink()
+            return
         shutil.rmtree(place, ignore_errors=True)
+
+
+def keep_for_resume(folder: Path) -> None:
+    """Have what is done kept though the search has a result: a longer budget may go on
+    from there.
+    """
+    write_text(folder / _KEPT, "")
 
 
 def begin_search(folder: Path, identity: Mapping[str, Any]) -> None:

@@ -140,12 +140,8 @@ def _show(result: Improvement, console: Any) -> None:
     print_table(console, "What was tried", _HEADINGS, rows, right=("uplift",))
     for line in result.sentences:
         console.print(line, soft_wrap=True)
-    for entry in result.dropped:
-        console.print(
-            f"not tried: {entry['name']}: {entry['reason']}",
-            soft_wrap=True,
-            style="dim",
-        )
+    for line in result.not_tried:
+        console.print(line, soft_wrap=True, style="dim")
 
 
 def _difference_words(result: Improvement) -> str:

@@ -15,6 +15,7 @@ from koffline.data.hashing import hash_rows
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.improvement import large_logs, search
+from koffline.improvement.budget import budget_of
 from koffline.improvement.constraint import parse_constraint
 from koffline.improvement.settings import make_improve_settings, seconds_of
 from koffline.improvement.work import work_place
@@ -471,14 +472,94 @@ def test_a_candidate_that_cannot_be_trained_is_dropped_with_a_note() -> None:
     assert "not tried: discrete_cql-alpha_4" in str(result)
 
 
-def test_a_used_up_budget_leaves_out_candidates() -> None:
+ITERATION = "kernel_policy_iteration-1_round"
+
+
+def used_up(patch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is a thousand seconds after the last one."""
     clock = itertools.count(0.0, 1000.0)
+    patch.setattr(search.time, "time", lambda: next(clock))
+
+
+@pytest.mark.parametrize("budget", ["1s", 600, "1h"])
+@pytest.mark.parametrize("cores", [1, 2])
+def test_however_short_a_budget_is_the_clone_is_tried(
+    budget: str | int, cores: int
+) -> None:
+    settings = {**QUICKEST, "candidates": ("clone_mode", ITERATION)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search.time, "time", lambda: next(clock))
-        with pytest.raises(koffline.errors.KofflineError, match="budget was used up"):
-            koffline.improve(
-                EXACT.log, gamma=GAMMA, settings=QUICKEST, budget="10m", cores=1
-            )
+        if budget == 600:
+            used_up(patch)
+        result = koffline.improve(
+            EXACT.log, gamma=GAMMA, settings=settings, budget=budget, cores=cores
+        )
+    assert result.recommended
+    tried = {candidate.name.partition("@")[0] for candidate in result.candidates}
+    if budget == "1h":
+        assert tried == {"clone_mode", ITERATION}
+        assert not result.dropped
+    if budget == 600 and cores == 1:
+        assert tried == {"clone_mode"}
+        (line,) = result.not_tried
+        assert line.startswith(f"not tried: {ITERATION}: not reached by the budget")
+        enough = line.rpartition("--budget ")[2].rstrip(")")
+        assert 5.0 < seconds_of(enough) < 600.0
+
+
+def test_a_longer_budget_trains_the_rest(tmp_path: Path) -> None:
+    """The likeliest action is the worse one, and nothing else was tried in time."""
+    exact = chain_log(right=0.35, rows=900)
+    write_transitions(exact.log, tmp_path / "log.hdf5")
+    out = tmp_path / "better"
+    words = ["improve", tmp_path / "log.hdf5", "--gamma", GAMMA, "--out", out]
+    words += options(candidates=("clone_mode", ITERATION))
+    with pytest.MonkeyPatch.context() as patch:
+        used_up(patch)
+        text = succeed(*words, "--budget", "10m", "--cores", 1)
+    assert "Keep the present policy. Budget: " in text
+    assert f"the budget did not reach 1 candidate ({ITERATION})" in text
+    first = json.loads((out / "improvement.json").read_text())
+    assert first["reason"]["kind"] == "budget"
+    mode = work_place(out) / "candidates" / "clone_mode.npz"
+    written = mode.stat().st_mtime_ns
+    assert not (work_place(out) / "finalists.json").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted_after(patch, "screen")
+        run_cli(*words, "--budget", "1h", "--resume", "--force", "--cores", 1)
+    assert mode.stat().st_mtime_ns == written  # it was not trained again
+    remedy = first["reason"]["remedy"].partition("with ")[2].partition(" the same")[0]
+    assert remedy.endswith("--resume --force")
+    text = succeed(*words, *remedy.split(), "--cores", 1)
+    second = json.loads((out / "improvement.json").read_text())
+    assert not second["dropped"]
+    tried = {item["name"].partition("@")[0] for item in second["candidates"]}
+    assert tried == {"clone_mode", ITERATION}
+    assert not work_place(out).exists()
+
+
+def test_a_budget_that_reaches_none_of_the_named_candidates_keeps_the_policy() -> None:
+    settings = {**QUICKEST, "candidates": (ITERATION,)}
+    with pytest.MonkeyPatch.context() as patch:
+        used_up(patch)
+        result = koffline.improve(
+            EXACT.log, gamma=GAMMA, settings=settings, budget="10m", cores=1
+        )
+    assert not result.recommended
+    assert result.reason.kind == "budget"
+    assert result.candidates == ()
+    assert "Keep the present policy" in result._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "budget"),
+    [(1.0, "1s"), (89.2, "90s"), (90.0, "2m"), (5399.0, "90m"), (5400.0, "1.5h")],
+)
+def test_an_estimated_budget_can_be_given(seconds: float, budget: str) -> None:
+    assert budget_of(seconds) == budget
+    assert seconds_of(budget) >= seconds
+
+
+def test_budgets() -> None:
     assert seconds_of("10m") == 600.0
     assert seconds_of("1.5h") == 5400.0
     assert seconds_of(90) == 90.0
