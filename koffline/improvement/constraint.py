@@ -16,6 +16,7 @@ from koffline.data.sources import LogMapping, LogSource, open_transitions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
+from koffline.improvement.large_logs import check_held
 from koffline.improvement.parts import LogParts
 
 _FORM = re.compile(r"\s*(?P<name>.+?)\s*<=\s*(?P<bound>[-+0-9.eE]+)\s*")
@@ -61,13 +62,10 @@ class Constraint:
         source, action_space, mapping: what the log was opened from. Raises ConfigError
         if there are none, and DataError for a column that the table has not.
         """
-        if not isinstance(log, Transitions):
-            raise ConfigError(
-                "a constraint needs a log in memory; give the table, or fewer rows"
-            )
         costs = self.costs
         if costs is None:
             costs = self._column(log.feature_names, source, action_space, mapping)
+        check_held(log, f"the constraint {self.text}")
         if costs.shape != (len(log),) or not np.isfinite(costs).all():
             raise DataError(
                 f"the costs {self.name} have shape {costs.shape} for {len(log)} rows,"

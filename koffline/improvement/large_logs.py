@@ -43,13 +43,34 @@ def parts_of(
 
     held_bytes: up to which a log is read into memory; `HELD_BYTES` by default. Raises DataError.
     """
+    log = held_if_small(log, held_bytes)
     if isinstance(log, Transitions):
         return split_in_three(log, seed)
+    return _stream(log, seed, folder)
+
+
+def held_if_small(log: AnyLog, held_bytes: float | None = None) -> AnyLog:
+    """The log in memory if it is there, or takes at most ``held_bytes`` (by default
+    `HELD_BYTES`); else the log on disk. Raises DataError.
+    """
     if held_bytes is None:
         held_bytes = HELD_BYTES
-    if len(log) * log.row_bytes <= held_bytes:
-        return split_in_three(log.load(), seed)
-    return _stream(log, seed, folder)
+    if isinstance(log, Transitions) or len(log) * log.row_bytes > held_bytes:
+        return log
+    return log.load()
+
+
+def check_held(log: AnyLog, what: str) -> None:
+    """Raise DataError for a log that stays on disk. what: needs the rows in memory."""
+    if isinstance(log, Transitions):
+        return
+    megabytes = len(log) * log.row_bytes / 1e6
+    place = log.metadata.source or "LOG"
+    raise DataError(
+        f"{what} needs the log in memory, and its {len(log)} rows"
+        f" ({megabytes:.0f} MB) stay on disk; read it first, if they fit:"
+        f" koffline.improve(koffline.open_transitions({place!r}), …)"
+    )
 
 
 def _stream(log: LazyTransitions, seed: int, folder: Path) -> LogParts:

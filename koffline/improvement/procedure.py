@@ -30,7 +30,7 @@ from koffline.improvement.certificate import (
 )
 from koffline.improvement.constraint import CostLogs, parse_constraint
 from koffline.improvement.keeping import why_keep
-from koffline.improvement.large_logs import parts_of
+from koffline.improvement.large_logs import check_held, held_if_small, parts_of
 from koffline.improvement.outcome import MARKER, CandidatePolicy, Improvement
 from koffline.improvement.parts import (
     CERTIFY,
@@ -194,6 +194,9 @@ def search_better(  # noqa: PLR0913
     _check_groups(by)
     _check_behavior_value(opened)
     wanted_specs(opened, chosen.candidates)
+    opened = held_if_small(opened)
+    if isinstance(by, Mapping):
+        check_held(opened, f"by with labels ({next(iter(by))})")
     limit_identity = None
     at_most = None
     costs = None

@@ -633,6 +633,49 @@ def test_a_log_on_disk_is_sampled_and_certified_whole(
     assert any("stay on disk" in note for note in result.notes)
 
 
+NEEDS_ROWS = {
+    "constraint": {
+        "constraint": {
+            "name": "effort",
+            "costs": np.asarray(EXACT.log.actions, np.float64),
+            "at_most": 10.0,
+        }
+    },
+    "by": {"by": {"half": np.arange(EXACT.log.n_episodes) % 2}},
+}
+
+
+@pytest.mark.parametrize("name", NEEDS_ROWS)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_costs_and_labels_of_a_log_on_disk(
+    name: str, lazy: bool, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small log is read; of a large one the refusal says how, and that works."""
+    shards = tmp_path / "shards"
+    succeed("data", "convert", log, shards, "--shard-rows", 200)
+    options = {"gamma": GAMMA, "settings": QUICKEST, "cores": 1, **NEEDS_ROWS[name]}
+    source = shards
+    if lazy:
+        source = koffline.open_transitions(shards, lazy=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(large_logs, "HELD_BYTES", 0.0)
+            with pytest.raises(DataError, match="needs the log in memory") as caught:
+                koffline.improve(source, **options)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert f"its {len(EXACT.log)} rows" in message
+        # the remedy, on a log that is still too large to be read unasked
+        monkeypatch.setattr(large_logs, "HELD_BYTES", 0.0)
+        place = message.partition("open_transitions('")[2].partition("')")[0]
+        source = koffline.open_transitions(place)
+    result = koffline.improve(source, **options)
+    assert result.recommended
+    if name == "by":
+        assert [row.group for row in result.groups] == ["0", "1"]
+    else:
+        assert result.constraint["high"] <= 10.0
+
+
 def test_settings() -> None:
     assert make_improve_settings(None).finalists == 2
     assert make_improve_settings({"finalists": 2}).finalists == 2
