@@ -50,7 +50,7 @@ def fit_clone(log: Transitions, scaling: LogScaling, seed: int) -> Clone:
     of its units, which it does not see, no longer rises.
     """
     inputs = torch.as_tensor(scaling.inputs(log.observations), dtype=torch.float32)
-    weights = torch.as_tensor(log.row_weights, dtype=torch.float32)
+    weights = torch.tensor(np.array(log.row_weights), dtype=torch.float32)
     is_discrete = isinstance(log.action_space, Discrete)
     if isinstance(log.action_space, Discrete):
         outputs = log.action_space.n

@@ -181,3 +181,20 @@ def test_systems_of_a_mixture_are_interpolated_exactly(
     torch.testing.assert_close(
         interpolated.starts.features, direct.starts.features, **rounded
     )
+
+
+@pytest.mark.parametrize("actions", ["discrete", "continuous"])
+def test_a_weighted_log_is_learnt_from_without_a_warning(actions: str) -> None:
+    """The log's own arrays cannot be written to, of which torch warns once."""
+    log = chain_log(right=0.6, rows=300).log
+    if actions == "continuous":
+        moves = np.linspace(-0.9, 0.9, len(log))[:, None]
+        log = log.replace(actions=moves, action_space=koffline.Continuous(1, -1.0, 1.0))
+    log = log.replace(weights=np.linspace(0.5, 2.0, len(log)))
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        clone = fit_clone(log, LogScaling.of(log, GAMMA), seed=0)
+    finally:
+        torch.set_warn_always(before)
+    assert clone.step_seconds > 0.0
