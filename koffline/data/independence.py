@@ -86,7 +86,7 @@ def with_independent_clusters(log: AnyLog) -> AnyLog:
         notes = notes_on_clusters(log.clusters, joined.clusters)
         if not notes:
             return log
-        return joined.with_metadata(log.metadata.with_notes(*notes))
+        return joined.with_metadata(log.metadata.with_notes(notes[0]))
     if "clusters" not in log.columns:
         return log
     numbers = _joined_on_disk(log)
@@ -96,7 +96,7 @@ def with_independent_clusters(log: AnyLog) -> AnyLog:
     # the digest stays that of the rows as they are stored
     stored = dataclasses.replace(log.metadata, sha256=log.sha256)
     return dataclasses.replace(
-        log, metadata=stored.with_notes(*notes), renumbered_clusters=numbers
+        log, metadata=stored.with_notes(notes[0]), renumbered_clusters=numbers
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class Constraint:
         """
         costs = self.costs
         if costs is None:
-            costs = self._column(log.feature_names, source, action_space, mapping)
+            costs = self._column(log, source, action_space, mapping)
         check_held(log, f"the constraint {self.text}")
         if costs.shape != (len(log),) or not np.isfinite(costs).all():
             raise DataError(
@@ -75,14 +75,12 @@ class Constraint:
 
     def _column(
         self,
-        observed: Sequence[str],
+        log: AnyLog,
         source: LogSource,
         action_space: SpaceRequest | None,
         mapping: LogMapping,
     ) -> np.ndarray:
-        """The column, read in place of the reward. observed: names of the columns that
-        are observations.
-        """
+        """The column, read in place of the reward. log: as the table was read."""
         from koffline.data.objects import is_of_arrays
         from koffline.data.table.mapping import as_mapping
 
@@ -92,8 +90,9 @@ class Constraint:
                 " with a mapping; in Python give constraint={'name': …, 'costs': one"
                 " for each row, 'at_most': X}"
             )
+        assert isinstance(log, Transitions), "tables are read into memory"
         column = self.name
-        if column in observed:
+        if column in log.feature_names:
             # no reward may be an observation, but a formula of it may
             column = f"`{column}` + 0"
         roles = as_mapping(mapping).model_copy(update={"reward": column})

@@ -60,14 +60,14 @@ def held_if_small(log: AnyLog, held_bytes: float | None = None) -> AnyLog:
     return log.load()
 
 
-def check_held(log: AnyLog, what: str) -> None:
-    """Raise DataError for a log that stays on disk. what: needs the rows in memory."""
+def check_held(log: AnyLog, purpose: str) -> None:
+    """Raise DataError for a log that stays on disk. purpose: needs the rows in memory."""
     if isinstance(log, Transitions):
         return
     megabytes = len(log) * log.row_bytes / 1e6
     place = log.metadata.source or "LOG"
     raise DataError(
-        f"{what} needs the log in memory, and its {len(log)} rows"
+        f"{purpose} needs the log in memory, and its {len(log)} rows"
         f" ({megabytes:.0f} MB) stay on disk; read it first, if they fit:"
         f" koffline.improve(koffline.open_transitions({place!r}), …)"
     )

@@ -511,11 +511,15 @@ def test_a_longer_budget_trains_the_rest(tmp_path: Path) -> None:
     exact = chain_log(right=0.35, rows=900)
     write_transitions(exact.log, tmp_path / "log.hdf5")
     out = tmp_path / "better"
-    words = ["improve", tmp_path / "log.hdf5", "--gamma", GAMMA, "--out", out]
-    words += options(candidates=("clone_mode", ITERATION))
+    of_search = options(candidates=("clone_mode", ITERATION))
+    of_search += ["--gamma", str(GAMMA), "--out", str(out), "--cores", "1"]
+
+    def words(further: str) -> list[str]:
+        return ["improve", str(tmp_path / "log.hdf5"), *of_search, *further.split()]
+
     with pytest.MonkeyPatch.context() as patch:
         used_up(patch)
-        text = succeed(*words, "--budget", "10m", "--cores", 1)
+        text = succeed(*words("--budget 10m"))
     assert "Keep the present policy. Budget: " in text
     assert f"the budget did not reach 1 candidate ({ITERATION})" in text
     first = json.loads((out / "improvement.json").read_text())
@@ -525,11 +529,11 @@ def test_a_longer_budget_trains_the_rest(tmp_path: Path) -> None:
     assert not (work_place(out) / "finalists.json").exists()
     with pytest.MonkeyPatch.context() as patch:
         interrupted_after(patch, "screen")
-        run_cli(*words, "--budget", "1h", "--resume", "--force", "--cores", 1)
+        run_cli(*words("--budget 1h --resume --force"))
     assert mode.stat().st_mtime_ns == written  # it was not trained again
     remedy = first["reason"]["remedy"].partition("with ")[2].partition(" the same")[0]
     assert remedy.endswith("--resume --force")
-    text = succeed(*words, *remedy.split(), "--cores", 1)
+    text = succeed(*words(remedy))
     second = json.loads((out / "improvement.json").read_text())
     assert not second["dropped"]
     tried = {item["name"].partition("@")[0] for item in second["candidates"]}
