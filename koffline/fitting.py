@@ -32,6 +32,7 @@ from functools import cache, partial
 from typing import Any, Literal
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from koffline.batches import BatchSchedule, BatchSource, PackedRows, Table
@@ -353,8 +354,8 @@ def _check_replicas(network: StackedMLP, plan: ReplicaPlan) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with `count` threads per process and faster float32 products; restore all
-    settings afterwards.
+    """Run with `count` threads per process, in torch and in NumPy's and SciPy's linear
+    algebra, and with faster float32 products; restore all settings afterwards.
 
     One thread is the default everywhere: small products are no faster with more, and
     two threads beside a busy core are much slower. Denormal numbers count as zero,
@@ -370,7 +371,8 @@ def threads(count: int) -> Iterator[None]:
         torch.set_float32_matmul_precision(
             "medium" if _onednn_is_exact() else precision
         )
-        yield
+        with threadpool_limits(limits=count, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
         torch.set_flush_denormal(flushed)

@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from koffline.batches import BatchSchedule, Table
 from koffline.errors import ConfigError
-from koffline.fitting import FitSettings, fit
+from koffline.fitting import FitSettings, fit, threads
 from koffline.kernels import Linear
 from koffline.objectives import (
     CopyTarget,
@@ -257,3 +258,21 @@ def test_fits_agree_on_a_gpu(name, form):
         there.network.flat.cpu(), here.network.flat, rtol=0.0, atol=1e-9
     )
     torch.testing.assert_close(there.losses, here.losses, rtol=1e-9, atol=1e-12)
+
+
+def test_threads_are_those_of_linear_algebra_too_and_restored_after() -> None:
+    def of_blas() -> list[int]:
+        return [
+            library["num_threads"]
+            for library in threadpool_info()
+            if library["user_api"] == "blas"
+        ]
+
+    before = of_blas()
+    assert before  # NumPy's at least
+    with threads(2):
+        assert torch.get_num_threads() == 2
+        with threads(1):
+            assert of_blas() == [1] * len(before)
+            assert torch.get_num_threads() == 1
+    assert of_blas() == before
