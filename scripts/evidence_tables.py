@@ -715,6 +715,44 @@ def improvement_cross_fitting() -> str:
     return markdown(["effect of the offers", "rows", *ways], lines)
 
 
+def improvement_folds() -> str:
+    """Whole searches of the same logs in three parts and in five folds."""
+    lines = []
+    for row in results("improve_folds")["rows"]:
+        lines.append(
+            [
+                f"{row['kind']}, {row['rows']:,} rows, {row['portfolio']} portfolio",
+                row["way"],
+                f"{row['recommended']} of {row['logs']}",
+                str(row["false"]),
+                f"{row['uplift']:.3f} ± {row['error']:.3f}",
+                f"{row['seconds']:.0f}",
+            ]
+        )
+    headings = ["logs", "way", "recommended", "false", "mean true uplift", "seconds"]
+    return markdown(headings, lines)
+
+
+def improvement_pooled_ends() -> str:
+    """False lower ends, and recommendations, by the way in which folds are pooled."""
+    rows = results("improve_pooled_ends")["rows"]
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    cases = dict.fromkeys((row["law"], row["effect"], row["rows"]) for row in rows)
+    lines = []
+    for case in cases:
+        cells = []
+        for way in ways:
+            (row,) = (
+                row
+                for row in rows
+                if (row["law"], row["effect"], row["rows"], row["way"]) == (*case, way)
+            )
+            cells.append(f"{row['false']:.1%}, {row['recommended']:.0%}")
+        law, effect, size = case
+        lines.append([law, f"{effect:g}", f"{size:,}", *cells])
+    return markdown(["chances", "effect of the offers", "rows", *ways], lines)
+
+
 def improvement_small_splits() -> str:
     """Recommendations on small logs by the share to certify on."""
     rows = results("improve_small_splits")["rows"]
@@ -780,6 +818,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "improvement-certificates": improvement_certificates,
     "improvement-few-units": improvement_few_units,
     "improvement-cross-fitting": improvement_cross_fitting,
+    "improvement-folds": improvement_folds,
+    "improvement-pooled-ends": improvement_pooled_ends,
     "improvement-small-splits": improvement_small_splits,
     "improvement-by-log": improvement_by_log,
 }

@@ -62,9 +62,10 @@ def improve(
     DATA, or say why to keep that one.
 
     Policies learn from one part of the log, are chosen on another, and certified on a
-    third. A policy that is truly worse is recommended with a probability of at most 1 −
-    level. DIR gets policy.npz (for koffline evaluate), policy.pt, policy.onnx,
-    report.html, model_card.md, improvement.json and run.json.
+    third; small one-step logs do so in five folds. A policy that is truly worse is
+    recommended with a probability of at most 1 − level. DIR gets policy.npz (for
+    koffline evaluate), policy.pt, policy.onnx, report.html, model_card.md,
+    improvement.json and run.json.
 
     \b
     Examples:

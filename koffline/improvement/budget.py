@@ -77,18 +77,18 @@ def note_seconds(folder: Path, name: str, seconds: float) -> None:
 
 
 def unreached(
+    names: Sequence[str],
     folder: Path,
     clone: str,
     specs: Sequence[CandidateSpec],
-    names: Sequence[str],
     steps: int,
     workers: int,
 ) -> Unreached:
     """What the budget did not reach, with an estimate from the trainings that ended.
 
-    folder: of the search. clone: its name there, under which the seconds of one of its
-    steps are kept. specs: of all candidates. names: of those that were not reached.
-    steps: of each candidate.
+    names: of candidates that were not reached. folder: of the search. clone: its name
+    there, under which the seconds of one of its steps are kept. specs: of all
+    candidates. steps: of each candidate.
     """
     measured = 0.0
     work = 0.0

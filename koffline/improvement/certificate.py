@@ -64,10 +64,14 @@ _ASSUMPTIONS = (
 class Cost(Record):
     """A second return: its value, and its upper end; None where the log does not
     answer.
+
+    ``robust``: the doubly robust estimate by the same networks, which has moved the
+    upper end if it is larger; None if the value is one already.
     """
 
     value: float
     high: float | None
+    robust: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +80,8 @@ class Certificate(Record):
 
     ``uplift``, ``interval``: over the behavior policy, the interval with a lower end
     that holds for all finalists together; None where the log does not answer.
-    ``moved``: by how much the doubly robust estimate moved it down, ≤ 0. ``cost``: the
+    ``moved``: by how much the doubly robust estimate ``robust`` of the value moved it
+    down, ≤ 0; ``robust`` is None if the value is such an estimate. ``cost``: the
     second return, whose upper end is to be at most ``cost_limit``. ``groups``: values of
     groups of start states. ``effective_units``: of the certify part; None in what an
     earlier version wrote. ``probabilities``: what the logged probabilities of actions
@@ -98,6 +103,7 @@ class Certificate(Record):
     cost_limit: float | None = None
     effective_units: float | None = None
     probabilities: tuple[str, ...] = ()
+    robust: float | None = None
 
     @property
     def keeps_limit(self) -> bool:
@@ -230,7 +236,7 @@ def certify_cost(
     moved = 0.0
     if robust is not None:
         moved = max(0.0, robust - estimate.value)
-    return Cost(estimate.value, estimate.interval.as_measured.high + moved)
+    return Cost(estimate.value, estimate.interval.as_measured.high + moved, robust)
 
 
 def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificate:
@@ -239,11 +245,11 @@ def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificat
     interval = None
     behavior_value = None
     moved = 0.0
+    robust = estimate.diagnostics.get("doubly_robust_value")
     of_log = estimate.uplift
     if of_log is not None:
         uplift = of_log.value
         behavior_value = of_log.behavior_value
-        robust = estimate.diagnostics.get("doubly_robust_value")
         if robust is not None:
             moved = min(0.0, robust - estimate.value)
         if of_log.interval is not None:
@@ -266,6 +272,7 @@ def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificat
         behavior_value=behavior_value,
         verdict=verdict,
         moved=moved,
+        robust=robust,
         scale=estimate.diagnostics["reward_scale"],
         probabilities=tuple(
             text.rstrip(".") for text in estimate.diagnostics.get("probabilities", ())

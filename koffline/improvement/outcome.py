@@ -60,7 +60,9 @@ class CandidatePolicy(Record):
     ``stage``: "choose", or "certify" for a finalist; ``value``, ``uplift`` and
     ``interval`` (of the uplift) are of that part of the log. ``certified``: whether the
     lower end is above 0 and nothing speaks against it. ``note``: why not, or empty.
-    ``chosen_by``: the lower end of the uplift on the part to choose on.
+    ``chosen_by``: the lower end of the uplift on the part to choose on. ``fold``: which
+    of a log's folds it was learnt and valued for, from 1; None without folds, and of the
+    mixture of the folds' policies.
     """
 
     name: str
@@ -73,9 +75,12 @@ class CandidatePolicy(Record):
     note: str = ""
     chosen_by: float | None = None
     policy: Policy | None = field(default=None, repr=False)
+    fold: int | None = None
 
     def __str__(self) -> str:
         text = f"{self.name}  {self.stage}"
+        if self.fold is not None:
+            text = f"{self.name}  {self.stage} (fold {self.fold})"
         if self.uplift is not None:
             text = f"{text}  uplift {with_ends(self.uplift, self.interval)}"
         if self.certified:
@@ -99,7 +104,9 @@ class Improvement(LogResult):
     with the keys ``name`` and ``reason``. ``parts``: rows and units of each part of the
     log. ``kind_of_unit``: "episode", "cluster", or "row". ``groups``: values of the
     policy by ``by``. ``constraint``: the second return, with its upper end.
-    ``differences``: where the policy acts differently from the present one.
+    ``differences``: where the policy acts differently from the present one. ``folds``:
+    in how many folds the log was searched; 1: in three parts. Of folds, ``parts`` are
+    those of the first one, with all rows to certify on.
     """
 
     recommended: bool
@@ -119,6 +126,7 @@ class Improvement(LogResult):
     groups: tuple[Any, ...] = ()
     constraint: dict[str, Any] | None = None
     differences: Differences | None = None
+    folds: int = 1
     warnings: tuple[str, ...] = ()
     policy: Policy | None = field(default=None, repr=False)
     mixture: Mixture | None = field(default=None, repr=False)
@@ -137,6 +145,11 @@ class Improvement(LogResult):
         if self.kind_of_unit != "row":
             size = f"{size} ({counted(certify.get('rows', 0), 'row')})"
         rests = f"on {size} of the log that took no part in learning or choosing."
+        if self.folds > 1:
+            rests = (
+                f"on all {size} in {self.folds} folds: each fold for a policy that was"
+                f" learnt and chosen on the others, and {self.folds_are}."
+            )
         if self.recommended:
             assert self.interval is not None
             answer = (
@@ -160,6 +173,16 @@ class Improvement(LogResult):
             f"not tried: {', '.join(of_reason)}: {reason}"
             for reason, of_reason in names.items()
         )
+
+    @property
+    def folds_are(self) -> str:
+        """What becomes of the folds' policies; empty without folds."""
+        if self.folds == 1:
+            return ""
+        whose = "what was tested"
+        if self.recommended:
+            whose = str(self.name)
+        return f"{whose} draws one of these {self.folds} policies in every row"
 
     def __str__(self) -> str:
         lines = [" ".join(self.sentences)]
@@ -203,6 +226,7 @@ class Improvement(LogResult):
                     **interval_cells(candidate.interval),
                     "certified": candidate.certified,
                     "note": candidate.note or None,
+                    "fold": candidate.fold,
                 }
             )
         return rows

@@ -1,4 +1,6 @@
-"""Three parts of a log: one to learn from, one to choose on, one to certify on."""
+"""Three parts of a log: one to learn from, one to choose on, one to certify on; or
+folds, each of which certifies what the others have taught.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.copies import with_joined_clusters, without_copies
+from koffline.data.copies import (
+    DistinctLog,
+    with_joined_clusters,
+    without_copies,
+)
 from koffline.data.disk.log import AnyLog, in_whole_units
 from koffline.data.hashing import unit_hash
 from koffline.data.independence import notes_on_clusters
@@ -32,6 +38,9 @@ FEWEST_UNITS = 6
 UNITS_TO_CERTIFY = 20
 # A log of at least so many units keeps `UNITS_TO_CERTIFY` of them for that.
 UNITS_TO_ANSWER = 2 * UNITS_TO_CERTIFY
+# Of the units outside a fold, one in so many chooses, and the others teach.
+ONE_CHOOSES_OF = 4
+FEWEST_IN_FOLD = 2  # units
 _STREAM = 0x696D7072  # key of the hashes that split units
 
 
@@ -59,6 +68,60 @@ class LogParts:
         return np.asarray(by_unit)[self.part_of == 2]
 
 
+@dataclass(frozen=True, eq=False)
+class IndependentRows:
+    """A log whose copies are merged, and what its rows' independent units are.
+
+    ``rows``: N' rows, with the weight of their copies. ``unit_of (N',)``: the number of
+    each row's cluster, episode, or of the row itself. ``distinct``: which units of the
+    log they are. ``notes``: what was done to the log.
+    """
+
+    rows: Transitions
+    unit_of: Int[np.ndarray, " row"]
+    distinct: DistinctLog
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, log: Transitions) -> IndependentRows:
+        """Merge copies of units into weights, and join clusters that share one, so that
+        no two units hold the same.
+        """
+        joined = with_joined_clusters(log)
+        distinct = without_copies(joined)
+        rows = distinct.transitions.with_metadata(log.metadata)
+        return cls(
+            rows=rows,
+            unit_of=_independent_units(rows),
+            distinct=distinct,
+            notes=(
+                *distinct.notes,
+                *notes_on_clusters(log.clusters, joined.clusters),
+            ),
+        )
+
+    @property
+    def units(self) -> int:
+        """Number of independent units."""
+        return int(self.unit_of.max()) + 1
+
+    def parts(self, part_of_unit: Int[np.ndarray, " unit"]) -> LogParts:
+        """The parts by the part of each unit: 0 to learn from, 1 to choose on, 2 to
+        certify on.
+        """
+        part_of_row = part_of_unit[self.unit_of]
+        part_of = np.full(self.distinct.units, -1)
+        part_of[self.distinct.kept] = part_of_row[self.rows.unit_starts]
+        return LogParts(
+            train=without_late_ends(self.rows.select(part_of_row == 0)),
+            choose=self.rows.select(part_of_row == 1),
+            certify=self.rows.select(part_of_row == 2),
+            part_of=part_of,
+            row_of=self.distinct.row_of,
+            notes=self.notes,
+        )
+
+
 def split_in_three(log: Transitions, seed: int) -> LogParts:
     """Split whole units by hashes of their numbers: 60 % to learn from, 20 % to choose
     on, 20 % to certify on; of fewer than 150 units 40, 20 and 40 %.
@@ -67,34 +130,64 @@ def split_in_three(log: Transitions, seed: int) -> LogParts:
     joined, so that no part holds a copy of what another has seen. Raises DataError for
     fewer units than `FEWEST_UNITS`.
     """
-    joined = with_joined_clusters(log)
-    distinct = without_copies(joined)
-    merged = distinct.transitions.with_metadata(log.metadata)
-    unit_of = _independent_units(merged)
-    units = int(unit_of.max()) + 1
+    independent = IndependentRows.of(log)
+    units = independent.units
     if units < FEWEST_UNITS:
         raise DataError(
             f"the log has {counted(units, 'independent unit')} (episodes, clusters, or"
             f" rows that stand alone); to learn, choose and certify on different ones"
             f" takes at least {FEWEST_UNITS}: log more episodes"
         )
-    part_of_unit = assign_parts(units, seed)
-    part_of_row = part_of_unit[unit_of]
-    part_of = np.full(distinct.units, -1)
-    part_of[distinct.kept] = part_of_row[merged.unit_starts]
-    return LogParts(
-        train=without_late_ends(merged.select(part_of_row == 0)),
-        choose=merged.select(part_of_row == 1),
-        certify=merged.select(part_of_row == 2),
-        part_of=part_of,
-        row_of=distinct.row_of,
-        notes=(*distinct.notes, *notes_on_clusters(log.clusters, joined.clusters)),
+    return independent.parts(assign_parts(units, seed))
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedLog:
+    """A log in folds of whole independent units.
+
+    ``folds``: for each fold the parts in which the fold certifies what the other folds
+    have taught and chosen. ``rows``: all rows, each of which certifies once. ``shares
+    (F,)``: each fold's share of the weight.
+    """
+
+    folds: tuple[LogParts, ...]
+    rows: Transitions
+    shares: tuple[float, ...]
+
+
+def split_in_folds(log: Transitions, seed: int, folds: int) -> FoldedLog:
+    """Divide whole units into folds by the hashes of `split_in_three`, with copies
+    merged and clusters joined as there. For each fold, three quarters of the other
+    units teach and one quarter chooses.
+
+    Raises DataError for fewer than `FEWEST_IN_FOLD` units in a fold.
+    """
+    independent = IndependentRows.of(log)
+    units = independent.units
+    if units < FEWEST_IN_FOLD * folds:
+        raise DataError(
+            f"the log has {counted(units, 'independent unit')}, too few for"
+            f" {folds} folds of {FEWEST_IN_FOLD}; log more, or set folds=1, which"
+            " splits it in three parts"
+        )
+    parts = []
+    shares = []
+    for fold in range(folds):
+        of_fold = independent.parts(assign_fold(units, seed, folds, fold))
+        assert isinstance(of_fold.certify, Transitions)
+        parts.append(of_fold)
+        shares.append(float(of_fold.certify.row_weights.sum()))
+    total = sum(shares)
+    return FoldedLog(
+        folds=tuple(parts),
+        rows=independent.rows,
+        shares=tuple(share / total for share in shares),
     )
 
 
 def assign_parts(units: int, seed: int) -> Int[np.ndarray, " unit"]:
     """The part (U,) of each unit: 0 to learn from, 1 to choose on, 2 to certify on."""
-    order = np.argsort(unit_hash(seed ^ _STREAM, 0, np.arange(units)), kind="stable")
+    order = _order_of_units(units, seed)
     certified = CERTIFY_SHARE
     if units < FEW_UNITS:
         certified = CERTIFY_SHARE_OF_FEW
@@ -106,6 +199,28 @@ def assign_parts(units: int, seed: int) -> Int[np.ndarray, " unit"]:
     parts[order[:n_certify]] = 2
     parts[order[n_certify : n_certify + n_choose]] = 1
     return parts
+
+
+def assign_fold(
+    units: int, seed: int, folds: int, fold: int
+) -> Int[np.ndarray, " unit"]:
+    """The part (U,) of each unit where this fold certifies, numbered as by
+    `assign_parts`. Folds are numbered from 0; every unit is in one of them.
+    """
+    order = _order_of_units(units, seed)
+    is_of_fold = np.arange(units) % folds == fold
+    outside = order[~is_of_fold]
+    # in each fold other units choose
+    chooses = (np.arange(len(outside)) + fold) % ONE_CHOOSES_OF == 0
+    parts = np.zeros(units, dtype=np.int64)
+    parts[order[is_of_fold]] = 2
+    parts[outside[chooses]] = 1
+    return parts
+
+
+def _order_of_units(units: int, seed: int) -> Int[np.ndarray, " unit"]:
+    """The units (U,) in the order of the hashes of their numbers."""
+    return np.argsort(unit_hash(seed ^ _STREAM, 0, np.arange(units)), kind="stable")
 
 
 def units_for(certified: float) -> int:

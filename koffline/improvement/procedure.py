@@ -4,7 +4,8 @@ reads from top to bottom.
 Split whole units in three. Learn a clone of the behavior policy and a portfolio of
 candidates from the first part. Value every candidate, mixed with the clone at several
 shares, on the second part. Certify the few best by lower bound on the third part, which
-took no part in learning or choosing.
+took no part in learning or choosing. (Small one-step logs do so in five folds:
+`koffline.improvement.folds`.)
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ from koffline.data.sources import LogMapping, LogSource, open_log_by
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions, check_without_masks
 from koffline.errors import ConfigError, DataError, counted
-from koffline.improvement.budget import NOT_REACHED, SHARE_TO_TRAIN
-from koffline.improvement.certificate import (
-    Certificate,
-)
+from koffline.improvement.budget import SHARE_TO_TRAIN
+from koffline.improvement.certificate import Certificate
 from koffline.improvement.constraint import CostLogs, parse_constraint
-from koffline.improvement.keeping import why_keep
+from koffline.improvement.folds import folds_for, search_in_folds
 from koffline.improvement.large_logs import check_held, held_if_small, parts_of
 from koffline.improvement.outcome import MARKER, CandidatePolicy, Improvement
 from koffline.improvement.parts import (
@@ -38,15 +37,24 @@ from koffline.improvement.parts import (
     TRAIN,
     LogParts,
     count_units,
+    split_in_folds,
 )
-from koffline.improvement.screening import LEVEL
 from koffline.improvement.search import (
     Scored,
     Search,
     Tell,
     Trained,
     choose_finalists,
+    first_failure,
     wanted_specs,
+)
+from koffline.improvement.search_findings import (
+    Findings,
+    Recommended,
+    candidate_on_choose,
+    improvement_of,
+    low_of,
+    name_of_groups,
 )
 from koffline.improvement.settings import (
     ImproveSettings,
@@ -61,9 +69,7 @@ from koffline.improvement.work import (
 )
 from koffline.jobs import AUTOMATIC
 from koffline.ope.evaluation import merge_settings
-from koffline.ope.groups import By, GroupValues, check_feature
-from koffline.ope.names import BOOTSTRAP
-from koffline.ope.results import Interval, describe_log
+from koffline.ope.groups import By, check_feature
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import save_mixture_policy
 from koffline.shown_results import views
@@ -95,7 +101,9 @@ def improve(  # noqa: PLR0913
     log, or say why to keep that one.
 
     A policy that is truly worse is recommended with a probability of at most 1 −
-    level, as far as intervals have their level. log, gamma, mapping, action_space, by,
+    level, as far as intervals have their level. Small one-step logs are searched in
+    folds (`ImproveSettings.folds`), and the mixture of the folds' policies is certified
+    on all rows. log, gamma, mapping, action_space, by,
     stream: as in `koffline.evaluate`. seed: of everything random; to try several and keep
     the best answer undoes the certainty. level: of the lower ends of all finalists
     together. budget: time for the search, as in "10m" or "1h"; candidates that it does
@@ -198,12 +206,10 @@ def search_better(  # noqa: PLR0913
     if isinstance(by, Mapping):
         check_held(opened, f"by with labels ({next(iter(by))})")
     limit_identity = None
-    at_most = None
     costs = None
     if limit is not None:
         costs = limit.costs_of(opened, log, action_space, mapping)
         limit_identity = limit.identity(costs)
-        at_most = limit.at_most
     deadline = None
     if seconds is not None:
         deadline = time.time() + SHARE_TO_TRAIN * seconds
@@ -217,35 +223,61 @@ def search_better(  # noqa: PLR0913
         "by": _identity_of_groups(by),
         "settings": chosen.model_dump(mode="json"),
     }
+    folds = folds_for(opened, chosen.folds)
     is_begun = resume and goes_on(folder, identity)
-    parts = parts_of(opened, evaluation.seed, folder)
-    cost_logs = None
-    if costs is not None:
-        cost_logs = CostLogs.of(parts, opened, costs)
-    labels = _labels_of_part(by, parts)
-    if not is_begun:
-        begin_search(folder, identity)
-    search = Search(
-        log=opened,
-        parts=parts,
-        settings=chosen,
-        evaluation=evaluation,
-        folder=folder,
-        deadline=deadline,
-        stream=stream,
-        tell=progress or _tell_nobody,
-        place=(workers, ray),
-        by=labels,
-        limit=limit,
-        cost_logs=cost_logs,
-    )
+
+    def search_of(parts: LogParts, place: Path, label: str = "") -> Search:
+        cost_logs = None
+        if costs is not None:
+            cost_logs = CostLogs.of(parts, opened, costs)
+        return Search(
+            log=opened,
+            parts=parts,
+            settings=chosen,
+            evaluation=evaluation,
+            folder=place,
+            deadline=deadline,
+            stream=stream,
+            tell=progress or _tell_nobody,
+            place=(workers, ray),
+            by=_labels_of_part(by, parts),
+            limit=limit,
+            cost_logs=cost_logs,
+            label=label,
+        )
+
+    if folds > 1:
+        assert isinstance(opened, Transitions)
+        folded = split_in_folds(opened, evaluation.seed, folds)
+        searches = [
+            search_of(parts, folder / f"fold_{number}", f"fold {number}: ")
+            for number, parts in enumerate(folded.folds, 1)
+        ]
+        if not is_begun:
+            begin_search(folder, identity)
+        findings = search_in_folds(searches, folded)
+    else:
+        searches = [search_of(parts_of(opened, evaluation.seed, folder), folder)]
+        if not is_begun:
+            begin_search(folder, identity)
+        findings = search_in_parts(searches[0])
+    if findings.may_go_on:
+        keep_for_resume(folder)
+    return improvement_of(findings, searches[0], started)
+
+
+def search_in_parts(search: Search) -> Findings:
+    """Train on the first part, choose on the second, certify on the third."""
+    at_most = None
+    if search.limit is not None:
+        at_most = search.limit.at_most
     trained = search.train()
     scored = search.choose(trained)
     finalists = search.keep_finalists(
-        choose_finalists(scored, chosen.finalists, at_most)
+        choose_finalists(scored, search.settings.finalists, at_most)
     )
     certificates = search.certify(finalists, trained)
-    return _result(search, trained, scored, certificates, started)
+    return _findings(search, trained, scored, certificates)
 
 
 def _tell_nobody(*_: Any) -> None:
@@ -278,7 +310,7 @@ def _check_behavior_value(log: AnyLog) -> None:
 
 def _identity_of_groups(by: By | None) -> str | None:
     """What tells groups from others: a name, and the labels if they were given."""
-    name = _name_of_groups(by)
+    name = name_of_groups(by)
     if not isinstance(by, Mapping):
         return name
     labels = json.dumps([str(label) for label in next(iter(by.values()))])
@@ -304,132 +336,43 @@ def _labels_of_part(by: By | None, parts: LogParts) -> By | None:
     return {name: parts.of_certified(labels) for name, labels in by.items()}
 
 
-def _result(
+def _findings(
     search: Search,
     trained: Trained,
     scored: Sequence[Scored],
     certificates: dict[str, Certificate],
-    started: float,
-) -> Improvement:
-    """The result, from what every part of the log has said."""
+) -> Findings:
+    """What every part of the log has said."""
     candidates = _candidates(search, trained, scored, certificates)
     leading = max(
         (item for item in candidates if item.stage == CERTIFY),
-        key=lambda item: (item.certified, _low_of(item)),
+        key=lambda item: (item.certified, low_of(item)),
         default=None,
     )
-    units = count_units(search.parts.certify)
-    about = describe_log(search.log, search.evaluation.seed, started)
-    about["notes"] = (*about["notes"], *search.parts.notes)
-    about |= {
-        "gamma": search.evaluation.gamma,
-        "settings": search.settings.model_dump(mode="json"),
-        "level": search.evaluation.level,
-        "candidates": tuple(candidates),
-        "dropped": tuple(
-            {"name": name, "reason": why} for name, why in trained.dropped.items()
-        ),
-        "parts": _sizes(search.parts),
-        "by": _name_of_groups(search.by),
-        "kind_of_unit": units.kind,
-    }
-    reason = None
-    if leading is None or not leading.certified:
-        reason = why_keep(
-            candidates,
-            certificates,
-            units=units.number,
-            tried=len(scored),
-            failure=_first_failure(trained),
-            kind=units.kind,
+    recommended = None
+    if leading is not None and leading.certified:
+        assert leading.policy is not None
+        by_name = {item.name: item for item in scored}
+        recommended = Recommended(
+            name=leading.name,
+            policy=dataclasses.replace(
+                leading.policy, trained_on=search.training_rows()
+            ),
+            mixture=search.mixture(by_name[leading.name], trained),
+            differences=search.differences(leading.policy, trained),
         )
-    missing = trained.unreached
-    if missing is not None and reason is not None and leading is None:
-        # the certify part was not looked at: a longer budget may go on from here
-        reason = missing.reason(reason)
-        keep_for_resume(search.folder)
-    if leading is None:
-        assert reason is not None
-        return Improvement(
-            recommended=False,
-            name=None,
-            value=None,
-            behavior_value=None,
-            uplift=None,
-            interval=None,
-            verdict=reason.as_verdict(),
-            reason=reason,
-            constraint=_cost_of(search, None),
-            **about,
-        )
-    certificate = certificates[leading.name]
-    result = Improvement(
-        recommended=leading.certified,
-        name=None,
-        value=certificate.value,
-        behavior_value=certificate.behavior_value,
-        uplift=certificate.uplift,
-        interval=certificate.interval,
-        verdict=certificate.verdict,
-        reason=reason,
-        warnings=certificate.warnings,
-        constraint=_cost_of(search, certificate),
-        **about,
+    return Findings(
+        candidates=candidates,
+        leading=leading,
+        certificates=certificates,
+        recommended=recommended,
+        dropped=trained.dropped,
+        parts=_sizes(search.parts),
+        units=count_units(search.parts.certify),
+        tried=len(scored),
+        failure=first_failure(trained.dropped),
+        unreached=trained.unreached,
     )
-    if not leading.certified:
-        return result
-    by_name = {item.name: item for item in scored}
-    assert leading.policy is not None
-    policy = dataclasses.replace(leading.policy, trained_on=search.training_rows())
-    return dataclasses.replace(
-        result,
-        name=leading.name,
-        policy=policy,
-        mixture=search.mixture(by_name[leading.name], trained),
-        groups=GroupValues(certificate.groups),
-        differences=search.differences(leading.policy, trained),
-    )
-
-
-def _first_failure(trained: Trained) -> str:
-    """Why the first candidate could not be trained or valued, but for lack of time;
-    empty if there is none.
-    """
-    for why in trained.dropped.values():
-        if NOT_REACHED not in why:
-            return why
-    return ""
-
-
-def _cost_of(search: Search, certificate: Certificate | None) -> dict[str, Any] | None:
-    """The constraint, with the second return of the leading finalist; None without
-    one.
-    """
-    if search.limit is None:
-        return None
-    cost: dict[str, Any] = {
-        "constraint": search.limit.text,
-        "value": None,
-        "high": None,
-    }
-    if certificate is not None and certificate.cost is not None:
-        cost |= {"value": certificate.cost.value, "high": certificate.cost.high}
-    return cost
-
-
-def _name_of_groups(by: By | None) -> str | None:
-    """The name of a grouping."""
-    if by is None:
-        return None
-    if isinstance(by, Mapping):
-        return str(next(iter(by)))
-    return str(by)
-
-
-def _low_of(candidate: CandidatePolicy) -> float:
-    if candidate.interval is None:
-        return -float("inf")
-    return candidate.interval.low
 
 
 def _candidates(
@@ -461,21 +404,9 @@ def _candidates(
                 )
             )
             continue
-        not_certified.append(
-            CandidatePolicy(
-                name=item.name,
-                share=score.share,
-                stage=CHOOSE,
-                value=score.value,
-                uplift=score.uplift,
-                interval=Interval(score.low, score.high, LEVEL, BOOTSTRAP),
-                note=score.refused,
-                chosen_by=score.low,
-                policy=policy,
-            )
-        )
-    finalists.sort(key=lambda item: (not item.certified, -_low_of(item)))
-    not_certified.sort(key=lambda item: -_low_of(item))
+        not_certified.append(candidate_on_choose(item, policy))
+    finalists.sort(key=lambda item: (not item.certified, -low_of(item)))
+    not_certified.sort(key=lambda item: -low_of(item))
     return [*finalists, *not_certified]
 
 

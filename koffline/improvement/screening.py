@@ -28,7 +28,11 @@ from koffline.ope.networks.last_layer import (
     minimise_kernel_loss,
 )
 from koffline.ope.networks.systems import LinearSystems, systems_of_part
-from koffline.ope.workspace import Workspace, open_workspace
+from koffline.ope.workspace import (
+    SharedByPolicies,
+    Workspace,
+    open_workspace,
+)
 from koffline.policies import DiscretePolicy, Policy
 
 _REPLICAS = {"full_replicas": 2, "resampled_replicas": 12}
@@ -61,11 +65,14 @@ def screen(
     evaluation: EvaluationSettings,
     settings: ImproveSettings,
     cost_log: Transitions | None = None,
+    shared: SharedByPolicies | None = None,
 ) -> tuple[ShareScore, ...]:
     """Score a candidate at every share of the settings, on the part to choose on.
 
     candidate, clone: the policies that are mixed. evaluation: gamma, seed and device.
-    cost_log: the same rows with costs in place of rewards. Raises KofflineError if the networks diverge.
+    cost_log: the same rows with costs in place of rewards. shared: with the scores of
+    other candidates on the same rows, to the digit. Raises KofflineError if the networks
+    diverge.
     """
     screening = evaluation.model_copy(
         update={
@@ -75,7 +82,7 @@ def screen(
             **_REPLICAS,
         }
     )
-    with open_workspace(log, candidate, screening) as workspace:
+    with open_workspace(log, candidate, screening, shared=shared) as workspace:
         scores = _scores(workspace, clone, settings.shares)
     if cost_log is None:
         return tuple(scores)

@@ -9,8 +9,9 @@ import dataclasses
 import json
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ from koffline.store.files import write_text
 from koffline.untrusted.limits import read_json
 
 Tell = Callable[..., Any]
-_CLONE = "clone"
+CLONE = "clone"
 _MOST_OF_ONE = 1  # finalists that are mixtures of the same candidate
 _FINALISTS = "finalists.json"
 _FINGERPRINTS = 1024  # of rows, by which a policy is known to have seen them
@@ -99,11 +100,73 @@ class Scored:
 
 
 @dataclass(frozen=True, eq=False)
+class TrainingPlan:
+    """The clone, and the jobs that train candidates, by the candidates' names.
+
+    ``missing``: of names that the budget did not reach, what would reach them.
+    """
+
+    clone: Clone
+    planned: dict[str, Job]
+    missing: Callable[[Sequence[str]], Unreached]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs, the most promising candidates first."""
+        return list(self.planned.values())
+
+    def trained(self, failures: Mapping[str, KofflineError]) -> Trained:
+        """What the jobs have trained. failures: of jobs, by their names."""
+        candidates = {}
+        dropped = {}
+        for name, job in self.planned.items():
+            if job.done:
+                candidates[name] = read_mixture(job.path).parts[0]
+            elif job.name in failures:
+                dropped[name] = str(failures[job.name])
+        late = [name for name, why in dropped.items() if NOT_REACHED in why]
+        if not late:
+            return Trained(self.clone, candidates, dropped)
+        missing = self.missing(late)
+        dropped.update(dict.fromkeys(late, missing.text))
+        return Trained(self.clone, candidates, dropped, missing)
+
+
+@dataclass(frozen=True, eq=False)
+class ChoosingPlan:
+    """The jobs that score candidates, by the candidates' names."""
+
+    planned: dict[str, Job]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs, in the order of the candidates."""
+        return list(self.planned.values())
+
+    def scored(
+        self, failures: Mapping[str, KofflineError], trained: Trained
+    ) -> list[Scored]:
+        """What the jobs have scored; what failed is dropped from the trained ones.
+
+        failures: of jobs, by their names.
+        """
+        scored = []
+        for name, job in self.planned.items():
+            if job.name in failures:
+                trained.dropped[name] = str(failures[job.name])
+            if job.done:
+                for content in read_json(job.path):
+                    scored.append(Scored(name, ShareScore(**content)))
+        return scored
+
+
+@dataclass(frozen=True, eq=False)
 class Search:
     """One search: parts of a log, settings, and the folder that keeps what is done.
 
     ``place``: workers and Ray address of the trainings. ``by``: groups of the certify
-    part. ``cost_logs``: with what ``limit`` limits in place of rewards.
+    part. ``cost_logs``: with what ``limit`` limits in place of rewards. ``label``: what
+    the names of jobs begin with, as "fold 2: ".
     """
 
     log: AnyLog
@@ -118,6 +181,7 @@ class Search:
     by: By | None = None
     limit: Constraint | None = None
     cost_logs: CostLogs | None = None
+    label: str = ""
 
     def train(self) -> Trained:
         """The clone, and every candidate of the portfolio that can be trained and that
@@ -125,19 +189,28 @@ class Search:
 
         Raises KofflineError if none can be trained, whatever the budget.
         """
+        training = self.training()
+        trained = training.trained(self.run(training.jobs, "training"))
+        if not trained.candidates and trained.unreached is None:
+            raise nothing_trained(trained.dropped)
+        return trained
+
+    def training(self) -> TrainingPlan:
+        """Learn the clone, and plan the training of every candidate."""
         rows = sample_units(
             self.parts.train, self.settings.training_rows, self.evaluation.seed
         ).transitions
         gamma = self.evaluation.gamma
         scaling = LogScaling.of(rows, gamma)
-        self.tell(0, None, "learning the behavior policy")
+        self.tell(0, None, f"{self.label}learning the behavior policy")
         clone = self._clone(rows, scaling)
         part = TrainingPart(rows, scaling.scaled_log(rows), scaling, clone, gamma)
         specs = wanted_specs(rows, self.settings.candidates)
         steps = self.settings.training_steps or steps_for(len(rows))
-        jobs = [
-            Job(
-                name=spec.name,
+        planned = {}
+        for spec in specs:
+            planned[spec.name] = Job(
+                name=f"{self.label}{spec.name}",
                 call=_train_job,
                 arguments=(
                     self.folder,
@@ -150,58 +223,50 @@ class Search:
                 path=self.folder / "candidates" / f"{spec.name}.npz",
                 is_valid=_is_mixture,
             )
-            for spec in specs
-        ]
-        failures = self._run(jobs, "training")
-        candidates = {
-            job.name: read_mixture(job.path).parts[0] for job in jobs if job.done
-        }
-        dropped = {name: str(error) for name, error in failures.items()}
-        late = [name for name, why in dropped.items() if NOT_REACHED in why]
-        if late:
-            missing = unreached(self.folder, _CLONE, specs, late, steps, self.place[0])
-            dropped.update(dict.fromkeys(late, missing.text))
-            return Trained(clone, candidates, dropped, missing)
-        if not candidates:
-            raise KofflineError(f"no candidate could be trained: {_in_groups(dropped)}")
-        return Trained(clone, candidates, dropped)
+        missing = partial(
+            unreached,
+            folder=self.folder,
+            clone=CLONE,
+            specs=specs,
+            steps=steps,
+            workers=self.place[0],
+        )
+        return TrainingPlan(clone, planned, missing)
 
     def choose(self, trained: Trained) -> list[Scored]:
         """Scores of all candidates at all shares, on the part to choose on."""
+        choosing = self.choosing(trained)
+        return choosing.scored(self.run(choosing.jobs, "choosing"), trained)
+
+    def choosing(self, trained: Trained) -> ChoosingPlan:
+        """Plan the scores of all candidates, on the part to choose on."""
         log = self.parts.choose
         clone = policy_of(
-            mixture_of(trained.clone, trained.clone.part, 1.0), _CLONE, log
+            mixture_of(trained.clone, trained.clone.part, 1.0), CLONE, log
         )
         cost_log = None
         if self.cost_logs is not None:
             cost_log = self.cost_logs.choose
-        jobs = []
+        shared = SharedByPolicies()
+        planned = {}
         for name, candidate in trained.candidates.items():
             policy = policy_of(Mixture((candidate,), (1.0,)), name, log)
-            jobs.append(
-                Job(
-                    name=name,
-                    call=_choose_job,
-                    arguments=(
-                        log,
-                        policy,
-                        clone,
-                        self.evaluation,
-                        self.settings,
-                        cost_log,
-                    ),
-                    path=self.folder / "choose" / f"{name}.json",
-                    is_valid=_is_json,
-                )
+            planned[name] = Job(
+                name=f"{self.label}{name}",
+                call=_choose_job,
+                arguments=(
+                    log,
+                    policy,
+                    clone,
+                    self.evaluation,
+                    self.settings,
+                    cost_log,
+                    shared,
+                ),
+                path=self.folder / "choose" / f"{name}.json",
+                is_valid=_is_json,
             )
-        failures = self._run(jobs, "choosing")
-        trained.dropped.update({name: str(why) for name, why in failures.items()})
-        scored = []
-        for job in jobs:
-            if job.done:
-                for content in read_json(job.path):
-                    scored.append(Scored(job.name, ShareScore(**content)))
-        return scored
+        return ChoosingPlan(planned)
 
     def keep_finalists(self, finalists: Sequence[Scored]) -> list[Scored]:
         """The finalists, or those of an interrupted search that has begun to certify.
@@ -209,6 +274,7 @@ class Search:
         Others than those would be a second look at the certify part.
         """
         path = self.folder / _FINALISTS
+        path.parent.mkdir(parents=True, exist_ok=True)
         if _is_json(path):
             return [
                 Scored(item["candidate"], ShareScore(**item["score"]))
@@ -224,6 +290,18 @@ class Search:
         self, finalists: Sequence[Scored], trained: Trained
     ) -> dict[str, Certificate]:
         """Certificates of the finalists by the names of their mixtures."""
+        policies = {}
+        for finalist in finalists:
+            policies[finalist.name] = self.policy(finalist, trained)
+        return self.certify_policies(policies, trained.dropped)
+
+    def certify_policies(
+        self, policies: Mapping[str, Policy], dropped: dict[str, str]
+    ) -> dict[str, Certificate]:
+        """Certificates of policies by their names, with lower ends that hold together.
+
+        dropped: gets why a policy could not be evaluated.
+        """
         shared = SharedByPolicies()
         settings = self.evaluation.model_copy(
             update={
@@ -233,34 +311,32 @@ class Search:
             }
         )
         certificates = {}
-        for number, finalist in enumerate(finalists):
-            path = self.folder / CERTIFY / f"{finalist.name}.json"
+        for number, (name, policy) in enumerate(policies.items()):
+            path = self.folder / CERTIFY / f"{name}.json"
             if not _is_json(path):
-                self.tell(number, len(finalists), f"certifying {finalist.name}")
+                self.tell(number, len(policies), f"{self.label}certifying {name}")
                 try:
                     certificate = self._certificate(
-                        finalist, trained, len(finalists), settings, shared
+                        policy, len(policies), settings, shared
                     )
                 except ConfigError:
                     raise
                 except KofflineError as error:
-                    trained.dropped[finalist.name] = str(error)
+                    dropped[name] = str(error)
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(path, json.dumps(certificate.as_dict(), indent=1))
-            certificates[finalist.name] = certificate_from(read_json(path))
+            certificates[name] = certificate_from(read_json(path))
         return certificates
 
     def _certificate(
         self,
-        finalist: Scored,
-        trained: Trained,
+        policy: Policy,
         count: int,
         settings: EvaluationSettings,
         shared: SharedByPolicies,
     ) -> Certificate:
-        """The certificate of one of ``count`` finalists, with its constraint."""
-        policy = self.policy(finalist, trained)
+        """The certificate of one of ``count`` policies, with its constraint."""
         certificate = certify(
             self.parts.certify,
             policy,
@@ -294,21 +370,19 @@ class Search:
         rows = self.parts.choose
         if isinstance(self.parts.certify, Transitions):
             rows = self.parts.certify
-        present = policy_of(Mixture((trained.clone.part,), (1.0,)), _CLONE, rows)
+        present = policy_of(Mixture((trained.clone.part,), (1.0,)), CLONE, rows)
         scaling = LogScaling.of(self.parts.train, self.evaluation.gamma)
         return differences(policy, present, rows, scaling, self.evaluation.seed)
 
     def training_rows(self) -> TrainingRows:
         """The rows from which policies were learnt and on which they were chosen."""
-        seen = [counted_rows(self.parts.train), counted_rows(self.parts.choose)]
-        fingerprints = np.sort(np.concatenate(seen))[:_FINGERPRINTS]
-        return TrainingRows(sha256=self.log.sha256, fingerprints=fingerprints)
+        return fingerprints_of([self.parts.train, self.parts.choose], self.log.sha256)
 
     def _clone(self, rows: Transitions, scaling: LogScaling) -> Clone:
-        path = self.folder / f"{_CLONE}.npz"
+        path = self.folder / f"{CLONE}.npz"
         if not _is_mixture(path):
             clone = fit_clone(rows, scaling, self.evaluation.seed)
-            note_seconds(self.folder, _CLONE, clone.step_seconds or 0.0)
+            note_seconds(self.folder, CLONE, clone.step_seconds or 0.0)
             path.parent.mkdir(parents=True, exist_ok=True)
             save_mixture_policy(path, Mixture((clone.part, clone.mode), (1.0, 0.0)))
         part, mode = read_mixture(path).parts
@@ -319,8 +393,8 @@ class Search:
         """A seed that depends on the search's and on the candidate's name alone."""
         return (zlib.crc32(name.encode()) ^ self.evaluation.seed) % 2**31
 
-    def _run(self, jobs: Sequence[Job], stage: str) -> dict[str, KofflineError]:
-        """Run the jobs that have no result yet; the errors by name."""
+    def run(self, jobs: Sequence[Job], stage: str) -> dict[str, KofflineError]:
+        """Run the jobs that have no result yet; the errors by the jobs' names."""
         workers, ray = self.place
         return run_jobs(
             jobs, workers, ray, progress=self._report(stage), keep_going=True
@@ -331,6 +405,28 @@ class Search:
             self.tell(done, total, f"{stage} {running}".rstrip())
 
         return report
+
+
+def fingerprints_of(logs: Sequence[Transitions], sha256: str) -> TrainingRows:
+    """The rows of these logs as rows that a policy has seen. sha256: of the whole log."""
+    seen = [counted_rows(log) for log in logs]
+    fingerprints = np.sort(np.concatenate(seen))[:_FINGERPRINTS]
+    return TrainingRows(sha256=sha256, fingerprints=fingerprints)
+
+
+def nothing_trained(dropped: dict[str, str]) -> KofflineError:
+    """The error of a search without a single candidate. dropped: why, by name."""
+    return KofflineError(f"no candidate could be trained: {_in_groups(dropped)}")
+
+
+def first_failure(dropped: Mapping[str, str]) -> str:
+    """Why the first candidate could not be trained or valued, but for lack of time;
+    empty if there is none. dropped: reasons by name.
+    """
+    for why in dropped.values():
+        if NOT_REACHED not in why:
+            return why
+    return ""
 
 
 def _in_groups(reasons: dict[str, str]) -> str:
@@ -407,9 +503,13 @@ def _choose_job(
     evaluation: EvaluationSettings,
     settings: ImproveSettings,
     cost_log: Transitions | None,
+    shared: SharedByPolicies,
 ) -> None:
-    """Score a candidate at every share and write the scores. Raises KofflineError."""
-    scores = screen(log, policy, clone, evaluation, settings, cost_log)
+    """Score a candidate at every share and write the scores. Raises KofflineError.
+
+    shared: with the candidates that are scored in the same process.
+    """
+    scores = screen(log, policy, clone, evaluation, settings, cost_log, shared)
     content = [dataclasses.asdict(score) for score in scores]
     write_text(path, json.dumps(content, indent=1))
 

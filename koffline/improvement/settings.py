@@ -34,6 +34,13 @@ class ImproveSettings(Section):
     finalists: int = Field(
         2, ge=1, le=20, description="policies that the certify part is asked about"
     )
+    folds: int | None = Field(
+        None,
+        ge=1,
+        le=20,
+        description="folds of a one-step log, each of which certifies a policy that the"
+        " others have taught; 1: three parts; by default 5 folds of few units, else 1",
+    )
     training_steps: int | None = Field(
         None, ge=1, le=10**7, description="gradient steps of a candidate; by the rows"
     )

@@ -71,7 +71,18 @@ def _meaning(result: Improvement) -> str:
     """What the recommended policy does; empty without one."""
     if result.mixture is None:
         return ""
+    if result.folds > 1:
+        return f"{result.name}: {_of_folds(result)}"
     return f"In every step, {_shares(result)}."
+
+
+def _of_folds(result: Improvement) -> str:
+    """What the mixture of the folds' policies does, in sentences."""
+    return (
+        f"in every row, one of {result.folds} policies is drawn, each with the share that"
+        " its fold has in the log, and acts: a trained network, or with the rest of the"
+        " share in its name the learnt copy of the present policy."
+    )
 
 
 def _trial_words(result: Improvement) -> str:
@@ -88,6 +99,13 @@ def _trial_words(result: Improvement) -> str:
     )
     if not result.finalists:
         return f"{text}. None went on to the part to certify on."
+    if result.folds > 1:
+        return (
+            f"The log was divided in {result.folds} folds. For each, policies were learnt"
+            f" and chosen on the other folds. {text}. The best one was valued on the"
+            " fold, which it had not seen (clone where none seemed better); the mixture"
+            " draws one of them in every row, and its numbers rest on all folds."
+        )
     return (
         f"{text}. The {len(result.finalists)} with the largest lower ends went on to the"
         " part to certify on, and only its numbers count."
@@ -102,7 +120,7 @@ def _cells(candidate: CandidatePolicy, result: Improvement) -> list[str]:
     answer = candidate.note
     if candidate.certified:
         answer = "yes"
-    elif candidate.stage == CERTIFY:
+    elif candidate.stage == CERTIFY and candidate.fold is None:
         answer = f"no: {candidate.note}"
     uplift = "–"
     if candidate.uplift is not None:
@@ -110,7 +128,14 @@ def _cells(candidate: CandidatePolicy, result: Improvement) -> list[str]:
     ends = "–"
     if candidate.interval is not None:
         ends = words.ends(candidate.interval)
-    return [candidate.name, candidate.stage, uplift, ends, answer]
+    return [candidate.name, _part_of(candidate), uplift, ends, answer]
+
+
+def _part_of(candidate: CandidatePolicy) -> str:
+    """The part of the log that its numbers are of, with the fold."""
+    if candidate.fold is None:
+        return candidate.stage
+    return f"{candidate.stage}, fold {candidate.fold}"
 
 
 def _draw(result: Improvement) -> plots.Drawing:
@@ -120,7 +145,7 @@ def _draw(result: Improvement) -> plots.Drawing:
         color = plots.SOFT
         if candidate.certified:
             color = plots.ACCENT
-        name = f"{candidate.name}\n({candidate.stage})"
+        name = f"{candidate.name}\n({_part_of(candidate)})"
         is_value = candidate.stage == CERTIFY
         lines.append(
             plots.Line(name, candidate.uplift, candidate.interval, color, is_value)
@@ -235,7 +260,7 @@ def model_card(result: Improvement, files: list[str]) -> str:
         f" {words.number(result.behavior_value)}"
         f" ({words.return_words(result)})",
         f"- uplift {words.number(result.uplift)}, lower end"
-        f" {words.number(result.interval.low)}: holds for all finalists together with"
+        f" {words.number(result.interval.low)}: holds{_together(result)} with"
         f" {percent(result.level)}",
     ]
     if result.constraint is not None:
@@ -247,8 +272,8 @@ def model_card(result: Improvement, files: list[str]) -> str:
         "",
         "## What it is",
         "",
-        f"In every step, {_shares(result)}. It takes observations as the log has them"
-        f" and gives {kind}.{draws}",
+        f"{_meaning(result)} It takes observations as the log has them and gives"
+        f" {kind}.{draws}",
         "",
         f"Files: {', '.join(files)}.",
         "",
@@ -257,7 +282,10 @@ def model_card(result: Improvement, files: list[str]) -> str:
         f"- log {result.source or 'in memory'}, sha256 `{result.data_sha256}`",
     ]
     for name, size in parts.items():
-        lines.append(_part_line(name, size, result.kind_of_unit))
+        line = _part_line(name, size, result.kind_of_unit)
+        if result.folds > 1 and name != CERTIFY:
+            line = f"{line}, in each of {result.folds} folds"
+        lines.append(line)
     lines += [
         "",
         "## What to watch",
@@ -270,6 +298,13 @@ def model_card(result: Improvement, files: list[str]) -> str:
     lines += [f"- {warning}" for warning in result.warnings]
     lines += ["", "## How to get it again", "", f"    {shown_command()}", ""]
     return "\n".join(lines)
+
+
+def _together(result: Improvement) -> str:
+    """For which policies the lower end holds at once; empty if for one."""
+    if result.folds > 1:
+        return ""
+    return " for all finalists together"
 
 
 def _part_line(name: str, size: dict[str, int], kind: str) -> str:
