@@ -293,12 +293,13 @@ class Search:
         policies = {}
         for finalist in finalists:
             policies[finalist.name] = self.policy(finalist, trained)
-        return self.certify_policies(policies, trained.dropped)
+        return self.certify_policies(policies, trained.dropped, len(policies))
 
     def certify_policies(
-        self, policies: Mapping[str, Policy], dropped: dict[str, str]
+        self, policies: Mapping[str, Policy], dropped: dict[str, str], count: int
     ) -> dict[str, Certificate]:
-        """Certificates of policies by their names, with lower ends that hold together.
+        """Certificates of policies by their names, with lower ends that hold for
+        ``count`` policies together.
 
         dropped: gets why a policy could not be evaluated.
         """
@@ -316,9 +317,7 @@ class Search:
             if not _is_json(path):
                 self.tell(number, len(policies), f"{self.label}certifying {name}")
                 try:
-                    certificate = self._certificate(
-                        policy, len(policies), settings, shared
-                    )
+                    certificate = self._certificate(policy, count, settings, shared)
                 except ConfigError:
                     raise
                 except KofflineError as error:

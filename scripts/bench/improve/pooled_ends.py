@@ -9,6 +9,7 @@ was learnt outside the fold, become a lower end of the mixture of the folds' pol
 ``rows``: Student t over all rows; ``bootstrap-t``: 200 resamples of all rows, with the
 quantile of studentised means, which respects skewness. False is an end above the
 mixture's true uplift: at most 5 % are promised. ``recommended`` is an end above 0.
+Ends have 97.5 %, as in `koffline.improvement.folds`.
 ``skewed``: chances of offers of 0.91, 0.03, 0.03 and 0.03, so that few rows carry the
 weight. Writes docs/results/improve_pooled_ends.json.
 """
@@ -45,7 +46,7 @@ CHANCES = {
     "skewed": np.array([0.91, 0.03, 0.03, 0.03]),
 }
 WAYS = ("folds", "rows", "bootstrap-t")
-LEVEL = 0.95
+LEVEL = 0.975  # of an end, for a promise of 95 %
 _RESAMPLES = 200
 
 
@@ -67,7 +68,7 @@ def end_of_folds(uplifts: list[Float[np.ndarray, " row"]]) -> float:
         half = special.stdtrit(len(of_fold) - 1, LEVEL) * error
         mean = float(of_fold.mean())
         means.append(mean)
-        intervals.append(Interval(mean - half, mean + half, 0.9, "episodes-t"))
+        intervals.append(Interval(mean - half, mean + half, 2.0 * LEVEL - 1.0, "episodes-t"))
     shares = [len(of_fold) / total for of_fold in uplifts]
     pooled = pooled_interval(means, intervals, shares)
     assert pooled is not None
