@@ -58,17 +58,21 @@ class Ends:
     truth: Float[np.ndarray, " log"]
 
 
-def end_of_folds(uplifts: list[Float[np.ndarray, " row"]]) -> float:
+def end_of_folds(
+    uplifts: list[Float[np.ndarray, " row"]], level: float = LEVEL
+) -> float:
     """The lower end from intervals of Student t of the folds."""
     total = sum(map(len, uplifts))
     means = []
     intervals: list[Interval | None] = []
     for of_fold in uplifts:
         error = of_fold.std(ddof=1) / np.sqrt(len(of_fold))
-        half = special.stdtrit(len(of_fold) - 1, LEVEL) * error
+        half = special.stdtrit(len(of_fold) - 1, level) * error
         mean = float(of_fold.mean())
         means.append(mean)
-        intervals.append(Interval(mean - half, mean + half, 2.0 * LEVEL - 1.0, "episodes-t"))
+        intervals.append(
+            Interval(mean - half, mean + half, 2.0 * level - 1.0, "episodes-t")
+        )
     shares = [len(of_fold) / total for of_fold in uplifts]
     pooled = pooled_interval(means, intervals, shares)
     assert pooled is not None
@@ -76,7 +80,9 @@ def end_of_folds(uplifts: list[Float[np.ndarray, " row"]]) -> float:
 
 
 def end_by_bootstrap(
-    uplifts: Float[np.ndarray, " row"], generator: np.random.Generator
+    uplifts: Float[np.ndarray, " row"],
+    generator: np.random.Generator,
+    level: float = LEVEL,
 ) -> float:
     """The lower end by studentised resampled means (Efron & Tibshirani 1993, 12.5)."""
     size = len(uplifts)
@@ -85,11 +91,15 @@ def end_by_bootstrap(
     moves = drawn.mean(axis=1) - uplifts.mean()
     ratios = np.divide(moves, errors, out=np.zeros(_RESAMPLES), where=errors > 0.0)
     error = uplifts.std(ddof=1) / np.sqrt(size)
-    return float(uplifts.mean() - np.quantile(ratios, LEVEL) * error)
+    return float(uplifts.mean() - np.quantile(ratios, level) * error)
 
 
 def ends_of_log(
-    effect: float, rows: int, folds: int, generator: np.random.Generator
+    effect: float,
+    rows: int,
+    folds: int,
+    generator: np.random.Generator,
+    level: float = LEVEL,
 ) -> tuple[dict[str, float], float]:
     """Lower ends by every way, and the mixture's true uplift."""
     chances = cross_fitting._CHANCES
@@ -116,9 +126,9 @@ def ends_of_log(
     truth = float(((taken - chances) * means(visitors)).sum(axis=1).mean())
     together = np.concatenate(uplifts)
     ends = {
-        "folds": end_of_folds(uplifts),
-        "rows": cross_fitting.lower_end(together, LEVEL),
-        "bootstrap-t": end_by_bootstrap(together, generator),
+        "folds": end_of_folds(uplifts, level),
+        "rows": cross_fitting.lower_end(together, level),
+        "bootstrap-t": end_by_bootstrap(together, generator, level),
     }
     return ends, truth
 
@@ -137,14 +147,18 @@ def simulated_ends(
     return Ends(np.array(low), np.array(truth))
 
 
-def measure(law: str, effect: float, rows: int, draws: int) -> list[dict[str, Any]]:
+def measure(
+    law: str, effect: float, rows: int, draws: int, level: float = LEVEL
+) -> list[dict[str, Any]]:
     """For each way the shares of false lower ends and of recommendations."""
     false = dict.fromkeys(WAYS, 0)
     recommended = dict.fromkeys(WAYS, 0)
     with mock.patch.object(cross_fitting, "_CHANCES", CHANCES[law]):
         for draw in range(draws):
             generator = np.random.default_rng([draw, rows])
-            ends, truth = ends_of_log(effect, rows, cross_fitting.FOLDS, generator)
+            ends, truth = ends_of_log(
+                effect, rows, cross_fitting.FOLDS, generator, level
+            )
             for way, end in ends.items():
                 false[way] += end > truth
                 recommended[way] += end > 0.0
@@ -168,14 +182,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--level", type=float, default=LEVEL, help="of an end")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     rows = []
     for law in CHANCES:
         for effect in EFFECTS:
             for size in SIZES:
-                rows += measure(law, effect, size, options.draws)
+                rows += measure(law, effect, size, options.draws, options.level)
     content = {"command": "python -m scripts.bench.improve.pooled_ends", "rows": rows}
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
