@@ -502,7 +502,8 @@ def test_however_short_a_budget_is_the_clone_is_tried(
         assert tried == {"clone_mode"}
         (line,) = result.not_tried
         assert line.startswith(f"not tried: {ITERATION}: not reached by the budget")
-        enough = line.rpartition("--budget ")[2].rstrip(")")
+        enough, _, rest = line.rpartition("--budget ")[2].partition(" ")
+        assert rest == "--resume --force)"
         assert 5.0 < seconds_of(enough) < 600.0
 
 
