@@ -30,11 +30,10 @@ from koffline.improvement.mixing import policy_of
 from koffline.improvement.outcome import CandidatePolicy
 from koffline.improvement.parts import (
     CERTIFY,
-    CHOOSE,
-    TRAIN,
     FoldedLog,
     IndependentRows,
     count_units,
+    sizes_of,
 )
 from koffline.improvement.pooling import pooled_certificate
 from koffline.improvement.scaling import LogScaling
@@ -150,7 +149,7 @@ def search_in_folds(searches: Sequence[Search], folded: FoldedLog) -> Findings:
     folds = []
     for number, search in enumerate(searches, 1):
         best = search.keep_finalists(
-            choose_finalists(scored[number - 1], 1, _bound_of(search))
+            choose_finalists(scored[number - 1], 1, search.most_cost)
         )
         folds.append(
             Fold(
@@ -178,13 +177,6 @@ def search_in_folds(searches: Sequence[Search], folded: FoldedLog) -> Findings:
         searches[0].evaluation.level,
     )
     return _findings(folds, folded, certificates, pooled)
-
-
-def _bound_of(search: Search) -> float | None:
-    """Bound of the costs; None without a constraint."""
-    if search.limit is None:
-        return None
-    return search.limit.at_most
 
 
 def _train(searches: Sequence[Search]) -> list[Trained]:
@@ -280,6 +272,10 @@ def _findings(
         tried = 0
         failing = next(fold for fold in folds if fold.number not in certificates)
         failure = failing.trained.dropped[failing.name]
+    unreached = None
+    if all(fold.best is None for fold in folds):
+        # else rows to certify on were looked at: a longer budget would do so twice
+        unreached = folds[0].trained.unreached
     recommended = None
     if leading is not None and leading.certified:
         recommended = Recommended(
@@ -304,19 +300,12 @@ def _findings(
         certificates=certificates_by_name,
         recommended=recommended,
         dropped=dropped,
-        parts={
-            part: {"rows": len(rows), "units": count_units(rows).number}
-            for part, rows in (
-                (TRAIN, first.train),
-                (CHOOSE, first.choose),
-                (CERTIFY, folded.rows),
-            )
-        },
+        parts=sizes_of(first.train, first.choose, folded.rows),
         units=count_units(folded.rows),
         tried=tried,
         failure=failure,
         folds=len(folds),
-        unreached=folds[0].trained.unreached,
+        unreached=unreached,
     )
 
 

@@ -240,6 +240,17 @@ def _independent_units(log: Transitions) -> Int[np.ndarray, " row"]:
     return log.units
 
 
+def sizes_of(
+    train: AnyLog, choose: AnyLog, certify: AnyLog
+) -> dict[str, dict[str, int]]:
+    """Rows and independent units of each part, by its name."""
+    named = {TRAIN: train, CHOOSE: choose, CERTIFY: certify}
+    return {
+        name: {"rows": len(part), "units": count_units(part).number}
+        for name, part in named.items()
+    }
+
+
 @dataclass(frozen=True)
 class UnitCount:
     """The independent units of a log: clusters, episodes, or rows that stand alone.

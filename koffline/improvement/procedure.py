@@ -33,10 +33,9 @@ from koffline.improvement.large_logs import check_held, held_if_small, parts_of
 from koffline.improvement.outcome import MARKER, CandidatePolicy, Improvement
 from koffline.improvement.parts import (
     CERTIFY,
-    CHOOSE,
-    TRAIN,
     LogParts,
     count_units,
+    sizes_of,
     split_in_folds,
 )
 from koffline.improvement.search import (
@@ -268,13 +267,10 @@ def search_better(  # noqa: PLR0913
 
 def search_in_parts(search: Search) -> Findings:
     """Train on the first part, choose on the second, certify on the third."""
-    at_most = None
-    if search.limit is not None:
-        at_most = search.limit.at_most
     trained = search.train()
     scored = search.choose(trained)
     finalists = search.keep_finalists(
-        choose_finalists(scored, search.settings.finalists, at_most)
+        choose_finalists(scored, search.settings.finalists, search.most_cost)
     )
     certificates = search.certify(finalists, trained)
     return _findings(search, trained, scored, certificates)
@@ -361,13 +357,14 @@ def _findings(
             mixture=search.mixture(by_name[leading.name], trained),
             differences=search.differences(leading.policy, trained),
         )
+    parts = search.parts
     return Findings(
         candidates=candidates,
         leading=leading,
         certificates=certificates,
         recommended=recommended,
         dropped=trained.dropped,
-        parts=_sizes(search.parts),
+        parts=sizes_of(parts.train, parts.choose, parts.certify),
         units=count_units(search.parts.certify),
         tried=len(scored),
         failure=first_failure(trained.dropped),
@@ -408,12 +405,3 @@ def _candidates(
     finalists.sort(key=lambda item: (not item.certified, -low_of(item)))
     not_certified.sort(key=lambda item: -low_of(item))
     return [*finalists, *not_certified]
-
-
-def _sizes(parts: LogParts) -> dict[str, dict[str, int]]:
-    """Rows and units of each part."""
-    named = {TRAIN: parts.train, CHOOSE: parts.choose, CERTIFY: parts.certify}
-    return {
-        name: {"rows": len(part), "units": count_units(part).number}
-        for name, part in named.items()
-    }

@@ -183,6 +183,13 @@ class Search:
     cost_logs: CostLogs | None = None
     label: str = ""
 
+    @property
+    def most_cost(self) -> float | None:
+        """What the second return may be at most; None without a constraint."""
+        if self.limit is None:
+            return None
+        return self.limit.at_most
+
     def train(self) -> Trained:
         """The clone, and every candidate of the portfolio that can be trained and that
         the budget reaches.
