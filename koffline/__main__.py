@@ -52,6 +52,9 @@ def main() -> None:
                 os.fdopen(os.open(os.devnull, os.O_RDWR), "r+", encoding="utf-8"),
             )
             os.set_inheritable(getattr(sys, name).fileno(), True)
+    # OpenBLAS ends its threads at every fork and starts them again, although koffline
+    # computes with one each; it reads this when NumPy is loaded
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     heard = signal.getsignal(signal.SIGINT)
     try:
         if callable(heard):  # background commands of a shell ignore Ctrl-C

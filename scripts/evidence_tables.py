@@ -352,9 +352,11 @@ def all_cores() -> str:
                 f"{row['processor']:.1f}",
                 f"{row['memory']:.0f}",
                 f"{row['memory'] / single['memory']:.2f}",
+                f"{row.get('at once', single['wall']):.1f}",
             ]
         )
     head = ["", "seconds", "times as fast", "processor seconds", "MB", "ratio"]
+    head.append("as many at once, seconds")
     return markdown(head, lines)
 
 

@@ -9,6 +9,11 @@ older checkout) take turns; each figure is the least of its rounds, because othe
 on a machine only adds to it. Memory is that of all processes of an evaluation, with
 shared pages counted once (PSS), in a round of its own.
 
+Two cores of one machine are seldom twice one: they share memory, caches and clock. So
+it is also measured how long as many evaluations take that run at once, each on one
+core and each in a process of its own. What several cores share could not be faster
+than N times the time of one alone, divided by that.
+
 Of one core it is also said which share of the processor time is divided, and two limits
 to the speed on 2, 4, 8 and 16 cores, which are no measurements of so many cores:
 
@@ -31,6 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,6 +184,13 @@ def measure(
     return result
 
 
+def measure_at_once(inputs: list[str], count: int) -> float:
+    """Seconds of the slowest of ``count`` evaluations at once, each in a process."""
+    with ThreadPoolExecutor(count) as pool:
+        running = [pool.submit(measure, inputs, ROOT) for _ in range(count)]
+    return max(float(each.result()["wall"]) for each in running)
+
+
 def _family(pid: int) -> Iterator[int]:
     """A process and its descendants."""
     yield pid
@@ -232,7 +245,7 @@ def compare(
                     inputs(count), checkout, with_memory=number == rounds
                 )
                 if name not in results:
-                    results[name] = measured
+                    results[name] = {"cores": count, **measured}
                     continue
                 best = results[name]
                 if measured["digest"] != best["digest"]:
@@ -242,6 +255,11 @@ def compare(
                     continue
                 for key in ("wall", "processor", "longest"):
                     best[key] = min(best[key], measured[key])
+            for count in counts:
+                if count > 1:
+                    at_once = measure_at_once(inputs(1), count)
+                    best = results[_name(count)]
+                    best["at once"] = min(at_once, best.get("at once", at_once))
         single = results.get(_name(1))
         if single is not None:
             single["limits"] = {}
@@ -289,6 +307,13 @@ def describe(results: dict[str, dict[str, Any]]) -> str:
     if single is not None:
         lines.append(f"{single['divided']:.1%} of the work of one core is divided")
         lines.append("limits, not measurements of so many cores: times as fast at most")
+        for name, result in results.items():
+            if "at once" in result:
+                most = result["cores"] * single["wall"] / result["at once"]
+                lines.append(
+                    f"{name}: {most:.2f} on this machine, where as many evaluations at"
+                    f" once take {result['at once']:.2f} s"
+                )
         for cores, limits in single["limits"].items():
             lines.append(
                 f"{cores:>4} cores: {limits['amdahl']:5.2f} by Amdahl's law,"
