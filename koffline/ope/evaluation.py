@@ -90,7 +90,7 @@ def evaluate(  # noqa: PLR0913
     rows, networks train on a sample of whole episodes; last layers, start states and
     importance weights use all rows. stream: how passes over such a log run. by: a
     feature's name or number, or ``{"segment": labels}`` with one label per episode; the
-    result's ``groups`` then hold the value of each group of start states, by the same
+    result's ``groups`` then hold the value of each group of start states, by
     networks. progress: called with the steps done, all steps and a note. Raises
     KofflineError (DataError, PolicyError, ConfigError) with a message of one line. The
     same arguments give the same result on the same machine; other processors may round
@@ -131,11 +131,10 @@ def evaluate_one_of_several(
     known.check_interval(settings.estimator, settings.interval)
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if by is not None:
-        if settings.estimator == known.AUTO:
-            settings = settings.model_copy(
-                update={"estimator": known.default_head(settings.steps)}
-            )
-        check_by(by, settings.estimator, settings.interval)
+        of_groups = settings.estimator
+        if of_groups == known.AUTO:
+            of_groups = known.default_head(settings.steps)
+        check_by(by, of_groups, settings.interval)
 
     def estimate_by(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:
         with open_workspace(
@@ -194,7 +193,11 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
     verdict = verdict_on(workspace, estimate)
     group_values: tuple[GroupValue, ...] = ()
     if groups is not None:  # each group has a verdict of its own
-        group_values = values_by_group(workspace, groups, estimate)
+        by_networks = estimate
+        if not has_networks:
+            head = known.default_head(workspace.settings.steps)
+            by_networks = run_estimator(workspace, head)
+        group_values = values_by_group(workspace, groups, by_networks)
     estimate = without_guesswork(estimate, verdict)
     shift = None
     if has_networks and estimate.interval is not None:

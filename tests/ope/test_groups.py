@@ -109,6 +109,44 @@ def test_labels_features_and_shards_say_the_same(tmp_path: Path) -> None:
         assert from_disk.value == pytest.approx(in_memory.value, rel=1e-9)
 
 
+def offers_at_random(rows: int = 300) -> koffline.Transitions:
+    """One-step episodes with logged probabilities, of which the default is ``dr``."""
+    random = np.random.default_rng(0)
+    kinds = (np.arange(rows) % 3 == 0).astype(float)
+    offers = random.integers(2, size=rows)
+    states = np.column_stack([kinds, random.normal(size=rows)])
+    return koffline.Transitions(
+        observations=states,
+        actions=offers,
+        rewards=2.0 * kinds + offers + random.normal(size=rows),
+        next_observations=states,
+        terminated=np.ones(rows, dtype=bool),
+        truncated=np.zeros(rows, dtype=bool),
+        episode_ids=np.arange(rows),
+        behavior_log_probabilities=np.full(rows, np.log(0.5)),
+        action_space=koffline.Discrete(2),
+    )
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_groups_do_not_change_the_answer_of_one_step_logs(
+    tmp_path: Path, on_disk: bool
+) -> None:
+    """Where the whole log is valued without networks, groups are valued by them."""
+    log = offers_at_random()
+    if on_disk:
+        log = in_shards(log, tmp_path / "log", 100)
+    settings = {**QUICK, "steps": 300}
+    plain = koffline.evaluate(log, "uniform", **settings)
+    grouped = koffline.evaluate(log, "uniform", **settings, by=0)
+    assert plain.estimator == "dr"
+    for name in ("estimator", "value", "interval", "verdict"):
+        assert getattr(grouped, name) == getattr(plain, name)
+    other, kind = grouped.groups
+    assert kind.interval.holds(2.5)
+    assert other.interval.holds(0.5)
+
+
 def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
     log = discrete_log(600)
     label = np.arange(60) % 2
