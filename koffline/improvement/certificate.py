@@ -58,6 +58,10 @@ _ASSUMPTIONS = (
     "The lower ends of all {count} finalists hold together with {level:.10g}%. They"
     " cover the sampling of {units}, not what the log lacks or no network can express."
 )
+_ASSUMPTIONS_OF_ONE = (
+    "The lower end holds with {level:.10g}%. It covers the sampling of {units}, not what"
+    " the log lacks or no network can express."
+)
 
 
 @dataclass(frozen=True)
@@ -218,18 +222,23 @@ def certify(
 
 
 def certify_cost(
-    log: AnyLog, policy: Policy, finalists: int, settings: EvaluationSettings
+    log: AnyLog,
+    policy: Policy,
+    finalists: int,
+    settings: EvaluationSettings,
+    shared: SharedByPolicies,
 ) -> Cost:
     """The second return of one of ``finalists`` policies, with an upper end that holds
     for all of them together.
 
-    log: the certify part, with costs in place of rewards. Recommended is what is both
+    log: the certify part, with costs in place of rewards. shared: with the costs of
+    other finalists. Recommended is what is both
     better and within the limit, so that the two bounds need no correction for each
     other: a wrong recommendation takes an error of at least one of them, and neither
     alone leads to one with more than 1 − level. Raises KofflineError.
     """
     of_one = settings.model_copy(update={"level": level_of_one(settings, finalists)})
-    estimate = evaluate_one_of_several(log, policy, of_one, SharedByPolicies())
+    estimate = evaluate_one_of_several(log, policy, of_one, shared)
     if estimate.verdict.answer == NOT_ANSWERABLE or estimate.interval is None:
         return Cost(estimate.value, None)
     robust = estimate.diagnostics.get("doubly_robust_value")
@@ -256,11 +265,14 @@ def _certificate(estimate: Estimate, finalists: int, level: float) -> Certificat
             kind = "rows"
             if estimate.n_episodes:
                 kind = "episodes"
+            assumptions = _ASSUMPTIONS
+            if finalists == 1:
+                assumptions = _ASSUMPTIONS_OF_ONE
             interval = dataclasses.replace(
                 of_log.interval.as_measured,
                 low=of_log.interval.as_measured.low + moved,
                 high=of_log.interval.as_measured.high,
-                assumptions=_ASSUMPTIONS.format(
+                assumptions=assumptions.format(
                     count=finalists, level=100.0 * level, units=kind
                 ),
             )

@@ -141,27 +141,36 @@ class Improvement(LogResult):
         """The answer in a sentence, and what it rests on."""
         sure = percent(self.level)
         certify = self.parts.get(CERTIFY, {})
-        size = counted(certify.get("units", 0), self.kind_of_unit)
-        if self.kind_of_unit != "row":
-            size = f"{size} ({counted(certify.get('rows', 0), 'row')})"
+        units = certify.get("units", 0)
+        rows = certify.get("rows", 0)
+        size = counted(units, self.kind_of_unit)
+        if rows != units:
+            size = f"{size} ({counted(rows, 'row')})"
         rests = f"on {size} of the log that took no part in learning or choosing."
         if self.folds > 1:
             rests = (
-                f"on all {size} in {self.folds} folds: each fold for a policy that was"
-                f" learnt and chosen on the others, and {self.folds_are}."
+                f"on all {size}: the log was cut in {self.folds} folds, each tested a"
+                f" policy that was learnt and chosen without it, and {self.folds_are}."
             )
         if self.recommended:
             assert self.interval is not None
             answer = (
                 f"Use {self.name}: it is worth {self.uplift:.4g} more than the policy"
                 f" that wrote the log, at least {self.interval.low:.4g} more with"
-                f" {sure} certainty."
+                f" {sure} certainty{self._of_interval}."
             )
             return (answer, f"Certified {rests}")
         answer = f"Keep the present policy. {_capital(str(self.reason))}."
         if not self.finalists:
             return (answer,)  # the part to certify on was not looked at
         return (answer, f"Tested {rests}")
+
+    @property
+    def _of_interval(self) -> str:
+        """Which interval has the lower end; empty if its level is the end's own."""
+        if self.interval is None or self.interval.level >= self.level:
+            return ""
+        return f" (the lower end of an interval of {percent(self.interval.level)})"
 
     @property
     def not_tried(self) -> tuple[str, ...]:
@@ -207,10 +216,12 @@ class Improvement(LogResult):
         else:
             assert self.reason is not None
             answer = f"keep: {self.reason.kind}"
-        return printable(
-            f"Improvement({answer}; {len(self.finalists)} of {len(self.candidates)}"
-            " candidates certified on)"
+        tried = (
+            f"{len(self.finalists)} of {len(self.candidates)} candidates certified on"
         )
+        if self.folds > 1:
+            tried = f"{len(self.candidates)} candidates in {self.folds} folds"
+        return printable(f"Improvement({answer}; {tried})")
 
     def frame_rows(self) -> list[dict[str, Any]]:
         """A row for each candidate, finalists first."""
@@ -226,6 +237,7 @@ class Improvement(LogResult):
                     **interval_cells(candidate.interval),
                     "certified": candidate.certified,
                     "note": candidate.note or None,
+                    "chosen_by": candidate.chosen_by,
                     "fold": candidate.fold,
                 }
             )

@@ -12,6 +12,7 @@ asymmetry of the folds' intervals.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from koffline.errors import counted, listed
@@ -30,6 +31,7 @@ from koffline.ope.results import (
 )
 from koffline.ope.verdict.sentence import sentence_on_value
 
+_NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 POOLED = "pooled"  # kind of an interval from folds with intervals of different kinds
 _ASSUMPTIONS = (
     "The lower end holds with {level:.10g}% for the mixture of the {folds} folds'"
@@ -278,7 +280,7 @@ def _pooled_reasons(
     reasons = []
     for kind, text in texts.items():
         with_it = [
-            str(number)
+            number
             for number, certificate in enumerate(certificates, 1)
             if any(reason.kind == kind for reason in certificate.verdict.reasons)
         ]
@@ -287,24 +289,36 @@ def _pooled_reasons(
 
 
 def _of_folds(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Texts of all folds, each once with the folds that it is of."""
+    """Texts of all folds, each once with the folds that it is of. Of texts that differ
+    in their numbers alone, the first.
+    """
     by_fold = list(texts)
-    folds: dict[str, list[str]] = {}
+    alike: dict[str, dict[int, str]] = {}  # texts by fold
     for number, of_fold in enumerate(by_fold, 1):
         for text in of_fold:
-            folds.setdefault(text, []).append(str(number))
-    return tuple(
-        _in_folds(text, numbers, len(by_fold)) for text, numbers in folds.items()
-    )
+            without_numbers = _NUMBER.sub("0", text)
+            alike.setdefault(without_numbers, {}).setdefault(number, text)
+    merged = []
+    for of_folds in alike.values():
+        first, text = next(iter(of_folds.items()))
+        of_first = ""
+        if len(set(of_folds.values())) > 1:
+            of_first = f" (numbers of fold {first})"
+        merged.append(_in_folds(text, list(of_folds), len(by_fold), of_first))
+    return tuple(merged)
 
 
-def _in_folds(text: str, numbers: Sequence[str], folds: int) -> str:
-    """The text with the folds that it is of, if not of all."""
-    if len(numbers) == folds:
-        return text
+def _in_folds(text: str, numbers: Sequence[int], folds: int, of_first: str = "") -> str:
+    """The text with the folds that it is of, if not of all. of_first: whose numbers
+    stand in it, or empty.
+    """
     if len(numbers) == 1:
         return f"in fold {numbers[0]}: {text}"
-    return f"in folds {listed(list(numbers), folds)}: {text}"
+    if len(numbers) == folds:
+        if not of_first:
+            return text
+        return f"in every fold{of_first}: {text}"
+    return f"in folds {listed(list(map(str, numbers)), folds)}{of_first}: {text}"
 
 
 def _mean(values: Sequence[float], shares: Sequence[float]) -> float:

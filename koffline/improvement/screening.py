@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,16 @@ class ShareScore:
     cost: float | None = None
 
 
+@dataclass(frozen=True)
+class SharedByCandidates:
+    """What evaluations of several candidates on one log share: of its rewards, and of
+    the costs in their place.
+    """
+
+    rewards: SharedByPolicies = field(default_factory=SharedByPolicies)
+    costs: SharedByPolicies = field(default_factory=SharedByPolicies)
+
+
 def screen(
     log: Transitions,
     candidate: Policy,
@@ -65,14 +75,14 @@ def screen(
     evaluation: EvaluationSettings,
     settings: ImproveSettings,
     cost_log: Transitions | None = None,
-    shared: SharedByPolicies | None = None,
+    shared: SharedByCandidates | None = None,
 ) -> tuple[ShareScore, ...]:
     """Score a candidate at every share of the settings, on the part to choose on.
 
     candidate, clone: the policies that are mixed. evaluation: gamma, seed and device.
-    cost_log: the same rows with costs in place of rewards. shared: with the scores of
-    other candidates on the same rows, to the digit. Raises KofflineError if the networks
-    diverge.
+    cost_log: the same rows with costs in place of rewards. shared: with the scores
+    of other candidates on the same rows, to the digit. Raises KofflineError if the
+    networks diverge.
     """
     screening = evaluation.model_copy(
         update={
@@ -82,11 +92,15 @@ def screen(
             **_REPLICAS,
         }
     )
-    with open_workspace(log, candidate, screening, shared=shared) as workspace:
+    if shared is None:
+        shared = SharedByCandidates()
+    with open_workspace(log, candidate, screening, shared=shared.rewards) as workspace:
         scores = _scores(workspace, clone, settings.shares)
     if cost_log is None:
         return tuple(scores)
-    with open_workspace(cost_log, candidate, screening) as workspace:
+    with open_workspace(
+        cost_log, candidate, screening, shared=shared.costs
+    ) as workspace:
         of_cost = _scores(workspace, clone, settings.shares)
     return tuple(
         dataclasses.replace(score, cost=cost.value)

@@ -47,7 +47,7 @@ from koffline.improvement.portfolio import (
     train_candidate,
 )
 from koffline.improvement.scaling import LogScaling
-from koffline.improvement.screening import ShareScore, screen
+from koffline.improvement.screening import SharedByCandidates, ShareScore, screen
 from koffline.improvement.settings import (
     ImproveSettings,
 )
@@ -55,7 +55,6 @@ from koffline.jobs import Job, run_jobs
 from koffline.ope.groups import By
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.value_functions import counted_rows
-from koffline.ope.workspace import SharedByPolicies
 from koffline.policies import (
     Mixture,
     MixturePart,
@@ -254,7 +253,7 @@ class Search:
         cost_log = None
         if self.cost_logs is not None:
             cost_log = self.cost_logs.choose
-        shared = SharedByPolicies()
+        shared = SharedByCandidates()
         planned = {}
         for name, candidate in trained.candidates.items():
             policy = policy_of(Mixture((candidate,), (1.0,)), name, log)
@@ -310,7 +309,7 @@ class Search:
 
         dropped: gets why a policy could not be evaluated.
         """
-        shared = SharedByPolicies()
+        shared = SharedByCandidates()
         settings = self.evaluation.model_copy(
             update={
                 "steps": self.settings.certifying_steps,
@@ -340,7 +339,7 @@ class Search:
         policy: Policy,
         count: int,
         settings: EvaluationSettings,
-        shared: SharedByPolicies,
+        shared: SharedByCandidates,
     ) -> Certificate:
         """The certificate of one of ``count`` policies, with its constraint."""
         certificate = certify(
@@ -348,13 +347,15 @@ class Search:
             policy,
             count,
             settings,
-            shared,
+            shared.rewards,
             stream=self.stream,
             by=self.by,
         )
         if self.cost_logs is None or self.limit is None:
             return certificate
-        cost = certify_cost(self.cost_logs.certify, policy, count, settings)
+        cost = certify_cost(
+            self.cost_logs.certify, policy, count, settings, shared.costs
+        )
         return dataclasses.replace(
             certificate, cost=cost, cost_limit=self.limit.at_most
         )
@@ -509,7 +510,7 @@ def _choose_job(
     evaluation: EvaluationSettings,
     settings: ImproveSettings,
     cost_log: Transitions | None,
-    shared: SharedByPolicies,
+    shared: SharedByCandidates,
 ) -> None:
     """Score a candidate at every share and write the scores. Raises KofflineError.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,13 @@ from koffline.improvement.budget import Unreached
 from koffline.improvement.certificate import Certificate
 from koffline.improvement.differences import Differences
 from koffline.improvement.keeping import why_keep
-from koffline.improvement.outcome import CandidatePolicy, Improvement
+from koffline.improvement.outcome import CandidatePolicy, Improvement, KeepReason
 from koffline.improvement.parts import CHOOSE, UnitCount
 from koffline.improvement.screening import LEVEL
 from koffline.improvement.search import Scored, Search
 from koffline.ope.groups import By, GroupValues
 from koffline.ope.names import BOOTSTRAP
-from koffline.ope.results import Interval, describe_log
+from koffline.ope.results import Interval, Verdict, describe_log
 from koffline.policies import Mixture, Policy
 
 
@@ -129,13 +130,31 @@ def improvement_of(findings: Findings, search: Search, started: float) -> Improv
         behavior_value=certificate.behavior_value,
         uplift=certificate.uplift,
         interval=certificate.interval,
-        verdict=certificate.verdict,
+        verdict=_verdict_on(leading, certificate, reason),
         reason=reason,
         warnings=certificate.warnings,
         constraint=_cost_of(search, certificate),
         **of_policy,
         **about,
     )
+
+
+def _verdict_on(
+    leading: CandidatePolicy, certificate: Certificate, reason: KeepReason | None
+) -> Verdict:
+    """The verdict on the leading finalist. reason: why it is not recommended, None if it
+    is.
+    """
+    verdict = certificate.verdict
+    if reason is None:
+        return verdict
+    if reason.kind == "log":  # no number from it counts
+        return reason.as_verdict()
+    sentence = (
+        f"The most promising policy, {leading.name}, is not recommended."
+        f" {verdict.sentence}"
+    )
+    return dataclasses.replace(verdict, sentence=sentence)
 
 
 def _is_judged(candidate: CandidatePolicy, findings: Findings) -> bool:

@@ -17,7 +17,7 @@ from koffline.data.disk.log import AnyLog
 from koffline.data.sources import LogMapping, LogSource, open_log, open_log_by
 from koffline.data.spaces import ACTIONS, SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.errors import KofflineError, chance
+from koffline.errors import ConfigError, KofflineError, chance, counted
 from koffline.fitting import Progress
 from koffline.json_types import JsonObject
 from koffline.ope import names as known
@@ -322,6 +322,14 @@ def merge_settings(
     if settings is not None:
         base = settings.model_dump(exclude_unset=True)
     gamma = usual_gamma(transitions, arguments.get("gamma") or base.get("gamma"))
+    if gamma is None and transitions.has_episodes:
+        rows = counted(len(transitions), "row")
+        raise ConfigError(
+            f"gamma is missing, and the {rows} of the log make"
+            f" {counted(transitions.n_episodes, 'episode')}, in which later rewards"
+            f" count less; give the"
+            f" {EvaluationSettings.model_fields['gamma'].description}"
+        )
     merged = make_settings({"gamma": gamma}, base, arguments)
     return merged.model_copy(update={"estimator": name_of(merged.estimator)})
 

@@ -102,17 +102,23 @@ def _trial_words(result: Improvement) -> str:
     if result.folds > 1:
         return (
             f"The log was divided in {result.folds} folds. For each, policies were learnt"
-            f" and chosen on the other folds. {text}. The best one was valued on the"
-            " fold, which it had not seen (clone where none seemed better); the mixture"
-            " draws one of them in every row, and its numbers rest on all folds."
+            f" and chosen on the other folds. {text}. The best one (chosen by its lower"
+            " end there) was valued on the fold, which it had not seen (clone where none"
+            " seemed better); the mixture draws one of them in every row, and its numbers"
+            " rest on all folds."
+        )
+    if len(result.finalists) == 1:
+        return (
+            f"{text}. The one with the largest lower end there (chosen by) went on to the"
+            " part to certify on, and only its numbers count."
         )
     return (
-        f"{text}. The {len(result.finalists)} with the largest lower ends went on to the"
-        " part to certify on, and only its numbers count."
+        f"{text}. The {len(result.finalists)} with the largest lower ends there (chosen"
+        " by) went on to the part to certify on, and only its numbers count."
     )
 
 
-_HEADINGS = ("policy", "part", "uplift", "interval", "certified")
+_HEADINGS = ("policy", "part", "uplift", "interval", "chosen by", "certified")
 
 
 def _cells(candidate: CandidatePolicy, result: Improvement) -> list[str]:
@@ -128,7 +134,10 @@ def _cells(candidate: CandidatePolicy, result: Improvement) -> list[str]:
     ends = "–"
     if candidate.interval is not None:
         ends = words.ends(candidate.interval)
-    return [candidate.name, _part_of(candidate), uplift, ends, answer]
+    low = ""
+    if candidate.stage == CERTIFY and candidate.chosen_by is not None:
+        low = f"{candidate.chosen_by:+.4g}"
+    return [candidate.name, _part_of(candidate), uplift, ends, low, answer]
 
 
 def _part_of(candidate: CandidatePolicy) -> str:
@@ -153,7 +162,10 @@ def _draw(result: Improvement) -> plots.Drawing:
     if not lines:
         lines.append(plots.Line("nothing was tried", None, None))
     xlabel = "uplift over the policy that wrote the log"
-    return plots.draw_intervals(lines, xlabel, [("no change", 0.0)])
+    whole = sum(candidate.fold is None for candidate in result.finalists)
+    return plots.draw_intervals(
+        lines, xlabel, [("no change", 0.0)], whole=max(1, whole)
+    )
 
 
 def _show(result: Improvement, console: Any) -> None:
@@ -161,8 +173,9 @@ def _show(result: Improvement, console: Any) -> None:
     rows = [_cells(candidate, result) for candidate in result.candidates[:_MOST_ROWS]]
     left = len(result.candidates) - len(rows)
     if left > 0:
-        rows.append([f"… {left} {_FURTHER}", "", "", "", ""])
-    print_table(console, "What was tried", _HEADINGS, rows, right=("uplift",))
+        rows.append([f"… {left} {_FURTHER}", *[""] * (len(_HEADINGS) - 1)])
+    right = ("uplift", "chosen by")
+    print_table(console, "What was tried", _HEADINGS, rows, right=right)
     for line in result.sentences:
         console.print(line, soft_wrap=True)
     for line in result.not_tried:

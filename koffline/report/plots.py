@@ -158,16 +158,19 @@ class Line(NamedTuple):
 
 
 def draw_intervals(
-    lines: Sequence[Line], xlabel: str, marks: Sequence[tuple[str, float | None]] = ()
+    lines: Sequence[Line],
+    xlabel: str,
+    marks: Sequence[tuple[str, float | None]] = (),
+    whole: int = 1,
 ) -> Drawing:
     """One line per entry, the first at the top; marks: names and numbers to compare
     with, as vertical lines.
 
-    The axis shows all values and marks, the first estimator's interval, and the other
+    The axis shows all values and marks, the first ``whole`` intervals, and the other
     intervals where they fit; an arrow marks an interval that continues. Certified
     intervals are dashed and have another colour than calibrated ones.
     """
-    window = _window(lines, [mark for _, mark in marks if mark is not None])
+    window = _window(lines, [mark for _, mark in marks if mark is not None], whole)
 
     def draw(axes: Axes) -> None:
         for place, line in enumerate(lines):
@@ -230,8 +233,10 @@ def _draw_interval(
         axes.plot(window[1], y, ">", color=INK, ms=5, clip_on=False)
 
 
-def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float]:
-    """Limits that show all values and marks, the first estimator's interval and the
+def _window(
+    lines: Sequence[Line], marks: Sequence[float], whole: int
+) -> tuple[float, float]:
+    """Limits that show all values and marks, the first ``whole`` intervals and the
     narrower two thirds.
     """
     values = [line.value for line in lines if line.value is not None]
@@ -241,7 +246,7 @@ def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float
     by_width = sorted(intervals, key=lambda interval: interval.width)
     narrow = by_width[: (2 * len(intervals) + 2) // 3]
     shown = [*marks, *values]
-    for interval in [*narrow, *intervals[:1]]:
+    for interval in [*narrow, *intervals[:whole]]:
         shown += [interval.low, interval.high]
     if not shown:  # no line has a value
         return 0.0, 1.0

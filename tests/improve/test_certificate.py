@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import special
@@ -23,8 +25,9 @@ from koffline.improvement.parts import assign_parts, units_for
 from koffline.improvement.screening import ShareScore
 from koffline.improvement.search import Scored, choose_finalists
 from koffline.ope.groups import GroupValue
-from koffline.ope.results import Interval, Reason, Verdict
+from koffline.ope.results import NOT_ANSWERABLE, Interval, Reason, Verdict
 from koffline.ope.workspace import SharedByPolicies
+from tests.improve.worlds import GAMMA, QUICK, chain_log
 
 FAIR = Verdict("supported", (), "The policy is worth 1.")
 
@@ -364,3 +367,47 @@ def test_a_log_with_wrong_probabilities_certifies_nothing(
     issued = certify(offers(stated), policy, 2, quick, SharedByPolicies())
     assert issued.why_not == expected
     assert issued.effective_units == 500.0
+
+
+def test_no_number_of_a_log_with_wrong_probabilities_reads_like_a_gain() -> None:
+    settings = {**QUICK, "candidates": ("kernel_policy_iteration-1",), "shares": (0.5,)}
+    settings |= {"choosing_steps": 100, "certifying_steps": 100, "folds": 5}
+    result = koffline.improve(offers((0.6, 0.3, 0.1)), settings=settings, cores=1)
+    assert result.reason.kind == "log"
+    assert result.verdict.answer == NOT_ANSWERABLE
+    assert [reason.kind for reason in result.verdict.reasons] == ["log"]
+    assert " more than the policy that wrote the log" not in result.verdict.sentence
+
+
+def test_of_what_is_not_recommended_the_verdict_says_so() -> None:
+    result = koffline.improve(
+        offers((1 / 3, 1 / 3, 1 / 3)).select(np.arange(120)),
+        settings={**QUICK, "shares": (0.5,)},
+        cores=1,
+    )
+    assert result.reason.kind in ("size", "support")
+    named = (
+        f"The most promising policy, {result.finalists[0].name}, is not recommended."
+    )
+    assert result.verdict.sentence.startswith(f"{named} The policy is worth")
+
+
+@pytest.mark.parametrize(("level", "of_interval"), [(0.95, "90%"), (0.8, "60%")])
+def test_the_level_of_an_interval_is_said_where_it_is_not_that_of_the_end(
+    level: float, of_interval: str
+) -> None:
+    settings = {**QUICK, "shares": (1.0,)}
+    result = koffline.improve(
+        chain_log(right=0.5).log, gamma=GAMMA, settings=settings, level=level, cores=1
+    )
+    assert result.recommended
+    assert len(result.finalists) == 1
+    certainty = f"at least {result.interval.low:.4g} more with {level:.0%} certainty"
+    of_one = f"{certainty} (the lower end of an interval of {of_interval})."
+    assert result.sentences[0].endswith(of_one)
+    promise = f"The lower end holds with {level:.0%}."
+    assert result.interval.assumptions.startswith(promise)
+    # as of two finalists
+    equal = dataclasses.replace(result.interval, level=level)
+    of_two = dataclasses.replace(result, interval=equal)
+    assert of_two.sentences[0].endswith(f"{certainty}.")

@@ -15,11 +15,12 @@ import pytest
 from scipy import special
 
 import koffline
+from koffline.config import EvaluationSettings
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.hashing import hash_rows
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.improvement import folds as folds_module
-from koffline.improvement import search
+from koffline.improvement import procedure, search
 from koffline.improvement.certificate import Certificate, Cost, certificate_from
 from koffline.improvement.exports import export_mixture
 from koffline.improvement.folds import folds_for
@@ -32,6 +33,8 @@ from koffline.improvement.parts import (
     split_in_three,
 )
 from koffline.improvement.pooling import pooled_certificate, pooled_interval
+from koffline.improvement.screening import SharedByCandidates, screen
+from koffline.improvement.settings import ImproveSettings
 from koffline.improvement.work import work_place
 from koffline.ope.groups import GroupValue
 from koffline.ope.results import Interval, Reason, Verdict
@@ -266,6 +269,28 @@ def test_few_units_in_all_folds_together_certify_nothing() -> None:
     assert pooled(certificates, (0.2,) * 5, enough).passes
 
 
+@pytest.mark.parametrize(
+    ("of_folds", "expected"),
+    [
+        ((("Few: 96 of 240.",),) * 3, "Few: 96 of 240."),
+        (
+            (("Few: 96 of 240.",), (), ("Few: 93 of 240.",)),
+            "in folds 1, 3 (numbers of fold 1): Few: 96 of 240.",
+        ),
+        (
+            (("Few: 1,096.",), ("Few: 7.5.",), ("Few: 12.",)),
+            "in every fold (numbers of fold 1): Few: 1,096.",
+        ),
+        (((), ("Few: 1.",), ()), "in fold 2: Few: 1."),
+    ],
+)
+def test_warnings_that_differ_in_their_numbers_are_one(
+    of_folds: tuple[tuple[str, ...], ...], expected: str
+) -> None:
+    certificates = [issued(0.5, 1.0, warnings=warnings) for warnings in of_folds]
+    assert pooled(certificates, (0.4, 0.3, 0.3)).warnings == (expected,)
+
+
 def test_costs_are_pooled_as_uplifts_are() -> None:
     costs = [Cost(1.0, 1.3, robust=None), Cost(2.0, 2.9, robust=2.1)]
     certificates = [issued(0.5, 1.0, cost=cost, cost_limit=9.0) for cost in costs]
@@ -325,7 +350,8 @@ def test_the_mixture_is_recommended_and_is_better(better) -> None:
     assert result.parts["certify"] == {"rows": 600, "units": 600}
     assert result.parts["train"]["rows"] == 360
     text = str(result)
-    assert "on all 600 episodes (600 rows) in 5 folds" in text
+    assert "on all 600 episodes: the log was cut in 5 folds" in text
+    assert repr(result).endswith(f"; {len(result.candidates)} candidates in 5 folds)")
     certified_on = result.finalists
     assert [item.fold for item in certified_on] == [None, 1, 2, 3, 4, 5]
     frame = result.to_frame()
@@ -424,13 +450,23 @@ def test_a_mixture_of_ten_networks_is_exported(tmp_path: Path, better) -> None:
 def test_groups_and_a_constraint_are_those_of_all_folds() -> None:
     log = offers(300)
     costs = np.where(np.asarray(log.actions) == 2, 1.5, 1.0)
-    result = koffline.improve(
-        log,
-        settings={**FAST, "candidates": ("clone_mode",), "shares": (0.25,)},
-        by={"half": np.arange(300) % 2},
-        constraint={"name": "effort", "costs": costs, "at_most": 1.4},
-        cores=1,
+    plain, result = (
+        koffline.improve(
+            log,
+            settings={**FAST, "candidates": ("clone_mode",), "shares": (0.25,)},
+            cores=1,
+            **further,
+        )
+        for further in (
+            {},
+            {
+                "by": {"half": np.arange(300) % 2},
+                "constraint": {"name": "effort", "costs": costs, "at_most": 1.4},
+            },
+        )
     )
+    # they only add to what is said
+    assert (result.uplift, result.interval) == (plain.uplift, plain.interval)
     # random offers cost 1.17
     assert 1.0 < result.constraint["value"] < 1.4
     assert result.constraint["value"] < result.constraint["high"]
@@ -529,6 +565,50 @@ def test_a_budget_cuts_all_folds_alike(monkeypatch, log) -> None:
     assert entry["name"] == "kernel_policy_iteration-1_round (folds 3, 4, 5)"
     assert "budget" in entry["reason"]
     assert len(result.finalists) in (0, 6)
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_a_budget_never_leads_to_a_second_look_at_folds(
+    monkeypatch, is_better: bool
+) -> None:
+    """A longer budget is offered only if no row to certify on was looked at."""
+    trained = []
+    real = search.train_candidate
+    fitting = folds_module.choose_finalists
+
+    def train(spec, part, steps, seed):
+        trained.append(spec.name)
+        return real(spec, part, steps, seed)
+
+    def clock() -> float:  # the budget ends after the first candidates of all folds
+        if len(trained) < 5:
+            return 0.0
+        return 1e12
+
+    def finalists(*arguments):
+        if is_better:
+            return fitting(*arguments)
+        return []
+
+    monkeypatch.setattr(search, "train_candidate", train)
+    monkeypatch.setattr(search.time, "time", clock)
+    monkeypatch.setattr(folds_module, "choose_finalists", finalists)
+    certify = mock.Mock(wraps=search.certify)
+    monkeypatch.setattr(search, "certify", certify)
+    keep = mock.Mock()
+    monkeypatch.setattr(procedure, "keep_for_resume", keep)
+    # what is known of users says nothing of what they like
+    users = np.random.default_rng(2).normal(size=(300, 2))
+    log = offers(300, observations=users, next_observations=users)
+    result = koffline.improve(log, settings=FAST, cores=1, budget="1h")
+    assert {item["name"] for item in result.dropped} == {
+        "kernel_policy_iteration-1_round"
+    }
+    assert not result.recommended
+    assert certify.called == is_better
+    assert keep.called != is_better
+    assert (result.reason.kind == "budget") != is_better
+    assert ("--resume" in result.reason.remedy) != is_better
 
 
 def test_a_fold_in_which_nothing_could_be_trained_has_its_clone(
@@ -641,3 +721,27 @@ def test_lower_ends_of_null_logs_are_false_as_often_as_promised() -> None:
     false = np.mean(ends.low > ends.truth)
     assert false < 0.025 + 3 * np.sqrt(0.025 * 0.975 / draws)
     assert false > 0.0025  # and not much lower than they must be
+
+
+@pytest.mark.parametrize("with_costs", [False, True])
+def test_scores_are_to_the_digit_what_they_are_alone(with_costs: bool) -> None:
+    log = offers(120)
+    cost_log = None
+    if with_costs:
+        cost_log = log.replace(rewards=1.0 + np.asarray(log.actions) % 2)
+    evaluation = EvaluationSettings(gamma=0.9, cores=1)
+    settings = ImproveSettings(shares=(0.5, 1.0), choosing_steps=60)
+    clone = koffline.load_policy("uniform", koffline.Discrete(3), (2,))
+
+    def scores(action: int, shared: SharedByCandidates | None) -> object:
+        table = np.eye(3)[action]
+        policy = koffline.policies.DiscretePolicy(
+            3, lambda states: np.tile(table, (len(states), 1))
+        )
+        return screen(log, policy, clone, evaluation, settings, cost_log, shared)
+
+    alone = [scores(action, None) for action in range(3)]
+    shared = SharedByCandidates()
+    assert [scores(action, shared) for action in range(3)] == alone
+    assert alone[0] != alone[1]
+    assert all((score.cost is not None) == with_costs for score in alone[0])

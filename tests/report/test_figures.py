@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.figure
 import numpy as np
 import pytest
 
 from koffline import figures
 from koffline.data.sources import write_transitions
+from koffline.ope.results import Interval
 from koffline.policies import save_mlp_policy
+from koffline.report import plots
 from tests.ope.problems import discrete_log
 from tests.refusals import run_cli
 
@@ -217,3 +220,17 @@ def test_settings_of_a_program_are_left_as_they_were():
             assert matplotlib.rcParams["font.size"] == 10.0
             assert not matplotlib.rcParams["text.parse_math"]
         assert dict(matplotlib.rcParams.copy()) == before
+
+
+@pytest.mark.parametrize(("whole", "is_shown"), [(1, False), (2, True)])
+def test_the_first_intervals_are_shown_whole(whole: int, is_shown: bool) -> None:
+    ends = [(1.0, 2.0), (-60.0, 60.0), (1.0, 2.0), (0.5, 2.0)]
+    lines = []
+    for low, high in ends:
+        interval = Interval(low, high, 0.95, "bootstrap")
+        lines.append(plots.Line("name", 1.5, interval))
+    axes = matplotlib.figure.Figure().add_subplot()
+    plots.draw_intervals(lines, "return", whole=whole).draw(axes)
+    left, right = axes.get_xlim()
+    assert (left < -60.0 and right > 60.0) == is_shown
+    assert left < 0.5
