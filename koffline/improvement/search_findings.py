@@ -150,10 +150,7 @@ def _verdict_on(
         return verdict
     if reason.kind == "log":  # no number from it counts
         return reason.as_verdict()
-    sentence = (
-        f"The most promising policy, {leading.name}, is not recommended."
-        f" {verdict.sentence}"
-    )
+    sentence = f"{leading.name} is not recommended. {verdict.sentence}"
     return dataclasses.replace(verdict, sentence=sentence)
 
 

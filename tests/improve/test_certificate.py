@@ -386,9 +386,7 @@ def test_of_what_is_not_recommended_the_verdict_says_so() -> None:
         cores=1,
     )
     assert result.reason.kind in ("size", "support")
-    named = (
-        f"The most promising policy, {result.finalists[0].name}, is not recommended."
-    )
+    named = f"{result.finalists[0].name} is not recommended."
     assert result.verdict.sentence.startswith(f"{named} The policy is worth")
 
 
