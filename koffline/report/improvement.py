@@ -72,17 +72,12 @@ def _meaning(result: Improvement) -> str:
     if result.mixture is None:
         return ""
     if result.folds > 1:
-        return f"{result.name}: {_of_folds(result)}"
+        return (
+            f"It draws the {result.folds} policies in proportion to the sizes of their"
+            " folds. Each acts as a trained network; one with @0.25 in its name does so"
+            " with probability 0.25, otherwise as the learnt copy of the present policy."
+        )
     return f"In every step, {_shares(result)}."
-
-
-def _of_folds(result: Improvement) -> str:
-    """What the mixture of the folds' policies does, in sentences."""
-    return (
-        f"in every row, one of {result.folds} policies is drawn, each with the share that"
-        " its fold has in the log, and acts: a trained network, or with the rest of the"
-        " share in its name the learnt copy of the present policy."
-    )
 
 
 def _trial_words(result: Improvement) -> str:

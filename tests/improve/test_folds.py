@@ -411,7 +411,7 @@ def test_files_hold_the_whole_mixture(better) -> None:
     )
     page = (out / "report.html").read_text()
     assert "The log was divided in 5 folds." in page
-    assert "in every row, one of 5 policies is drawn" in page
+    assert "It draws the 5 policies in proportion to the sizes of their folds." in page
     assert "certify, fold 3" in page
     card = (out / "model_card.md").read_text()
     assert "to train: 360 rows" in card
