@@ -188,7 +188,7 @@ def measure_at_once(inputs: list[str], count: int) -> float:
     """Seconds of the slowest of ``count`` evaluations at once, each in a process."""
     with ThreadPoolExecutor(count) as pool:
         running = [pool.submit(measure, inputs, ROOT) for _ in range(count)]
-    return max(float(each.result()["wall"]) for each in running)
+    return max(float(future.result()["wall"]) for future in running)
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -258,8 +258,8 @@ def compare(
             for count in counts:
                 if count > 1:
                     at_once = measure_at_once(inputs(1), count)
-                    best = results[_name(count)]
-                    best["at once"] = min(at_once, best.get("at once", at_once))
+                    of_count = results[_name(count)]
+                    of_count["at once"] = min(at_once, of_count.get("at once", at_once))
         single = results.get(_name(1))
         if single is not None:
             single["limits"] = {}
@@ -309,9 +309,9 @@ def describe(results: dict[str, dict[str, Any]]) -> str:
         lines.append("limits, not measurements of so many cores: times as fast at most")
         for name, result in results.items():
             if "at once" in result:
-                most = result["cores"] * single["wall"] / result["at once"]
+                times = result["cores"] * single["wall"] / result["at once"]
                 lines.append(
-                    f"{name}: {most:.2f} on this machine, where as many evaluations at"
+                    f"{name}: {times:.2f} on this machine, where as many evaluations at"
                     f" once take {result['at once']:.2f} s"
                 )
         for cores, limits in single["limits"].items():

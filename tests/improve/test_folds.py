@@ -574,7 +574,7 @@ def test_a_budget_never_leads_to_a_second_look_at_folds(
     """A longer budget is offered only if no row to certify on was looked at."""
     trained = []
     real = search.train_candidate
-    fitting = folds_module.choose_finalists
+    choose_finalists = folds_module.choose_finalists
 
     def train(spec, part, steps, seed):
         trained.append(spec.name)
@@ -585,9 +585,9 @@ def test_a_budget_never_leads_to_a_second_look_at_folds(
             return 0.0
         return 1e12
 
-    def finalists(*arguments):
+    def finalists(scored, count, at_most):
         if is_better:
-            return fitting(*arguments)
+            return choose_finalists(scored, count, at_most)
         return []
 
     monkeypatch.setattr(search, "train_candidate", train)
