@@ -84,12 +84,18 @@ def improve(
         raise ConfigError("--resume goes on beside --out; name the folder with --out")
     # after the checks: it imports torch
     from koffline.improvement.procedure import search_better
-    from koffline.improvement.work import work_folder
+    from koffline.improvement.work import is_kept, work_folder, work_place
     from koffline.report.improvement import report_improvement
 
     source: Any = log.source
     if log.stays_on_disk:
         source = log.open()
+    if result.out is not None and not resume and is_kept(result.out):
+        say(
+            f"note: {work_place(result.out)} holds what an earlier search has done;"
+            " this one begins anew (with --resume it would go on)",
+            err=True,
+        )
     try:
         with work_folder(result.out, resume) as folder:
 

@@ -42,11 +42,8 @@ class Unreached:
 
     @property
     def text(self) -> str:
-        """Why they were not trained, and what would reach them."""
-        return (
-            f"{NOT_REACHED}, about {self.budget} would do"
-            f" (--budget {self.budget} --resume --force)"
-        )
+        """Why they were not trained, and what would have reached them."""
+        return f"{NOT_REACHED}, about {self.budget} would do"
 
     def reason(self, before: KeepReason) -> KeepReason:
         """Why to keep the present policy, where no finalist was certified on.

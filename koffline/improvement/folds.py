@@ -357,7 +357,10 @@ def _candidates(
             if certificate is not None and item.name == fold.name:
                 continue
             policy = fold.search.policy(item, fold.trained)
-            not_certified.append(candidate_on_choose(item, policy, fold.number))
+            most_cost = fold.search.most_cost
+            not_certified.append(
+                candidate_on_choose(item, policy, most_cost, fold.number)
+            )
     not_certified.sort(key=lambda item: -low_of(item))
     return [*certified_on, *not_certified]
 

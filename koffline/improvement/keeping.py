@@ -23,6 +23,8 @@ _EXPLORE = (
     " record their probabilities"
 )
 _MORE = "log more episodes, or more varied actions"
+# the note of a candidate that does not keep the constraint, and the kind of the reason
+CONSTRAINT = "constraint"
 _RARE = 0.1  # share of units, in a reason that says what few units miss
 _MOST_TIMES = 1000.0  # as long a log; beyond, nothing is said
 
@@ -55,8 +57,8 @@ def why_keep(
             by_kind.setdefault(candidate.note, []).append(candidate)
     if "log" in by_kind:
         return _of_log(certificates[by_kind["log"][0].name])
-    if "constraint" in by_kind:
-        best = by_kind["constraint"][0]
+    if CONSTRAINT in by_kind:
+        best = by_kind[CONSTRAINT][0]
         return _of_constraint(best.name, certificates[best.name])
     if "size" in by_kind:
         return _of_size(by_kind["size"], certificates, units, kind)
@@ -70,6 +72,14 @@ def why_keep(
             "support",
             f"the log hardly holds what any of {counted(tried, 'mixture')} would do",
             _EXPLORE,
+        )
+    too_costly = [item for item in candidates if item.note == CONSTRAINT]
+    if not by_kind and too_costly:
+        return KeepReason(
+            CONSTRAINT,
+            f"{counted(len(too_costly), 'mixture', 'seems', 'seem')} better on the part"
+            " of the log to choose on, but not within the constraint",
+            "loosen the constraint, or log more of what costs less",
         )
     where = "on the part of the log to choose on"
     if by_kind:
@@ -95,7 +105,7 @@ def _of_constraint(name: str, certificate: Certificate) -> KeepReason:
     if certificate.cost is not None and certificate.cost.high is not None:
         high = f"{certificate.cost.high:.4g}"
     return KeepReason(
-        "constraint",
+        CONSTRAINT,
         f"{name} is better, but the upper end of its cost is {high}, above"
         f" {certificate.cost_limit:.4g}",
         "loosen the constraint, or log more episodes",

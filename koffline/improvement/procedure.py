@@ -68,7 +68,7 @@ from koffline.improvement.work import (
 )
 from koffline.jobs import AUTOMATIC
 from koffline.ope.evaluation import merge_settings
-from koffline.ope.groups import By, check_feature
+from koffline.ope.groups import By, check_groups
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import save_mixture_policy
 from koffline.shown_results import views
@@ -198,10 +198,10 @@ def search_better(  # noqa: PLR0913
     evaluation = merge_settings(
         opened, None, {"gamma": gamma, "level": level, "seed": seed, "cores": cores}
     )
-    _check_groups(by)
     _check_behavior_value(opened)
     wanted_specs(opened, chosen.candidates)
     opened = held_if_small(opened)
+    _check_groups(by, opened)
     if isinstance(by, Mapping):
         check_held(opened, f"by with labels ({next(iter(by))})")
     limit_identity = None
@@ -280,13 +280,17 @@ def _tell_nobody(*_: Any) -> None:
     """Progress that nobody follows."""
 
 
-def _check_groups(by: By | None) -> None:
-    """Raise ConfigError for groups by several columns, or by none."""
+def _check_groups(by: By | None, log: AnyLog) -> None:
+    """Raise ConfigError for groups by several columns, or by none, and for too many of
+    them; DataError for a feature that the log has not.
+    """
     if isinstance(by, Mapping) and len(by) != 1:
         raise ConfigError(
             f"by has {counted(len(by), 'column')}; give one, as in {{'segment':"
             " labels}"
         )
+    if by is not None and isinstance(log, Transitions):
+        check_groups(log, by)
 
 
 def _check_behavior_value(log: AnyLog) -> None:
@@ -320,8 +324,8 @@ def _labels_of_part(by: By | None, parts: LogParts) -> By | None:
     """
     if by is None:
         return None
-    check_feature(parts.choose, by)
     if not isinstance(by, Mapping):
+        check_groups(parts.choose, by)  # of a log on disk, nothing was checked before
         return by
     for name, labels in by.items():
         if len(labels) != len(parts.part_of):
@@ -401,7 +405,7 @@ def _candidates(
                 )
             )
             continue
-        not_certified.append(candidate_on_choose(item, policy))
+        not_certified.append(candidate_on_choose(item, policy, search.most_cost))
     finalists.sort(key=lambda item: (not item.certified, -low_of(item)))
     not_certified.sort(key=lambda item: -low_of(item))
     return [*finalists, *not_certified]

@@ -10,7 +10,7 @@ from typing import Any
 from koffline.improvement.budget import Unreached
 from koffline.improvement.certificate import Certificate
 from koffline.improvement.differences import Differences
-from koffline.improvement.keeping import why_keep
+from koffline.improvement.keeping import CONSTRAINT, why_keep
 from koffline.improvement.outcome import CandidatePolicy, Improvement, KeepReason
 from koffline.improvement.parts import CHOOSE, UnitCount
 from koffline.improvement.screening import LEVEL
@@ -150,7 +150,8 @@ def _verdict_on(
         return verdict
     if reason.kind == "log":  # no number from it counts
         return reason.as_verdict()
-    sentence = f"{leading.name} is not recommended. {verdict.sentence}"
+    kept = f"{leading.name} is not recommended ({reason.kind})"
+    sentence = f"{kept}. {verdict.sentence}"
     return dataclasses.replace(verdict, sentence=sentence)
 
 
@@ -160,10 +161,17 @@ def _is_judged(candidate: CandidatePolicy, findings: Findings) -> bool:
 
 
 def candidate_on_choose(
-    item: Scored, policy: Policy, fold: int | None = None
+    item: Scored, policy: Policy, most_cost: float | None, fold: int | None = None
 ) -> CandidatePolicy:
-    """A mixture that did not go on to be certified. fold: of which it is, from 1."""
+    """A mixture that did not go on to be certified. most_cost: of a constraint. fold: of
+    which it is, from 1.
+    """
     score = item.score
+    note = score.refused
+    seems_better = not score.refused and score.uplift > 0.0
+    costs_more = (score.cost or 0.0) > (most_cost or 0.0)
+    if most_cost is not None and seems_better and costs_more:
+        note = CONSTRAINT
     return CandidatePolicy(
         name=item.name,
         share=score.share,
@@ -171,7 +179,7 @@ def candidate_on_choose(
         value=score.value,
         uplift=score.uplift,
         interval=Interval(score.low, score.high, LEVEL, BOOTSTRAP),
-        note=score.refused,
+        note=note,
         chosen_by=score.low,
         policy=policy,
         fold=fold,

@@ -61,6 +61,11 @@ def work_folder(out: str | Path | None, resume: bool) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def is_kept(out: str | Path) -> bool:
+    """Whether an earlier search lies beside ``out`` that could be gone on with."""
+    return (work_place(out) / _IDENTITY).is_file()
+
+
 def keep_for_resume(folder: Path) -> None:
     """Have what is done kept though the search has a result: a longer budget may go on
     from there.
@@ -97,10 +102,23 @@ def goes_on(folder: Path, identity: Mapping[str, Any]) -> bool:
     except (OSError, ValueError):
         stored = {}
     for name, value in wanted.items():
-        if stored.get(name) != value:
-            there = str(stored.get(name, "not set"))[:40]
+        there = stored.get(name, "not set")
+        here = value
+        if isinstance(there, dict) and isinstance(here, dict):
+            there = _without_equal(there, here)
+            here = _without_equal(value, stored[name])
+        if there != here:
             raise ConfigError(
-                f"{folder} holds another search: {name} is {there} there and"
-                f" {str(value)[:40]} here; leave --resume out, or choose another --out"
+                f"{folder} holds another search: {name} is {str(there)[:60]} there and"
+                f" {str(here)[:60]} here; leave --resume out, or choose another --out"
             )
     return True
+
+
+def _without_equal(entries: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The entries that ``others`` has not, or not with this value."""
+    return {
+        name: value
+        for name, value in entries.items()
+        if name not in others or others[name] != value
+    }

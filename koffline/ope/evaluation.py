@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ def evaluate(  # noqa: PLR0913
     mapping: LogMapping = None,
     action_space: SpaceRequest | None = None,
     initial_observations: np.ndarray | None = None,
-    settings: EvaluationSettings | None = None,
+    settings: EvaluationSettings | Mapping[str, Any] | None = None,
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
     by: By | None = None,
@@ -311,7 +311,9 @@ def _evidence(workspace: Workspace) -> Evidence:
 
 
 def merge_settings(
-    transitions: AnyLog, settings: EvaluationSettings | None, arguments: dict[str, Any]
+    transitions: AnyLog,
+    settings: EvaluationSettings | Mapping[str, Any] | None,
+    arguments: dict[str, Any],
 ) -> EvaluationSettings:
     """Merge settings: explicit arguments win, then ``settings``, then the log's hint,
     then the defaults.
@@ -319,8 +321,10 @@ def merge_settings(
     if arguments.get("estimator") is not None:
         arguments = {**arguments, "estimator": name_of(arguments["estimator"])}
     base: JsonObject = {}
-    if settings is not None:
+    if isinstance(settings, EvaluationSettings):
         base = settings.model_dump(exclude_unset=True)
+    elif settings is not None:
+        base = dict(settings)
     gamma = usual_gamma(transitions, arguments.get("gamma") or base.get("gamma"))
     if gamma is None and transitions.has_episodes:
         rows = counted(len(transitions), "row")
@@ -344,7 +348,7 @@ def estimate_all(  # noqa: PLR0913
     names: str | Estimator | Sequence[str | Estimator] | None = None,
     bounds: bool = True,
     initial_observations: np.ndarray | None = None,
-    settings: EvaluationSettings | None = None,
+    settings: EvaluationSettings | Mapping[str, Any] | None = None,
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
     **options: Any,

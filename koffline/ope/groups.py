@@ -349,12 +349,7 @@ def groups_of(workspace: Workspace, by: By) -> Groups:
         columns["label"] = _labels_of_units(workspace.log, name, labels, units)
     of_units = columns["label"].tolist()
     distinct = sorted(set(of_units), key=_order)
-    if len(distinct) > _MOST_GROUPS:
-        several = f"{len(distinct)} different values among the start states"
-        raise DataError(
-            f"{name} has {several}, more than {_MOST_GROUPS}; make fewer groups of them"
-            " first"
-        )
+    _check_count(name, len(distinct))
     count = int(units.max()) + 1
     codes = np.zeros(count, dtype=np.int64)
     codes[units] = list(map(distinct.index, of_units))
@@ -430,11 +425,27 @@ def _columns(
     return columns
 
 
-def check_feature(log: Transitions, by: By) -> None:
-    """Raise DataError if groups are to be made by a feature that the log has not."""
-    if not isinstance(by, Mapping):
-        first = np.reshape(log.observations[:1], (1, -1))
-        _values_of_feature(first, by, log.metadata.features)
+def check_groups(log: Transitions, by: By) -> None:
+    """Raise DataError if groups are to be made by a feature that the log has not, or
+    ConfigError if there are more than are valued.
+    """
+    if isinstance(by, Mapping):
+        name, values = next(iter(by.items()))
+    else:
+        name = str(by)
+        starts = log.initial_observations()
+        flat = np.reshape(starts, (len(starts), -1))
+        values = _values_of_feature(flat, by, log.metadata.features)
+    _check_count(name, len({_text(value) for value in values}))
+
+
+def _check_count(name: str, groups: int) -> None:
+    """Raise ConfigError for more groups than are valued. name: of the column."""
+    if groups > _MOST_GROUPS:
+        raise ConfigError(
+            f"{name} has {groups} different values among the start states, more than"
+            f" {_MOST_GROUPS}; make fewer groups of them first"
+        )
 
 
 def _values_of_feature(

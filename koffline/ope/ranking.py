@@ -203,7 +203,7 @@ def select_policies(  # noqa: PLR0913
     mapping: LogMapping = None,
     action_space: SpaceRequest | None = None,
     initial_observations: np.ndarray | None = None,
-    settings: EvaluationSettings | None = None,
+    settings: EvaluationSettings | Mapping[str, Any] | None = None,
     stream: StreamSettings | None = None,
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,

@@ -171,6 +171,10 @@ def _show(result: Improvement, console: Any) -> None:
         rows.append([f"… {left} {_FURTHER}", *[""] * (len(_HEADINGS) - 1)])
     right = ("uplift", "chosen by")
     print_table(console, "What was tried", _HEADINGS, rows, right=right)
+    if result.groups:
+        columns = (str(result.by), "start states", "value", "together")
+        cells = words.cells_of_groups(result.groups)
+        print_table(console, f"By {result.by}", columns, cells)
     for line in result.sentences:
         console.print(line, soft_wrap=True)
     for line in result.not_tried:

@@ -165,8 +165,10 @@ def atomic_folder(
     target: Path, force: bool, own_files: Sequence[str]
 ) -> Iterator[Path]:
     """`atomic_file` for a folder; with ``force`` it replaces a folder that holds only
-    ``own_files``.
+    ``own_files``. A link to a folder stays, and the folder is replaced.
     """
+    if target.is_symlink() and target.is_dir():
+        target = target.resolve()
     with atomic_file(target, force, own_files) as temporary:
         temporary.mkdir()
         yield temporary

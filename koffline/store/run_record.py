@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from koffline.errors import DataError
 from koffline.json_types import JsonObject
 from koffline.store.files import (
     check_target,
@@ -236,6 +237,8 @@ def check_results(out: Path, force: bool, marker: str) -> None:
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(out)
+    if out.is_file():
+        raise DataError(f"{out} is a file; name a folder")
     if not out.is_dir() or any(out.iterdir()):
         check_target(out, force, result_files(marker))
 

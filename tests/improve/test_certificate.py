@@ -385,8 +385,8 @@ def test_of_what_is_not_recommended_the_verdict_says_so() -> None:
         settings={**QUICK, "shares": (0.5,)},
         cores=1,
     )
-    assert result.reason.kind in ("size", "support")
-    named = f"{result.finalists[0].name} is not recommended."
+    assert result.reason.kind == "size"
+    named = f"{result.finalists[0].name} is not recommended (size)."
     assert result.verdict.sentence.startswith(f"{named} The policy is worth")
 
 

@@ -19,6 +19,7 @@ from koffline.improvement.budget import budget_of
 from koffline.improvement.constraint import parse_constraint
 from koffline.improvement.settings import make_improve_settings, seconds_of
 from koffline.improvement.work import work_place
+from tests.data.logs import in_shards
 from tests.improve.worlds import GAMMA, QUICK, chain_log
 from tests.refusals import assert_refused, refused, run_cli, succeed
 
@@ -392,6 +393,10 @@ def test_a_refused_command_leaves_no_folder(log: Path, tmp_path: Path) -> None:
         ({"action_space": koffline.Discrete(3)}, "actions is Discrete"),
         ({"seed": 1}, "seed is 0 there and 1 here"),
         ({"level": 0.9}, "level is 0.95 there and 0.9 here"),
+        (
+            {"settings": {**QUICKEST, "choosing_steps": 101}},
+            "settings is {'choosing_steps': 100} there and {'choosing_steps': 101} here",
+        ),
     ],
 )
 def test_whatever_changes_a_search_makes_it_another_one(
@@ -451,6 +456,65 @@ def test_another_search_is_not_gone_on_with(log: Path, tmp_path: Path) -> None:
         run_cli(*list(words))
     ended = run_cli(*[*words, "--seed", 1, "--resume"])
     assert_refused(ended, "holds another search", "seed is 0 there and 1 here")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted_after(patch, "screen")
+        ended = run_cli(*list(words))
+    assert f"{work_place(out)} holds what an earlier search has done" in ended.stderr
+    assert "with --resume it would go on" in ended.stderr
+
+
+def test_a_file_is_no_folder_for_results(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "better"
+    out.write_text("mine")
+    for further in ([], ["--force"]):
+        ended = run_cli("improve", log, "--gamma", GAMMA, "--out", out, *further)
+        assert_refused(ended, f"{out} is a file; name a folder")
+    assert out.read_text() == "mine"
+
+
+def test_a_link_to_a_folder_stays_one(log: Path, tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(real)
+    for further in ([], ["--force"]):
+        succeed("improve", log, "--gamma", GAMMA, "--out", link, *options(), *further)
+        assert link.is_symlink()
+        assert (real / "improvement.json").is_file()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("by", [0, "labels"])
+def test_too_many_groups_are_refused_before_any_work(
+    by: object, lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "fit_clone", None)
+    log = EXACT.log
+    if by == "labels":
+        by = {"number": np.arange(log.n_episodes)}
+    if lazy:
+        log = in_shards(log, tmp_path / "log", 300)
+    with pytest.raises(ConfigError, match=r"different values .* make fewer groups"):
+        koffline.improve(log, gamma=GAMMA, settings=QUICKEST, by=by)
+
+
+@pytest.mark.parametrize("folds", [1, 5])
+def test_a_constraint_that_nothing_keeps_is_the_reason(folds: int) -> None:
+    log = bandit(300)
+    log = log.replace(rewards=log.rewards + 3.0 * np.asarray(log.actions))
+    settings = {**QUICKEST, "candidates": (ITERATION,), "folds": folds}
+    free = {"name": "effort", "costs": np.ones(300), "at_most": 2.0}
+    never = {**free, "at_most": 0.5}
+    plain, kept, broken = (
+        koffline.improve(log, gamma=GAMMA, settings=settings, constraint=limit, cores=1)
+        for limit in (None, free, never)
+    )
+    assert plain.finalists
+    assert kept.uplift == plain.uplift
+    assert broken.reason.kind == "constraint"
+    assert "not within the constraint" in broken.reason.text
+    assert not broken.finalists  # rows to certify on were not looked at
+    assert any(item.note == "constraint" for item in broken.candidates)
 
 
 def test_a_candidate_that_cannot_be_trained_is_dropped_with_a_note() -> None:
@@ -502,8 +566,10 @@ def test_however_short_a_budget_is_the_clone_is_tried(
         assert tried == {"clone_mode"}
         (line,) = result.not_tried
         assert line.startswith(f"not tried: {ITERATION}: not reached by the budget")
-        enough, _, rest = line.rpartition("--budget ")[2].partition(" ")
-        assert rest == "--resume --force)"
+        # rows to certify on were looked at: going on would do so twice
+        assert "--resume" not in line
+        enough, _, rest = line.rpartition("about ")[2].partition(" ")
+        assert rest == "would do"
         assert 5.0 < seconds_of(enough) < 600.0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import koffline
 from koffline.config import EvaluationSettings
-from koffline.errors import KofflineError
+from koffline.errors import ConfigError, KofflineError
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, OVER_EPISODES, WITHOUT_MODEL
 from koffline.ope.networks.fitted_q import fit_value_function
@@ -289,3 +289,13 @@ def test_a_network_that_diverges_leaves_the_others() -> None:
     assert table["kloss"].estimate is None
     assert table["is"].estimate is not None
     assert "diverged" in str(table["kloss"].reason)
+
+
+def test_settings_may_be_a_mapping() -> None:
+    log = discrete_log(60)
+    settings = EvaluationSettings(gamma=0.9, **QUICK)
+    typed = koffline.evaluate(log, SOFT, settings=settings)
+    mapped = koffline.evaluate(log, SOFT, settings={"gamma": 0.9, **QUICK})
+    assert mapped.value == typed.value
+    with pytest.raises(ConfigError, match="step is unknown"):
+        koffline.evaluate(log, SOFT, 0.9, settings={"step": 3})
