@@ -115,10 +115,10 @@ def goes_on(folder: Path, identity: Mapping[str, Any]) -> bool:
     return True
 
 
-def _without_equal(entries: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """The entries that ``others`` has not, or not with this value."""
+def _without_equal(entries: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The entries that ``second`` has not, or not with this value."""
     return {
         name: value
         for name, value in entries.items()
-        if name not in others or others[name] != value
+        if name not in second or second[name] != value
     }

@@ -467,7 +467,8 @@ def test_a_file_is_no_folder_for_results(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "better"
     out.write_text("mine")
     for further in ([], ["--force"]):
-        ended = run_cli("improve", log, "--gamma", GAMMA, "--out", out, *further)
+        words = ["improve", log, "--gamma", GAMMA, "--out", out]
+        ended = run_cli(*[*words, *further])
         assert_refused(ended, f"{out} is a file; name a folder")
     assert out.read_text() == "mine"
 
@@ -478,7 +479,8 @@ def test_a_link_to_a_folder_stays_one(log: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(real)
     for further in ([], ["--force"]):
-        succeed("improve", log, "--gamma", GAMMA, "--out", link, *options(), *further)
+        words = ["improve", log, "--gamma", GAMMA, "--out", link, *options()]
+        succeed(*[*words, *further])
         assert link.is_symlink()
         assert (real / "improvement.json").is_file()
 
