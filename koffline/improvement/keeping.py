@@ -137,6 +137,9 @@ def _of_size(
     few = certificates[best.name].few_units
     if few is not None:
         return _of_few_units(text, few, units, times, kind)
+    reasons = certificates[best.name].verdict.reasons
+    if best.interval.low > 0.0 and reasons:
+        text = f"{text}, but {reasons[0].text}"
     if not 1.0 <= times < _MOST_TIMES:
         return KeepReason("size", text, _MORE)
     remedy = (

@@ -142,6 +142,14 @@ def test_a_reason_of_size_says_how_long_a_log_would_tell() -> None:
     assert "a seems to gain 1, with a lower end of -1" in reason.text
 
 
+def test_a_reason_of_size_says_why_a_lower_end_above_zero_does_not_count() -> None:
+    verdict = Verdict(NOT_ANSWERED, (Reason("interval", NO_SPREAD),))
+    issued = certificate(0.5, 1.0, verdict=verdict)
+    reason = why_keep([finalist("a", issued)], {"a": issued}, units=30, tried=4)
+    assert reason.kind == "size"
+    assert reason.text.endswith(f"with a lower end of 0.5, but {NO_SPREAD}")
+
+
 def test_reasons_in_order() -> None:
     cases = {
         "a": certificate(-3.0, -1.0),
