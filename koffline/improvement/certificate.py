@@ -109,6 +109,14 @@ class Certificate(Record):
     probabilities: tuple[str, ...] = ()
     robust: float | None = None
 
+    def doubting(self, contradicted: tuple[str, ...]) -> Certificate:
+        """With what all rows of the log contradict of its logged probabilities, before
+        what these rows do.
+        """
+        return dataclasses.replace(
+            self, probabilities=(*contradicted, *self.probabilities)
+        )
+
     @property
     def keeps_limit(self) -> bool:
         """Whether the cost is certified to be at most its limit; True without one."""

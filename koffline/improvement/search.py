@@ -37,6 +37,7 @@ from koffline.improvement.certificate import (
 from koffline.improvement.clone import Clone, fit_clone
 from koffline.improvement.constraint import Constraint, CostLogs
 from koffline.improvement.differences import Differences, differences
+from koffline.improvement.logged_chances import contradictions
 from koffline.improvement.mixing import mixture_of, name_of, policy_of
 from koffline.improvement.parts import CERTIFY, LogParts
 from koffline.improvement.portfolio import (
@@ -310,6 +311,10 @@ class Search:
         dropped: gets why a policy could not be evaluated.
         """
         shared = SharedByCandidates()
+        rows = self.log
+        if not isinstance(rows, Transitions):
+            rows = self.parts.choose
+        contradicted = contradictions(rows)
         settings = self.evaluation.model_copy(
             update={
                 "steps": self.settings.certifying_steps,
@@ -324,6 +329,7 @@ class Search:
                 self.tell(number, len(policies), f"{self.label}certifying {name}")
                 try:
                     certificate = self._certificate(policy, count, settings, shared)
+                    certificate = certificate.doubting(contradicted)
                 except ConfigError:
                     raise
                 except KofflineError as error:

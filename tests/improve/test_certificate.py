@@ -20,6 +20,7 @@ from koffline.improvement.certificate import (
 )
 from koffline.improvement.constraint import parse_constraint
 from koffline.improvement.keeping import why_keep
+from koffline.improvement.logged_chances import contradictions
 from koffline.improvement.outcome import CandidatePolicy
 from koffline.improvement.parts import assign_parts, units_for
 from koffline.improvement.screening import ShareScore
@@ -385,6 +386,63 @@ def test_no_number_of_a_log_with_wrong_probabilities_reads_like_a_gain() -> None
     assert result.verdict.answer == NOT_ANSWERABLE
     assert [reason.kind for reason in result.verdict.reasons] == ["log"]
     assert " more than the policy that wrote the log" not in result.verdict.sentence
+
+
+def taken(chances: np.ndarray, said: np.ndarray, seed: int) -> koffline.Transitions:
+    """Rows (N,) whose actions are drawn by ``chances (N, 3)``, and what the log says."""
+    generator = np.random.default_rng(seed)
+    count = len(chances)
+    sums = chances.cumsum(axis=1)
+    actions = (generator.random((count, 1)) > sums).sum(axis=1).clip(0, 2)
+    states = generator.normal(size=(count, 1))
+    return koffline.Transitions(
+        observations=states,
+        actions=actions,
+        rewards=np.zeros(count),
+        next_observations=states,
+        terminated=np.ones(count, bool),
+        truncated=np.zeros(count, bool),
+        episode_ids=np.arange(count),
+        behavior_log_probabilities=np.log(said[np.arange(count), actions]),
+        action_space=koffline.Discrete(3),
+    )
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+def test_logged_probabilities_by_which_actions_were_drawn_are_no_contradiction(
+    spread: float,
+) -> None:
+    logits = spread * np.random.default_rng(1).normal(size=(1000, 3))
+    chances = special.softmax(logits, axis=1)
+    for seed in range(30):
+        assert contradictions(taken(chances, chances, seed)) == ()
+        # rounded to two digits
+        rounded = np.maximum(chances.round(2), 0.01)
+        assert contradictions(taken(chances, rounded, seed)) == ()
+
+
+def test_logged_probabilities_that_are_a_quarter_too_small_are_one() -> None:
+    equal = np.full((1000, 3), 1 / 3)
+    said = np.tile([0.375, 0.375, 0.25], (1000, 1))
+    log = taken(equal, said, 0)
+    (sentence,) = contradictions(log)
+    times = 4.0 * np.mean(np.asarray(log.actions) == 2)
+    assert sentence.startswith(f"Action 2 was taken {times:.3g} times as often")
+    # copies are no further evidence
+    few = log.select(np.arange(100))
+    copies = few.select(np.arange(1000) % 100).replace(episode_ids=np.arange(1000))
+    assert contradictions(few) == ()
+    assert contradictions(copies) == ()
+    issued = certificate(0.1, 1.0).doubting((sentence,))
+    assert issued.why_not == "log"
+    assert sentence in (issued.doubt_of_log or "")
+    assert certificate(0.1, 1.0).doubting(()).passes
+
+
+def test_actions_that_some_states_forbid_are_no_contradiction() -> None:
+    chances = np.full((1000, 3), 1 / 3)
+    chances[:500] = [0.5, 0.5, 0.0]
+    assert contradictions(taken(chances, chances, 0)) == ()
 
 
 def test_of_what_is_not_recommended_the_verdict_says_so() -> None:
