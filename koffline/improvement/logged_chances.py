@@ -38,8 +38,8 @@ def contradictions(log: Transitions) -> tuple[str, ...]:
     weights = rows.row_weights
     actions = np.asarray(rows.actions)
     count = log.action_space.n
-    means = np.bincount(actions, weights=weights * inverse, minlength=count)
-    means /= weights.sum()
+    sums = np.bincount(actions, weights=weights * inverse, minlength=count)
+    means = sums / weights.sum()
     sentences = []
     for action in np.flatnonzero(means > _NOTABLE).tolist():
         ratios = np.where(actions == action, inverse, 0.0)

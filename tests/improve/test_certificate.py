@@ -388,7 +388,7 @@ def test_no_number_of_a_log_with_wrong_probabilities_reads_like_a_gain() -> None
     assert " more than the policy that wrote the log" not in result.verdict.sentence
 
 
-def taken(chances: np.ndarray, said: np.ndarray, seed: int) -> koffline.Transitions:
+def taken(chances: np.ndarray, logged: np.ndarray, seed: int) -> koffline.Transitions:
     """Rows (N,) whose actions are drawn by ``chances (N, 3)``, and what the log says."""
     generator = np.random.default_rng(seed)
     count = len(chances)
@@ -403,7 +403,7 @@ def taken(chances: np.ndarray, said: np.ndarray, seed: int) -> koffline.Transiti
         terminated=np.ones(count, bool),
         truncated=np.zeros(count, bool),
         episode_ids=np.arange(count),
-        behavior_log_probabilities=np.log(said[np.arange(count), actions]),
+        behavior_log_probabilities=np.log(logged[np.arange(count), actions]),
         action_space=koffline.Discrete(3),
     )
 
@@ -423,8 +423,8 @@ def test_logged_probabilities_by_which_actions_were_drawn_are_no_contradiction(
 
 def test_logged_probabilities_that_are_a_quarter_too_small_are_one() -> None:
     equal = np.full((1000, 3), 1 / 3)
-    said = np.tile([0.375, 0.375, 0.25], (1000, 1))
-    log = taken(equal, said, 0)
+    logged = np.tile([0.375, 0.375, 0.25], (1000, 1))
+    log = taken(equal, logged, 0)
     (sentence,) = contradictions(log)
     times = 4.0 * np.mean(np.asarray(log.actions) == 2)
     assert sentence.startswith(f"Action 2 was taken {times:.3g} times as often")
