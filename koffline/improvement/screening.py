@@ -57,6 +57,17 @@ class ShareScore:
     refused: str = ""
     cost: float | None = None
 
+    @property
+    def seems_better(self) -> bool:
+        """Whether it seems better than the behavior policy, and the log answers."""
+        return self.uplift > 0.0 and not self.refused
+
+    def keeps(self, most_cost: float | None) -> bool:
+        """Whether the second return seems to be at most that; True without a
+        constraint.
+        """
+        return most_cost is None or self.cost is None or self.cost <= most_cost
+
 
 @dataclass(frozen=True)
 class SharedByCandidates:

@@ -37,7 +37,7 @@ from koffline.improvement.certificate import (
 from koffline.improvement.clone import Clone, fit_clone
 from koffline.improvement.constraint import Constraint, CostLogs
 from koffline.improvement.differences import Differences, differences
-from koffline.improvement.logged_chances import contradictions
+from koffline.improvement.logged_probabilities import contradictions
 from koffline.improvement.mixing import mixture_of, name_of, policy_of
 from koffline.improvement.parts import CERTIFY, LogParts
 from koffline.improvement.portfolio import (
@@ -463,10 +463,8 @@ def choose_finalists(
     finalists: list[Scored] = []
     for item in ranked:
         of_same = [rival for rival in finalists if rival.candidate == item.candidate]
-        is_better = item.score.uplift > 0.0 and not item.score.refused
-        if at_most is not None and item.score.cost is not None:
-            is_better = is_better and item.score.cost <= at_most
-        if is_better and len(of_same) < _MOST_OF_ONE and len(finalists) < count:
+        may_be_better = item.score.seems_better and item.score.keeps(at_most)
+        if may_be_better and len(of_same) < _MOST_OF_ONE and len(finalists) < count:
             finalists.append(item)
     return finalists
 

@@ -168,9 +168,7 @@ def candidate_on_choose(
     """
     score = item.score
     note = score.refused
-    seems_better = not score.refused and score.uplift > 0.0
-    costs_more = (score.cost or 0.0) > (most_cost or 0.0)
-    if most_cost is not None and seems_better and costs_more:
+    if score.seems_better and not score.keeps(most_cost):
         note = CONSTRAINT
     return CandidatePolicy(
         name=item.name,

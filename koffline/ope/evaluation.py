@@ -331,7 +331,7 @@ def merge_settings(
         raise ConfigError(
             f"gamma is missing, and the {rows} of the log make"
             f" {counted(transitions.n_episodes, 'episode')}, in which later rewards"
-            f" count less; give the"
+            " count less; give the"
             f" {EvaluationSettings.model_fields['gamma'].description}"
         )
     merged = make_settings({"gamma": gamma}, base, arguments)

@@ -20,7 +20,7 @@ from koffline.improvement.certificate import (
 )
 from koffline.improvement.constraint import parse_constraint
 from koffline.improvement.keeping import why_keep
-from koffline.improvement.logged_chances import contradictions
+from koffline.improvement.logged_probabilities import contradictions
 from koffline.improvement.outcome import CandidatePolicy
 from koffline.improvement.parts import assign_parts, units_for
 from koffline.improvement.screening import ShareScore
