@@ -59,8 +59,8 @@ _ASSUMPTIONS = (
     " cover the sampling of {units}, not what the log lacks or no network can express."
 )
 _ASSUMPTIONS_OF_ONE = (
-    "The lower end holds with {level:.10g}%. It covers the sampling of {units}, not what"
-    " the log lacks or no network can express."
+    "The lower end holds with {level:.10g}%. It covers the sampling of {units}, not"
+    " what the log lacks or no network can express."
 )
 
 

@@ -1,8 +1,8 @@
 """Whether logged probabilities of actions fit how often the actions were taken.
 
-Over the rows that take action a, the mean of 1 / β(a | x) over all rows is 1 if β drew
-the actions, and less where a cannot be taken in some states. More than 1 is a
-contradiction. No policy and no reward is part of it, so that all rows of a log may be
+The sum of 1 / β(a | x) over the rows that take action a, divided by the number of all
+rows, is 1 on average if β drew the actions, and less where a cannot be taken in some
+states. More than 1 is a contradiction. No policy and no reward is part of it, so that all rows of a log may be
 asked, and small deviations are seen that a part of the rows does not show.
 """
 
@@ -50,8 +50,8 @@ def contradictions(log: Transitions) -> tuple[str, ...]:
         p_value = special.ndtr(-excess.sum() / root)
         if p_value < _P_VALUE / count:
             sentences.append(
-                f"Action {action} was taken {means[action]:.3g} times as often as its logged"
-                f" probabilities say (± {root / weights.sum():.2g}): they are not those"
-                " by which the actions were drawn"
+                f"Action {action} was taken {means[action]:.3g} times as often as its"
+                f" logged probabilities say (± {root / weights.sum():.2g}): they are not"
+                " those by which the actions were drawn"
             )
     return tuple(sentences)

@@ -142,8 +142,8 @@ def improvement_of(findings: Findings, search: Search, started: float) -> Improv
 def _verdict_on(
     leading: CandidatePolicy, certificate: Certificate, reason: KeepReason | None
 ) -> Verdict:
-    """The verdict on the leading finalist. reason: why it is not recommended, None if it
-    is.
+    """The verdict on the leading finalist. reason: why it is not recommended, None if
+    it is.
     """
     verdict = certificate.verdict
     if reason is None:
@@ -163,8 +163,8 @@ def _is_judged(candidate: CandidatePolicy, findings: Findings) -> bool:
 def candidate_on_choose(
     item: Scored, policy: Policy, most_cost: float | None, fold: int | None = None
 ) -> CandidatePolicy:
-    """A mixture that did not go on to be certified. most_cost: of a constraint. fold: of
-    which it is, from 1.
+    """A mixture that did not go on to be certified. most_cost: of a constraint. fold:
+    of which it is, from 1.
     """
     score = item.score
     note = score.refused

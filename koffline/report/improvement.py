@@ -75,7 +75,8 @@ def _meaning(result: Improvement) -> str:
         return (
             f"It draws the {result.folds} policies in proportion to the sizes of their"
             " folds. Each acts as a trained network; one with @0.25 in its name does so"
-            " with probability 0.25, otherwise as the learnt copy of the present policy."
+            " with probability 0.25, otherwise as the learnt copy of the present"
+            " policy."
         )
     return f"In every step, {_shares(result)}."
 
