@@ -2,8 +2,9 @@
 
 The sum of 1 / β(a | x) over the rows that take action a, divided by the number of all
 rows, is 1 on average if β drew the actions, and less where a cannot be taken in some
-states. More than 1 is a contradiction. No policy and no reward is part of it, so that all rows of a log may be
-asked, and small deviations are seen that a part of the rows does not show.
+states. More than 1 is a contradiction. No policy and no reward is part of it, so that
+all rows of a log may be asked, and small deviations are seen that a part of the rows
+does not show.
 """
 
 from __future__ import annotations
